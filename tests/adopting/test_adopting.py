@@ -23,8 +23,7 @@ transformers = pytest.importorskip("transformers", reason="tiny models are made 
 
 from tests.adopting.newcomer import NewcomerConfig, NewcomerModel  # noqa: E402
 from weightscope.adopting import newcomers  # noqa: E402
-from weightscope.adopting.adopt import PROOF, Adopted, adopt, misread  # noqa: E402
-from weightscope.adopting.row_source import as_stanza  # noqa: E402
+from weightscope.adopting.adopt import PROOF, Adopted, adopt, as_stanza, misread  # noqa: E402
 from weightscope.adopting.tiny_models import SIZES  # noqa: E402
 from weightscope.adopting.trial import at_work  # noqa: E402
 

@@ -32,17 +32,17 @@ def written(config: Any) -> dict[str, Any]:
 
 def derived(make: Any, usual: Mapping[str, Any]) -> set[str]:
     """The keys that become others where sizes do."""
-    found: set[str] = set()
+    read_keys: set[str] = set()
     for meaning, times in LARGER.items():
         for key in KEYS[meaning]:
             if type(usual.get(key)) is int:
                 with suppress(Exception):
                     made = written(make(**{key: times * usual[key]}))
-                    found |= {name for name in usual if name != key and made.get(name) != usual[name]}
+                    read_keys |= {name for name in usual if name != key and made.get(name) != usual[name]}
     with suppress(Exception):  # and where half-tied or sharded settings are others
         made = written(make(tie_word_embeddings=not usual["tie_word_embeddings"]))
-        found |= {name for name in usual if name != "tie_word_embeddings" and made.get(name) != usual[name]}
-    return found
+        read_keys |= {name for name in usual if name != "tie_word_embeddings" and made.get(name) != usual[name]}
+    return read_keys
 
 
 def tables() -> dict[str, Any]:
@@ -67,8 +67,8 @@ def tables() -> dict[str, Any]:
                 values[key][json.dumps(usual[key])].append(kind)
         if make.attribute_map:
             names[kind] = dict(make.attribute_map)
-    joined = {key: {value: " ".join(own) for value, own in sorted(these.items())} for key, these in values.items()}
-    follow = {key: " ".join(own) for key, own in sorted(of_others.items())}
+    joined = {key: {value: " ".join(kinds) for value, kinds in sorted(these.items())} for key, these in values.items()}
+    follow = {key: " ".join(kinds) for key, kinds in sorted(of_others.items())}
     return {"values": dict(sorted(joined.items())), "derived": follow, "names": names}
 
 

@@ -38,10 +38,10 @@ def inner(config: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]
     """The keys that lead to each part of a config, with dots between them, and its model_type."""
     for key, part in config.items():
         if isinstance(part, Mapping):
-            own = f"{path}.{key}" if path else key
+            here = f"{path}.{key}" if path else key
             if isinstance(part.get("model_type"), str) and part["model_type"]:
-                yield own, part["model_type"]
-            yield from inner(part, own)
+                yield here, part["model_type"]
+            yield from inner(part, here)
 
 
 def sizes(make: Any, keys: set[str]) -> dict[str, int]:
@@ -54,10 +54,10 @@ def sizes(make: Any, keys: set[str]) -> dict[str, int]:
         if type(config.get(key)) is int
     }
     try:
-        other = make(**larger).to_dict()
+        number = make(**larger).to_dict()
     except Exception:  # its sizes hang together; those that are not made of others are known all the same
-        other = {}
-    kept = (key for key in sorted(keys & config.keys()) if key in larger or other.get(key) == config[key])
+        number = {}
+    kept = (key for key in sorted(keys & config.keys()) if key in larger or number.get(key) == config[key])
     return {key: config[key] for key in kept if type(config[key]) is int}
 
 
@@ -81,40 +81,40 @@ def values(model_type: str, keys: set[str]) -> dict[str, Any]:
 def names(make: Any, keys: set[str]) -> dict[str, str]:
     """The names of sizes that a class knows, each with the one that it stores the size under; "" makes another size."""
     usual = make().to_dict()
-    found = {key: key for key in sorted(keys & usual.keys())} | dict(type(make()).attribute_map)
-    for key in sorted(keys - found.keys()):  # what only the constructor knows: older names
-        for other in (7, 96):
+    known_names = {key: key for key in sorted(keys & usual.keys())} | dict(type(make()).attribute_map)
+    for key in sorted(keys - known_names.keys()):  # what only the constructor knows: older names
+        for number in (7, 96):
             with suppress(Exception):
-                made = make(**{key: other}).to_dict()
-                changed = [name for name in found if name in usual and usual[name] != made.get(name)]
+                made = make(**{key: number}).to_dict()
+                changed = [name for name in known_names if name in usual and usual[name] != made.get(name)]
                 if changed:
-                    found[key] = next((name for name in changed if made.get(name) == other), "")
-    return {key: stored for key, stored in found.items() if key in keys or stored in keys}
+                    known_names[key] = next((name for name in changed if made.get(name) == number), "")
+    return {key: stored for key, stored in known_names.items() if key in keys or stored in keys}
 
 
 def rotary(make: Any) -> dict[str, Any]:
     """The rotary parameters that a class gives a config without any, before bases and shares at the top are taken."""
     given = getattr(make(), "rope_parameters", None) or {}
     nested = any(isinstance(value, Mapping) for value in given.values())
-    own = {"": dict(given)} if not nested else {name: value and dict(value) for name, value in given.items()}
+    here = {"": dict(given)} if not nested else {name: value and dict(value) for name, value in given.items()}
     tops = {"rope_theta": 37.0, "rotary_emb_base": 37.0, "partial_rotary_factor": 0.125, "rotary_pct": 0.125}
-    for (top, other), key in zip(tops.items(), ("rope_theta",) * 2 + ("partial_rotary_factor",) * 2, strict=True):
+    for (top, number), key in zip(tops.items(), ("rope_theta",) * 2 + ("partial_rotary_factor",) * 2, strict=True):
         with suppress(Exception):
-            made = make(**{top: other}).rope_parameters
-            for name, entry in own.items():
-                if entry and (made[name] if nested else made).get(key) == other:
+            made = make(**{top: number}).rope_parameters
+            for name, entry in here.items():
+                if entry and (made[name] if nested else made).get(key) == number:
                     entry.pop(key, None)
     if nested:
-        return own
-    return {} if set(own[""]) <= {"rope_type"} and own[""].get("rope_type") in ("default", "axial") else own[""]
+        return here
+    return {} if set(here[""]) <= {"rope_type"} and here[""].get("rope_type") in ("default", "axial") else here[""]
 
 
 def own_parts(keys: set[str]) -> Iterator[tuple[str, Any]]:
     """What makes the parts of wrappers that no model_type's class makes so, by the wrapper's and the keys there."""
     for model_type, make in CONFIG_MAPPING.items():
         with suppress(Exception):
-            whole = make()
-            for path, part in vars(whole).items():
+            usual_config = make()
+            for path, part in vars(usual_config).items():
                 if isinstance(part, transformers.PreTrainedConfig):
                     known = part.model_type in CONFIG_MAPPING and type(part) is CONFIG_MAPPING[part.model_type]
                     made = partial(_part, make, path, {"model_type": part.model_type} if part.model_type else {})
@@ -122,20 +122,20 @@ def own_parts(keys: set[str]) -> Iterator[tuple[str, Any]]:
                         yield f"{model_type}.{path}", made
 
 
-def _part(make: Any, path: str, said: Mapping[str, Any], **values: Any) -> Any:
+def _part(make: Any, path: str, given_values: Mapping[str, Any], **values: Any) -> Any:
     """One part of a wrapper whose config says these values of it."""
-    return getattr(make(**{path: {**said, **values}}), path)
+    return getattr(make(**{path: {**given_values, **values}}), path)
 
 
 def defaults() -> dict[str, dict[str, Any]]:
     """What the file holds: {model_type: {"sizes": ..., "parts": ..., "values": ..., "names": ..., "rope": ...}}."""
-    keys, known, found = size_keys(), json.loads(FILE.read_text(encoding="utf-8")), {}
+    keys, known, known_names = size_keys(), json.loads(FILE.read_text(encoding="utf-8")), {}
     named = keys | {key for names in KEYS.values() for key in names}
     read = {kind for row in FAMILIES for kind in row.types}
     read |= {inner for kind in read for inner in known.get(kind, {}).get("parts", {}).values()}
     for model_type in CONFIG_MAPPING:
         try:
-            own = {
+            here = {
                 "sizes": sizes(CONFIG_MAPPING[model_type], keys),
                 "parts": dict(inner(CONFIG_MAPPING[model_type]().to_dict())),
                 "values": values(model_type, value_keys(model_type, known)),
@@ -145,12 +145,12 @@ def defaults() -> dict[str, dict[str, Any]]:
         except Exception as error:  # one that cannot be made without arguments, or without another library
             print(f"{model_type}: {' '.join(str(error).split())[:100]}")
             continue
-        found[model_type] = {name: value for name, value in own.items() if value}
+        known_names[model_type] = {name: value for name, value in here.items() if value}
     nested = {f"{kind}.{row.part}" for row in FAMILIES for kind in row.types}
     for path, make in own_parts(keys):
         if path in nested:
-            found[path] = {"sizes": sizes(make, keys), "names": names(make, named)}
-    return {model_type: found[model_type] for model_type in sorted(found) if found[model_type]}
+            known_names[path] = {"sizes": sizes(make, keys), "names": names(make, named)}
+    return {model_type: known_names[model_type] for model_type in sorted(known_names) if known_names[model_type]}
 
 
 if __name__ == "__main__":

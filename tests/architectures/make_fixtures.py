@@ -77,22 +77,22 @@ def expected(case: Case, model: torch.nn.Module) -> dict[str, np.ndarray]:
     handed = [*entering, entering[-1]] if case.stream else [state.numpy() for state in result.hidden_states]
     states = [state.reshape(-1, state.shape[-1]) for state in handed]
     n = len(states[0])
-    found = {"tokens": inputs["input_ids"][0].numpy()} if "input_ids" in inputs else {}
+    arrays = {"tokens": inputs["input_ids"][0].numpy()} if "input_ids" in inputs else {}
     calls = [call for call in calls if call[0].shape[-2] == n]
     # Differential attention asks for every map twice.
-    calls = [one for i, one in enumerate(calls) if not i or not np.array_equal(one[0], calls[i - 1][0])]
+    calls = [made for i, made in enumerate(calls) if not i or not np.array_equal(made[0], calls[i - 1][0])]
     config = getattr(model.config, f"{case.tower}_config", model.config)
     config = getattr(config, "text_config", config)
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * (len(states) - 1)
     layers = [i for i, kind in enumerate(kinds) if kind not in {"linear_attention", "moe", "mlp", "conv"}]
     assert len(calls) == len(outputs) == len(layers) >= 2, (len(calls), len(outputs), len(layers))
     for layer, (scores, attention), output in zip(layers, calls, outputs, strict=True):
-        found[f"x{layer}"] = states[layer]
-        found[f"scores{layer}"] = np.where(scores < MASKED, -np.inf, scores)[..., :n]
-        found[f"attention{layer}"] = attention[..., :n]
+        arrays[f"x{layer}"] = states[layer]
+        arrays[f"scores{layer}"] = np.where(scores < MASKED, -np.inf, scores)[..., :n]
+        arrays[f"attention{layer}"] = attention[..., :n]
         channels_first = output.shape[1:] == (n,) != output.shape[:1]  # of a convolution
-        found[f"output{layer}"] = output.T if channels_first else output.reshape(n, -1)
-    return found
+        arrays[f"output{layer}"] = output.T if channels_first else output.reshape(n, -1)
+    return arrays
 
 
 def make(case: Case, folder: Path) -> None:

@@ -68,7 +68,7 @@ PLAIN, PADDED = "hidden_states", "input"
 
 def bart_like(norm_first: bool) -> tuple[Stack, ...]:
     """The three stacks of BART and Whisper, whose streams enter attention or the norm before it."""
-    stream = (lambda at: (f"{at}_layer_norm", PADDED)) if norm_first else (lambda at: (at, PLAIN))
+    stream = (lambda module: (f"{module}_layer_norm", PADDED)) if norm_first else (lambda module: (module, PLAIN))
     return (
         stack("encoder", 1, SELF.format("en"), stream(SELF.format("en"))),
         stack("decoder", 1, SELF.format("de"), stream(SELF.format("de"))),
@@ -165,10 +165,11 @@ class Seen:
 
     def _after(self, name: str) -> Any:
         def hook(module: Any, args: Any, output: Any) -> None:
-            arrays = [one for one in output if isinstance(one, torch.Tensor)] if isinstance(output, tuple) else [output]
+            outputs = output if isinstance(output, tuple) else (output,)
+            arrays = [array for array in outputs if isinstance(array, torch.Tensor)]
             if arrays and isinstance(arrays[0], torch.Tensor) and arrays[0].ndim == 3:
                 self.gave[name] = arrays[0][0].numpy().copy()
-            maps = [one for one in arrays if isinstance(one, torch.Tensor) and one.ndim == 4]
+            maps = [array for array in arrays if isinstance(array, torch.Tensor) and array.ndim == 4]
             if maps:
                 self.attention[name] = maps[-1][0].numpy().copy()  # T5 hands out its bias before
 
@@ -193,12 +194,16 @@ def of_model(name: str) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str
     with torch.no_grad():
         model(**inputs, output_attentions=True)
     expected = {}
-    for one in stacks:
-        arrays = {"x": seen.given[one.stream], "attention": seen.attention[one.attends]}
-        output = one.attends if not one.attends.endswith(".self") else one.attends.removesuffix("self") + "output.dense"
+    for stack in stacks:
+        arrays = {"x": seen.given[stack.stream], "attention": seen.attention[stack.attends]}
+        output = (
+            stack.attends
+            if not stack.attends.endswith(".self")
+            else stack.attends.removesuffix("self") + "output.dense"
+        )
         arrays["output"] = seen.gave[output]
-        arrays |= {key: np.hstack([seen.given[given] for given in parts]) for key, parts in one.more.items()}
-        expected |= {f"{one.tower}.{one.layer}.{key}": array for key, array in arrays.items()}
+        arrays |= {key: np.hstack([seen.given[given] for given in parts]) for key, parts in stack.more.items()}
+        expected |= {f"{stack.tower}.{stack.layer}.{key}": array for key, array in arrays.items()}
     with tempfile.TemporaryDirectory() as scratch:  # save_pretrained renames some tensors
         model.save_pretrained(scratch)
         tensors = load_file(Path(scratch) / "model.safetensors")
@@ -209,16 +214,16 @@ def of_model(name: str) -> tuple[dict[str, Any], dict[str, np.ndarray], dict[str
 @contextmanager
 def softmaxes() -> Iterator[list[np.ndarray]]:
     """The results of every softmax meanwhile."""
-    found: list[np.ndarray] = []
+    entered: list[np.ndarray] = []
     softmax = torch.nn.functional.softmax
 
     def watched(scores: Any, *args: Any, **kwargs: Any) -> Any:
-        found.append(softmax(scores, *args, **kwargs).numpy().copy())
+        entered.append(softmax(scores, *args, **kwargs).numpy().copy())
         return softmax(scores, *args, **kwargs)
 
     torch.nn.functional.softmax = watched
     try:
-        yield found
+        yield entered
     finally:
         torch.nn.functional.softmax = softmax
 

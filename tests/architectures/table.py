@@ -27,27 +27,27 @@ HEADER = ("family", "model_type", "scores", "values", "rotation or position term
 def fixtures_of(row: Family) -> list[Fixture]:
     """The fixtures that a row reads."""
     opened = (fixture(name) for name in NAMES)
-    return [it for it in opened if (it.model.family.name, it.model.family.tower) == (row.name, row.tower)]
+    return [tiny for tiny in opened if (tiny.model.family.name, tiny.model.family.tower) == (row.name, row.tower)]
 
 
-def layers_of(found: list[Fixture]) -> Iterator[tuple[Fixture, Layer]]:
+def layers_of(tinies: list[Fixture]) -> Iterator[tuple[Fixture, Layer]]:
     """Every attention layer of some fixtures."""
-    for it in found:
-        for index in it.layers:
-            yield it, it.model.layer(index)
+    for tiny in tinies:
+        for index in tiny.layers:
+            yield tiny, tiny.model.layer(index)
 
 
-def error_of_scores(it: Fixture, layer: Layer) -> float:
+def error_of_scores(tiny: Fixture, layer: Layer) -> float:
     """Largest difference from the eager model's attention."""
-    scores, expected = layer.scores(it.arrays[f"x{layer.index}"]), it.arrays[f"scores{layer.index}"]
+    scores, expected = layer.scores(tiny.arrays[f"x{layer.index}"]), tiny.arrays[f"scores{layer.index}"]
     attention = softmax(np.where(np.isfinite(expected), scores, -np.inf), layer.sinks)
-    return float(np.abs(attention - it.arrays[f"attention{layer.index}"]).max())
+    return float(np.abs(attention - tiny.arrays[f"attention{layer.index}"]).max())
 
 
-def error_of_values(it: Fixture, layer: Layer) -> float:
+def error_of_values(tiny: Fixture, layer: Layer) -> float:
     """Largest difference from the eager model's output, relative to its largest number."""
-    output, attention = it.arrays[f"output{layer.index}"], it.arrays[f"attention{layer.index}"]
-    return float(np.abs(layer.output(attention, it.arrays[f"x{layer.index}"]) - output).max() / np.abs(output).max())
+    output, attention = tiny.arrays[f"output{layer.index}"], tiny.arrays[f"attention{layer.index}"]
+    return float(np.abs(layer.output(attention, tiny.arrays[f"x{layer.index}"]) - output).max() / np.abs(output).max())
 
 
 def bound(error: float) -> str:
@@ -55,28 +55,28 @@ def bound(error: float) -> str:
     return f"< 1e{ceil(log10(max(error, 1e-7)))}"
 
 
-def rotation_of(found: list[Fixture]) -> str:
+def rotation_of(tinies: list[Fixture]) -> str:
     """How positions enter attention."""
-    said: list[str] = []
-    for it, layer in layers_of(found):
-        rotation, kinds = layer.rotation, it.model.config.rope
+    words: list[str] = []
+    for tiny, layer in layers_of(tinies):
+        rotation, kinds = layer.rotation, tiny.model.config.rope
         if isinstance(rotation, GridRotation):
-            said.append("RoPE by row and column")
-            said += ["class and registers unrotated"] if rotation.prefix or rotation.suffix else []
+            words.append("RoPE by row and column")
+            words += ["class and registers unrotated"] if rotation.prefix or rotation.suffix else []
         elif rotation is not None:
-            said.append("interleaved RoPE" if rotation.interleaved else "RoPE")
-            if 2 * len(rotation.frequencies) < it.model.config.head_dim:
-                said.append("partial")
-            kind = kinds[it.model.config.layer_types[layer.index]]["rope_type"]
-            said += [kind] if kind != "default" else []
+            words.append("interleaved RoPE" if rotation.interleaved else "RoPE")
+            if 2 * len(rotation.frequencies) < tiny.model.config.head_dim:
+                words.append("partial")
+            kind = kinds[tiny.model.config.layer_types[layer.index]]["rope_type"]
+            words += [kind] if kind != "default" else []
         elif kinds:
-            said.append("none in some layers")
+            words.append("none in some layers")
         if layer.additive is not None:
-            said.append(BIASES[type(layer.additive)])
+            words.append(BIASES[type(layer.additive)])
         thetas = {given["rope_theta"] for given in kinds.values() if given.has("rope_theta")}
-        said += ["a base for each layer type"] if len(thetas) > 1 else []
-    learned = any(it.model.positions is not None for it in found)
-    return ", ".join(dict.fromkeys(said + ["learned positions"] * learned)) or "none"
+        words += ["a base for each layer type"] if len(thetas) > 1 else []
+    learned = any(tiny.model.positions is not None for tiny in tinies)
+    return ", ".join(dict.fromkeys(words + ["learned positions"] * learned)) or "none"
 
 
 def norm_in_words(norm: StoredNorm | None) -> str:
@@ -88,32 +88,32 @@ def norm_in_words(norm: StoredNorm | None) -> str:
     return kind + (f", none in layer {', '.join(map(str, norm.without))}" if norm.without else "")
 
 
-def norms_of(found: list[Fixture]) -> str:
+def norms_of(tinies: list[Fixture]) -> str:
     """Norms before and inside attention."""
-    said: list[str] = []
-    for it, layer in layers_of(found):
-        row = it.model.family
+    words: list[str] = []
+    for tiny, layer in layers_of(tinies):
+        row = tiny.model.family
         if row.norms.before is None and row.inputs.norm is not None:
-            said.append("post-norm")
+            words.append("post-norm")
         else:
-            said.append(norm_in_words(row.norms.before))
+            words.append(norm_in_words(row.norms.before))
         if row.scores.qk_norm is not None:
             kind = "LayerNorm" if row.scores.qk_norm.centred else "RMSNorm"
             kind += " (1 + w)" if row.scores.qk_norm.offset else ""
-            said.append(f"q/k {kind}" + (" over all heads" if row.scores.qk_norm.scope == "joint" else " per head"))
+            words.append(f"q/k {kind}" + (" over all heads" if row.scores.qk_norm.scope == "joint" else " per head"))
         if layer.v_norm is not None:
-            said.append("RMSNorm of latents")
-    return ", ".join(dict.fromkeys(said))
+            words.append("RMSNorm of latents")
+    return ", ".join(dict.fromkeys(words))
 
 
 def row_of(family: Family) -> tuple[str, ...]:
     """One line of the table."""
-    found = fixtures_of(family)
+    tinies = fixtures_of(family)
     tower = f" ({family.tower})" if family.tower else ""
     types = ", ".join(f"`{kind}`" for kind in family.types)
-    scores = bound(max(error_of_scores(it, layer) for it, layer in layers_of(found)))
-    values = bound(max(error_of_values(it, layer) for it, layer in layers_of(found)))
-    return f"{family.name}{tower}", types, scores, values, rotation_of(found), norms_of(found), str(len(found))
+    scores = bound(max(error_of_scores(tiny, layer) for tiny, layer in layers_of(tinies)))
+    values = bound(max(error_of_values(tiny, layer) for tiny, layer in layers_of(tinies)))
+    return f"{family.name}{tower}", types, scores, values, rotation_of(tinies), norms_of(tinies), str(len(tinies))
 
 
 def table() -> str:

@@ -61,15 +61,15 @@ def test_models_of_transformers_4_are_read_as_well(name: str, tmp_path: Path) ->
     case = fixture(name).case
     given = {k: dialect_4(k, v) if k == "text_config" else v for k, v in case.config.items()}
     make(replace(case, config=dialect_4(case.model_type, given)), tmp_path)
-    it = Fixture(case, tmp_path)
-    for index in it.layers:
-        layer, expected = it.model.layer(index), it.arrays[f"scores{index}"]
+    tiny = Fixture(case, tmp_path)
+    for index in tiny.layers:
+        layer, expected = tiny.model.layer(index), tiny.arrays[f"scores{index}"]
         seen = np.isfinite(expected)
-        scores = layer.scores(it.arrays[f"x{index}"])
+        scores = layer.scores(tiny.arrays[f"x{index}"])
         bound = 1e-5 * max(1.0, np.abs(expected[seen]).max())
         np.testing.assert_allclose(centred(scores, seen), centred(expected, seen), atol=bound, rtol=0)
-        output = layer.output(it.arrays[f"attention{index}"], it.arrays[f"x{index}"])
-        np.testing.assert_allclose(output, it.arrays[f"output{index}"], atol=bound * 3, rtol=0)
+        output = layer.output(tiny.arrays[f"attention{index}"], tiny.arrays[f"x{index}"])
+        np.testing.assert_allclose(output, tiny.arrays[f"output{index}"], atol=bound * 3, rtol=0)
 
 
 # Names under which a row keeps what transformers 5 has inside rope_parameters, or computes from a pattern.
@@ -81,8 +81,8 @@ BARKS = {kind: ("bark", f"{kind}_config") for kind in ("semantic", "coarse_acous
 
 
 def class_of(model_type: str, **sizes: int) -> dict[str, Any]:
-    whole, part = BARKS.get(model_type, (model_type, ""))
-    config = transformers.AutoConfig.for_model(whole, **sizes)
+    composite, part = BARKS.get(model_type, (model_type, ""))
+    config = transformers.AutoConfig.for_model(composite, **sizes)
     return (getattr(config, part) if part else config).to_dict()
 
 
@@ -126,9 +126,9 @@ def assert_defaults_are_transformers(row: Family, model_type: str) -> None:
                 shares.append(turning / width)  # the same, as a count of dimensions
             assert given.get("partial_rotary_factor", 1.0) in shares
     keys = {**KEYS, **row.config.keys}
-    width, heads = (next((config[key] for key in keys[of] if key in config), None) for of in ("d_model", "n_heads"))
+    width, heads = (next((config[key] for key in keys[size] if key in config), None) for size in ("d_model", "n_heads"))
     for key, usual in (("num_key_value_heads", heads), ("head_dim", None)):
-        said = row.config.defaults.get(key)
+        stated = row.config.defaults.get(key)
         asked = row.heads.kv_heads if key == "num_key_value_heads" else row.heads.head_dim
         if isinstance(asked, tuple) and asked == (key,) and key in config and config[key] != usual:
-            assert said == config[key] or (key == "head_dim" and config[key] == width // heads), key
+            assert stated == config[key] or (key == "head_dim" and config[key] == width // heads), key

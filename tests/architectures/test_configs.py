@@ -27,13 +27,13 @@ def rewritten(tmp_path: Path, name: str, rename: Any = None, drop: str = "", **c
 
 
 def assert_same_scores(model: Model, name: str) -> None:
-    it = fixture(name)
-    for index in it.layers:
-        expected = it.arrays[f"scores{index}"]
+    tiny = fixture(name)
+    for index in tiny.layers:
+        expected = tiny.arrays[f"scores{index}"]
         seen = np.isfinite(expected)
-        found = model.layer(index).scores(it.arrays[f"x{index}"])
+        ours = model.layer(index).scores(tiny.arrays[f"x{index}"])
         bound = 1e-5 * max(1.0, np.abs(expected[seen]).max())
-        np.testing.assert_allclose(centred(found, seen), centred(expected, seen), atol=bound, rtol=0)
+        np.testing.assert_allclose(centred(ours, seen), centred(expected, seen), atol=bound, rtol=0)
 
 
 def test_the_config_that_transformers_4_wrote_means_the_same(subtests: pytest.Subtests) -> None:
@@ -110,16 +110,16 @@ def test_layer_types_follow_from_a_pattern() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3", "bert", "qwen3_next", "t5_decoder"])
-def test_layers_that_the_file_lacks_are_said_at_the_door(name: str, tmp_path: Path) -> None:
-    it = fixture(name)
-    key = next(key for key in it.model.family.size_keys["n_layers"] if it.model.checkpoint.config.has(key))
-    n, tower = it.model.config.n_layers, it.case.tower or None
-    layers = {"layer_types": "absent"} if "layer_types" in it.model.config else {}
+def test_missing_layers_are_named_on_opening(name: str, tmp_path: Path) -> None:
+    tiny = fixture(name)
+    key = next(key for key in tiny.model.family.size_keys["n_layers"] if tiny.model.checkpoint.config.has(key))
+    n, tower = tiny.model.config.n_layers, tiny.case.tower or None
+    layers = {"layer_types": "absent"} if "layer_types" in tiny.model.config else {}
     with pytest.raises(ws.CheckpointError, match=rf"has tensors of {n} layers, and config.json says {n + 2}: none of"):
         ws.open_model(rewritten(tmp_path, name, **{key: n + 2}, **layers), tower=tower)
 
 
-def test_biases_that_the_config_denies_are_said(tmp_path: Path) -> None:
+def test_caveats_name_biases_that_the_config_denies(tmp_path: Path) -> None:
     """transformers ignores them, and so does weightscope."""
     model = ws.open_model(rewritten(tmp_path, "llama", attention_bias=False))
     wanted = "q_proj.bias, k_proj.bias, v_proj.bias, o_proj.bias: the file has them and config.json says no biases"
@@ -136,9 +136,9 @@ def test_layernorms_may_have_their_old_names(tmp_path: Path) -> None:
 
     model = ws.open_model(rewritten(tmp_path, "bert", legacy))
     assert any(key.endswith("LayerNorm.gamma") for key in model.checkpoint)
-    it = fixture("bert")
-    rows = model.embeddings.tokens[it.arrays["tokens"]] + model.positions[: it.case.length]
-    np.testing.assert_allclose(model.first_layer.scores(rows), it.model.first_layer.scores(rows), rtol=1e-6)
+    tiny = fixture("bert")
+    rows = model.embeddings.tokens[tiny.arrays["tokens"]] + model.positions[: tiny.case.length]
+    np.testing.assert_allclose(model.first_layer.scores(rows), tiny.model.first_layer.scores(rows), rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_layernorms_may_have_their_old_names(tmp_path: Path) -> None:
         ("clip_text", {"text_config": "small"}, "'text_config' is small; an object was expected"),
     ],
 )  # fmt: skip
-def test_a_config_that_cannot_be_is_refused(name: str, config: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_impossible_config_value_is_refused(name: str, config: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ws.CheckpointError, match=message):
         model = ws.open_model(rewritten(tmp_path, name, **config), tower=fixture(name).case.tower or None)
         model.layer(0)
@@ -194,13 +194,13 @@ def test_a_config_that_cannot_be_is_refused(name: str, config: dict[str, Any], m
 @pytest.mark.parametrize("name", NAMES)
 def test_a_missing_or_misshapen_tensor_is_named(name: str, tmp_path: Path) -> None:
     """Every tensor that a layer is read from, one at a time."""
-    it = fixture(name)
-    tower = it.case.tower or None
-    index = it.layers[-1]
-    read = [tensor.name for tensor in it.model.attention_tensors(index)]
+    tiny = fixture(name)
+    tower = tiny.case.tower or None
+    index = tiny.layers[-1]
+    read = [tensor.name for tensor in tiny.model.attention_tensors(index)]
     assert read
-    for at, tensor in enumerate(read):
-        folder = tmp_path / f"missing{at}"
+    for number, tensor in enumerate(read):
+        folder = tmp_path / f"missing{number}"
         folder.mkdir()
         asked = tensor.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
         with pytest.raises(ws.CheckpointError, match=f"model.safetensors: tensor '{asked}' is missing; .* needs it"):
@@ -227,20 +227,20 @@ def test_a_missing_or_misshapen_tensor_is_named(name: str, tmp_path: Path) -> No
         ("dinov3_vit", "dinov3_vit"),
     ],
 )  # fmt: skip
-def test_where_no_model_type_is_said_the_nearest_family_is_named(name: str, family: str, tmp_path: Path) -> None:
+def test_error_without_model_type_names_the_nearest_family(name: str, family: str, tmp_path: Path) -> None:
     folder = rewritten(tmp_path, name, model_type=None)
     with pytest.raises(ws.CheckpointError, match=f"has no model_type; .* `family='{family}'` reads it so, unproved"):
         ws.open_model(folder)
 
 
-def test_an_unknown_model_type_names_what_proves_a_row_and_guesses_none(tmp_path: Path) -> None:
+def test_unknown_model_type_is_refused_with_the_commands_that_prove_a_row(tmp_path: Path) -> None:
     folder = rewritten(tmp_path, "llama", model_type="newcomer")
     with pytest.raises(ws.CheckpointError, match=r"'newcomer'; `weightscope adopt SOURCE` looks for a row that"):
         ws.open_model(folder)
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_an_unknown_model_type_says_what_to_install_only_where_it_is_missing(
+def test_unknown_model_type_names_only_missing_packages(
     there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = rewritten(tmp_path, "llama", model_type="newcomer")
@@ -251,21 +251,21 @@ def test_an_unknown_model_type_says_what_to_install_only_where_it_is_missing(
     assert all(way in str(refusal.value) for way in ("--with", "draft", "--families", "inspect"))
 
 
-def test_an_unknown_model_type_can_be_tried_under_a_family(tmp_path: Path) -> None:
+def test_unknown_model_type_opens_under_a_given_family(tmp_path: Path) -> None:
     folder = rewritten(tmp_path, "llama", model_type="newcomer")
     assert_same_scores(ws.open_model(folder, family="llama"), "llama")
     with pytest.raises(ws.CheckpointError, match="no family is called 'lama'; known are afmoe, aimv2, albert, "):
         ws.open_model(folder, family="lama")
 
 
-def test_tensors_that_are_like_nothing_known_are_said_to_be(tmp_path: Path) -> None:
+def test_error_says_when_tensor_names_match_no_family(tmp_path: Path) -> None:
     save_file({"core.0.mix": np.zeros((2, 2), np.float32)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ws.CheckpointError, match="named like no family that weightscope knows"):
         ws.open_model(tmp_path)
 
 
-def test_towers_are_asked_for() -> None:
+def test_model_of_several_towers_needs_a_tower() -> None:
     assert ws.open_model(FIXTURES / "clip_text").family.tower == "text"
     with pytest.raises(ws.CheckpointError, match="clip has no tower 'sound'; it has text and vision"):
         ws.open_model(FIXTURES / "clip_text", tower="sound")
@@ -308,10 +308,10 @@ def test_half_precision_is_read(tmp_path: Path) -> None:
     tensors = load_file(FIXTURES / "llama" / "model.safetensors")
     save_file({key: tensor.astype(np.float16) for key, tensor in tensors.items()}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text((FIXTURES / "llama" / "config.json").read_text())
-    it, layer = fixture("llama"), ws.open_model(tmp_path).layer(1)
-    found = layer.scores(it.arrays["x1"])
-    assert found.dtype == np.float32
-    np.testing.assert_allclose(found, it.model.layer(1).scores(it.arrays["x1"]), atol=0.01)
+    tiny, layer = fixture("llama"), ws.open_model(tmp_path).layer(1)
+    ours = layer.scores(tiny.arrays["x1"])
+    assert ours.dtype == np.float32
+    np.testing.assert_allclose(ours, tiny.model.layer(1).scores(tiny.arrays["x1"]), atol=0.01)
 
 
 def test_caveats_name_what_matrices_leave_out() -> None:
@@ -330,17 +330,17 @@ def test_caveats_name_what_matrices_leave_out() -> None:
         assert fixture(name).model.layer(0).head(0).caveats == (), name
 
 
-def test_a_row_has_one_default_for_a_size() -> None:
+def test_row_has_at_most_one_default_per_size() -> None:
     """One that it inherited under another name would stand before what a config says."""
     for row in FAMILIES:
         for meaning, names in row.size_keys.items():
             assert len([name for name in names if name in row.config.defaults]) <= 1, (row.name, meaning)
 
 
-def test_a_size_is_what_the_config_says_under_the_name_that_the_code_reads(tmp_path: Path) -> None:
-    said = {"rms_norm_eps": 0.25, "layer_norm_eps": 0.5}
-    assert ws.open_model(rewritten(tmp_path, "llama", **said)).config.norm_eps == 0.25
-    assert ws.open_model(rewritten(tmp_path, "bert", **said)).config.norm_eps == 0.5
+def test_size_is_read_under_the_name_that_the_code_reads(tmp_path: Path) -> None:
+    stated = {"rms_norm_eps": 0.25, "layer_norm_eps": 0.5}
+    assert ws.open_model(rewritten(tmp_path, "llama", **stated)).config.norm_eps == 0.25
+    assert ws.open_model(rewritten(tmp_path, "bert", **stated)).config.norm_eps == 0.5
     only = {"rms_norm_eps": "absent", "layer_norm_eps": 0.5}
     with pytest.raises(ws.CheckpointError, match=r"'layer_norm_eps' is 0.5, but llama reads 'rms_norm_eps', which is"):
         ws.open_model(rewritten(tmp_path, "llama", **only))

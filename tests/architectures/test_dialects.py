@@ -150,13 +150,13 @@ def turned(kind: str, config: Any) -> dict[str, tuple[np.ndarray, float]] | None
     if made is None:
         return None
     module = made(config)
-    found = {}
+    numbers_seen = {}
     for name, frequencies in module.named_buffers():
         if name.endswith("inv_freq") and "original" not in name:
             stem = name.removesuffix("inv_freq").rstrip("_")
             factor = getattr(module, f"{stem}_attention_scaling" if stem else "attention_scaling", 1.0)
-            found[stem] = (frequencies.numpy(), float(factor))
-    return found
+            numbers_seen[stem] = (frequencies.numpy(), float(factor))
+    return numbers_seen
 
 
 def judged(kind: str, row: Family, every: int = 1, first: int = 0) -> Iterator[tuple[str, str, str]]:
@@ -257,11 +257,11 @@ def test_the_eager_model_of_a_mixed_config_is_read_exactly(kind: str, tmp_path: 
     model, observed = at_work(config, SIZES[:1], 3, FAR)
     model.save_pretrained(tmp_path)
     sizes = json.loads((tmp_path / "config.json").read_text())
-    said = {key: value for key, value in {**values, **sizes, **EAGER[kind]}.items() if value is not None}
+    stated = {key: value for key, value in {**values, **sizes, **EAGER[kind]}.items() if value is not None}
     if "rope_parameters" in EAGER[kind] and EAGER[kind]["rope_parameters"] is None:
-        said.pop("rope_parameters", None)
+        stated.pop("rope_parameters", None)
     elif "rope_parameters" in tiny:
-        said["rope_parameters"] = tiny["rope_parameters"]
-    (tmp_path / "config.json").write_text(json.dumps(said))
+        stated["rope_parameters"] = tiny["rope_parameters"]
+    (tmp_path / "config.json").write_text(json.dumps(stated))
     verdicts = judge(observed, Stored(model, tmp_path), *readings(tmp_path))
     assert [verdict.verdict for verdict in verdicts] == ["exact"], verdicts

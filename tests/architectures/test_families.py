@@ -13,31 +13,31 @@ TOLERANCE = 1e-5
 each_fixture = pytest.mark.parametrize("name", NAMES)
 
 
-def close(found: np.ndarray, expected: np.ndarray, scale: float = 1.0) -> None:
+def close(ours: np.ndarray, expected: np.ndarray, scale: float = 1.0) -> None:
     """Equal to TOLERANCE, relative to the larger of 1 and the largest number expected times `scale`."""
     bound = TOLERANCE * max(1.0, scale * float(np.abs(expected).max()))
-    np.testing.assert_allclose(found, expected, atol=bound, rtol=0)
+    np.testing.assert_allclose(ours, expected, atol=bound, rtol=0)
 
 
 @each_fixture
 def test_scores_and_attention_are_the_eager_models(name: str) -> None:
-    it = fixture(name)
-    assert len(it.layers) >= 2
-    for index in it.layers:
-        layer, expected = it.model.layer(index), it.arrays[f"scores{index}"]
-        scores = layer.scores(it.arrays[f"x{index}"])
+    tiny = fixture(name)
+    assert len(tiny.layers) >= 2
+    for index in tiny.layers:
+        layer, expected = tiny.model.layer(index), tiny.arrays[f"scores{index}"]
+        scores = layer.scores(tiny.arrays[f"x{index}"])
         seen = np.isfinite(expected)
         assert scores.shape == expected.shape and not np.allclose(centred(expected, seen), 0, atol=1e-2)
         close(centred(scores, seen), centred(expected, seen))
-        close(softmax(np.where(seen, scores, -np.inf), layer.sinks), it.arrays[f"attention{index}"])
+        close(softmax(np.where(seen, scores, -np.inf), layer.sinks), tiny.arrays[f"attention{index}"])
 
 
 @each_fixture
 def test_values_add_up_to_the_eager_models_output(name: str) -> None:
-    it = fixture(name)
-    for index in it.layers:
-        layer, x = it.model.layer(index), it.arrays[f"x{index}"]
-        attention, expected = it.arrays[f"attention{index}"], it.arrays[f"output{index}"]
+    tiny = fixture(name)
+    for index in tiny.layers:
+        layer, x = tiny.model.layer(index), tiny.arrays[f"x{index}"]
+        attention, expected = tiny.arrays[f"attention{index}"], tiny.arrays[f"output{index}"]
         close(layer.output(attention, x), expected)
         if not layer.modulated:
             close(np.einsum("hij,hjd->id", attention, layer.values(x)) + layer.output_bias, expected)
@@ -48,9 +48,9 @@ def test_values_add_up_to_the_eager_models_output(name: str) -> None:
 @each_fixture
 def test_heads_are_the_layer_as_matrices(name: str) -> None:
     """Every pair's score is scale times qk_at(delta) with its biases and the scalars named; every value is vo's."""
-    it = fixture(name)
-    layer = it.model.layer(it.layers[-1])
-    x = it.arrays[f"x{layer.index}"].astype(np.float64)
+    tiny = fixture(name)
+    layer = tiny.model.layer(tiny.layers[-1])
+    x = tiny.arrays[f"x{layer.index}"].astype(np.float64)
     if layer.rotation is not None and layer.rotation.stretched is not None:
         x = x[: layer.rotation.longest]  # longer sequences turn slower, as the caveat says
     z, values, scores = layer.normalised(x), layer.values(x), layer.scores(x)
@@ -91,18 +91,18 @@ def steps(layer: Layer, i: int, j: int, n: int) -> int | tuple[int, ...] | None:
     """i - j; between patches frames, rows and columns from j to i, 0 among other tokens, None between the two kinds."""
     if not isinstance(layer.rotation, GridRotation):
         return i - j
-    place, of = layer.rotation.places(np.arange(n))[[i, j]]
-    if (place[-1] < 0) != (of[-1] < 0):
+    place, other_place = layer.rotation.places(np.arange(n))[[i, j]]
+    if (place[-1] < 0) != (other_place[-1] < 0):
         return None
-    return 0 if place[-1] < 0 else tuple(int(step) for step in place - of)
+    return 0 if place[-1] < 0 else tuple(int(step) for step in place - other_place)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("deepseek")])
 def test_latent_attention_is_a_position_free_and_a_rotary_part(name: str) -> None:
     """The key's scalar is on the position-free part alone; the query's, where queries have a latent, on both."""
-    it = fixture(name)
-    layer = it.model.layer(1)
-    config, x = it.model.config, it.arrays["x1"].astype(np.float64)
+    tiny = fixture(name)
+    layer = tiny.model.layer(1)
+    config, x = tiny.model.config, tiny.arrays["x1"].astype(np.float64)
     z, scores = layer.normalised(x), layer.scores(x)
     of_query, of_key = layer.scalars(x)
     assert any("latents" in caveat for caveat in layer.caveats)
@@ -115,17 +115,17 @@ def test_latent_attention_is_a_position_free_and_a_rotary_part(name: str) -> Non
         if np.any(head.qk_bias) or np.any(head.query_at(0)[0] @ head.b_k):
             continue
         for i, j in np.ndindex(*scores.shape[1:]):
-            of_latent, whole = (z[i] @ part @ z[j] for part in (free, head.qk_at(i - j)))
-            turning = whole - of_latent
+            of_latent, complete = (z[i] @ part @ z[j] for part in (free, head.qk_at(i - j)))
+            turning = complete - of_latent
             score = head.scale * of_query[head.index, i] * (of_key[head.kv_head, j] * of_latent + turning)
             assert score == pytest.approx(scores[head.index, i, j], abs=TOLERANCE)
 
 
-def test_gammas_after_rotation_are_their_mean_over_pairs_and_a_term_by_the_sum_of_positions() -> None:
+def test_gammas_after_rotation_are_a_mean_over_pairs_and_a_term_in_i_plus_j() -> None:
     """What qk_at leaves of the scores is W_Q R(i) D R(-j) W_K', where D changes its sign within every pair."""
-    it = fixture("hunyuan")
-    layer = it.model.layer(1)
-    x = it.arrays["x1"].astype(np.float64)
+    tiny = fixture("hunyuan")
+    layer = tiny.model.layer(1)
+    x = tiny.arrays["x1"].astype(np.float64)
     z, (of_query, of_key), scores = layer.normalised(x), layer.scalars(x), layer.scores(x)
     assert layer.gain is not None and layer.rotation is not None
     assert any("i + j" in caveat for caveat in layer.caveats)
@@ -139,7 +139,7 @@ def test_gammas_after_rotation_are_their_mean_over_pairs_and_a_term_by_the_sum_o
             assert factor * (kept + summed) == pytest.approx(scores[head.index, i, j], abs=TOLERANCE)
 
 
-def test_the_beta_of_a_qk_norm_is_named() -> None:
+def test_caveat_names_the_beta_of_a_qk_norm() -> None:
     layer = fixture("phi_qk_norm").model.layer(0)
     assert layer.q_norm is not None and np.any(layer.q_norm.shift)
     assert any("beta" in caveat for caveat in layer.caveats)
@@ -148,25 +148,25 @@ def test_the_beta_of_a_qk_norm_is_named() -> None:
 @each_fixture
 def test_first_layer_acts_on_embeddings(name: str) -> None:
     """(e_t + p_p) / sigma through the first layer's heads gives the eager model's layer-0 scores."""
-    it = fixture(name)
-    if it.case.tower == "vision" or "tokens" not in it.arrays:
+    tiny = fixture(name)
+    if tiny.case.tower == "vision" or "tokens" not in tiny.arrays:
         with pytest.raises(ws.CheckpointError, match="no token embedding"):
-            it.model.embeddings  # noqa: B018
+            tiny.model.embeddings  # noqa: B018
         return
-    if 0 not in it.layers:
+    if 0 not in tiny.layers:
         with pytest.raises(ws.CheckpointError, match="layer 0 is linear_attention, not attention; 1, 3 are"):
-            it.model.first_layer  # noqa: B018
+            tiny.model.first_layer  # noqa: B018
         return
-    embeddings, first, tokens = it.model.embeddings, it.model.first_layer, it.arrays["tokens"]
+    embeddings, first, tokens = tiny.model.embeddings, tiny.model.first_layer, tiny.arrays["tokens"]
     positions = np.arange(len(tokens))
     rows = embeddings.tokens[tokens]
     entering = rows if embeddings.positions is None else rows + embeddings.positions[positions]
-    expected = it.arrays["scores0"]
+    expected = tiny.arrays["scores0"]
     seen = np.isfinite(expected)
     close(centred(first.scores(entering), seen), centred(expected, seen))
     sigma = embeddings.sigma(tokens, positions)
     np.testing.assert_allclose(entering / sigma[:, None], first.normalised(entering), rtol=1e-6)
     blocks = np.concatenate([block for _, block in embeddings.blocks()])
     np.testing.assert_allclose(blocks, embeddings.tokens, rtol=1e-5, atol=1e-6)
-    if first is it.model.layer(0):
-        close(entering, it.arrays["x0"])
+    if first is tiny.model.layer(0):
+        close(entering, tiny.arrays["x0"])

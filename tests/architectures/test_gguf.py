@@ -98,7 +98,7 @@ def write_gguf(
 @pytest.mark.parametrize(
     ("architecture", "biases"), [("llama", False), ("llama", True), ("qwen2", True), ("qwen3", False)]
 )
-def test_weights_come_back_as_they_went_in(architecture: str, biases: bool, tmp_path: Path) -> None:
+def test_gguf_weights_equal_the_originals(architecture: str, biases: bool, tmp_path: Path) -> None:
     weights = hugging_face_weights(biases)
     checkpoint = opened(write_gguf(tmp_path / "model.gguf", weights, architecture))
     assert set(checkpoint) == set(weights)
@@ -128,7 +128,7 @@ def test_the_config_is_what_config_json_would_say(tmp_path: Path) -> None:
     }
 
 
-def test_the_file_itself_has_ggmls_names_and_keys(tmp_path: Path) -> None:
+def test_unconverted_checkpoint_keeps_ggml_names_and_keys(tmp_path: Path) -> None:
     weights = hugging_face_weights()
     file = open_checkpoint(write_gguf(tmp_path / "model.gguf", weights))
     assert file.config["general.architecture"] == "llama" and file.config["llama.block_count"] == LAYERS
@@ -136,7 +136,7 @@ def test_the_file_itself_has_ggmls_names_and_keys(tmp_path: Path) -> None:
     np.testing.assert_array_equal(file["blk.1.attn_q.weight"].read(), permuted(w, HEADS))
 
 
-def test_a_config_that_cannot_be_names_the_gguf_file(tmp_path: Path) -> None:
+def test_impossible_metadata_error_names_the_gguf_file(tmp_path: Path) -> None:
     """There is no config.json that an error could mean."""
     path = write_gguf(tmp_path / "model.gguf", hugging_face_weights())
     checkpoint = opened(path)
@@ -193,7 +193,7 @@ def llama3_factors(factor: float, theta: float = 500000.0, n: int = D // HEADS /
 
 
 @pytest.mark.parametrize("factor", [8.0, 32.0])
-def test_llama_3s_scaling_is_told_from_its_factors(factor: float, tmp_path: Path) -> None:
+def test_llama_3_scaling_is_recognised_by_its_factors(factor: float, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", hugging_face_weights(), factors=llama3_factors(factor))
     scaling = opened(path).config["rope_scaling"]
     assert scaling == {
@@ -206,7 +206,7 @@ def test_llama_3s_scaling_is_told_from_its_factors(factor: float, tmp_path: Path
     assert "rope_freqs.weight" not in opened(path)
 
 
-def test_another_scaling_is_refused(tmp_path: Path) -> None:
+def test_unknown_rope_scaling_in_gguf_is_refused(tmp_path: Path) -> None:
     factors = llama3_factors(8.0)
     factors[2] *= 1.5
     with pytest.raises(CheckpointError, match="not Llama 3's"):
@@ -255,8 +255,8 @@ def test_what_a_gguf_file_cannot_say_is_not_compared(tmp_path: Path) -> None:
     ):
         (folder / "config.json").write_text(json.dumps(config | more))
         b = ws.open_model(folder)
-        found = differences(stated(b.checkpoint, b.row), stated(a.checkpoint, a.row))
-        assert [one.key for one in found if one.effect != NONE] == keys
+        changes = differences(stated(b.checkpoint, b.row), stated(a.checkpoint, a.row))
+        assert [change.key for change in changes if change.effect != NONE] == keys
 
 
 @pytest.mark.parametrize("kind", sorted(EVEN))

@@ -24,8 +24,8 @@ def grouped(w: np.ndarray, heads: int, kv_heads: int) -> np.ndarray:
     """FalconModel, GPTNeoXModel and BloomModel: queries first, then keys, then values."""
     r = len(w) // (heads + 2 * kv_heads)
     parts = w.reshape(kv_heads, heads // kv_heads + 2, r, *w.shape[1:])
-    own = (parts[:, :-2], parts[:, -2], parts[:, -1])
-    return np.concatenate([part.reshape(-1, *w.shape[1:]) for part in own])
+    of_groups = (parts[:, :-2], parts[:, -2], parts[:, -1])
+    return np.concatenate([part.reshape(-1, *w.shape[1:]) for part in of_groups])
 
 
 def permuted(w: np.ndarray, heads: int) -> np.ndarray:
@@ -97,12 +97,12 @@ def size(config: dict[str, object], *names: str) -> int | None:
     return next((config[name] for name in names if config.get(name) is not None), None)  # type: ignore[return-value]
 
 
-def written(case: Converted, path: Path, **others: np.ndarray) -> Path:
+def written(case: Converted, path: Path, **more: np.ndarray) -> Path:
     """The fixture as a GGUF file, as llama.cpp would write it; with other tensors, or some in others' places."""
     config = json.loads((FIXTURES / case.fixture / "config.json").read_text())
     n_layers, d, heads = (size(config, *KEYS[name]) for name in ("n_layers", "d_model", "n_heads"))
-    one = config.get("multi_query") and not config.get("new_decoder_architecture")
-    kv_heads = 1 if one else size(config, "num_kv_heads", "num_key_value_heads") or heads
+    one_group = config.get("multi_query") and not config.get("new_decoder_architecture")
+    kv_heads = 1 if one_group else size(config, "num_kv_heads", "num_key_value_heads") or heads
     writer = gguf.GGUFWriter(path, case.architecture)
     writer.add_block_count(n_layers)
     writer.add_embedding_length(d)
@@ -118,7 +118,7 @@ def written(case: Converted, path: Path, **others: np.ndarray) -> Path:
     theta = (config.get("rope_parameters") or {}).get("rope_theta")
     for key, value in {**({"rope.freq_base": theta} if theta else {}), **case.keys}.items():
         (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(f"{case.architecture}.{key}", value)
-    spelled = "bert" if case.architecture == "bert" and "token_types.weight" not in others else "llama"
+    spelled = "bert" if case.architecture == "bert" and "token_types.weight" not in more else "llama"
     writer.add_tokenizer_model(spelled)
     writer.add_token_list([f"t{i}" for i in range(24)])
     arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == case.architecture)
@@ -128,8 +128,8 @@ def written(case: Converted, path: Path, **others: np.ndarray) -> Path:
         ggml = names.get_name(asked, try_suffixes=(".weight", ".bias"))
         assert ggml, name
         stored = converted(name, w, case.architecture, heads, kv_heads)
-        writer.add_tensor(ggml, np.ascontiguousarray(others.pop(ggml, stored)))
-    for name, w in others.items():
+        writer.add_tensor(ggml, np.ascontiguousarray(more.pop(ggml, stored)))
+    for name, w in more.items():
         writer.add_tensor(name, w)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -152,8 +152,8 @@ def test_weights_and_scores_come_back(case: Converted, tmp_path: Path) -> None:
         rounding = 2e-7 if case.architecture.startswith("gemma") and "norm" in name else 0
         np.testing.assert_allclose(opened.checkpoint[name].read(), w, rtol=0, atol=rounding, err_msg=name)
         assert opened.checkpoint[name].shape == w.shape
-    said = dict(original.checkpoint.config) | case.unsaid
-    same = ws.model.Model.of_row(original.checkpoint.with_config(said), original.row)
+    stated = dict(original.checkpoint.config) | case.unsaid
+    same = ws.model.Model.of_row(original.checkpoint.with_config(stated), original.row)
     assert opened.attention_layers == same.attention_layers
     assert opened.family.name == {"mistral": "llama"}.get(same.family.name, same.family.name)
     for index in opened.attention_layers:
@@ -185,20 +185,21 @@ def test_what_decides_the_computation_is_compared_with_a_config(
     def keys(value: object) -> list[str]:
         path = written(replace(case, keys=case.keys | {key: value}), tmp_path / "model.gguf")
         model = ws.open_model(path)
-        found = differences(stated(model.checkpoint, model.row), before)
-        return [one.key for one in found if one.effect != NONE and one.key not in case.unsaid]
+        changes = differences(stated(model.checkpoint, model.row), before)
+        return [change.key for change in changes if change.effect != NONE and change.key not in case.unsaid]
 
     assert meaning not in keys(usual) and f"{case.architecture}.{key}" not in keys(usual)
     assert (meaning or f"{case.architecture}.{key}") in keys(3 * usual if usual else 0.3)
 
 
-def test_a_converted_file_is_no_other_computation(subtests: pytest.Subtests, tmp_path: Path) -> None:
+def test_converted_file_differs_in_no_config_value(subtests: pytest.Subtests, tmp_path: Path) -> None:
     for case in CASES:
         with subtests.test(case.fixture):
             a, b = ws.open_model(written(case, tmp_path / "model.gguf")), fixture(case.fixture).model
-            found = differences(stated(a.checkpoint, a.row), stated(b.checkpoint, b.row))
+            changes = differences(stated(a.checkpoint, a.row), stated(b.checkpoint, b.row))
             unsaid = {*case.unsaid, "tie_word_embeddings"}  # fixtures have no unembedding
-            assert not [str(one) for one in found if one.effect != NONE and one.key.partition(".")[0] not in unsaid]
+            telling = [change for change in changes if change.effect != NONE]
+            assert not [str(change) for change in telling if change.key.partition(".")[0] not in unsaid]
 
 
 OWN_READER = (
@@ -223,7 +224,7 @@ def test_transformers_own_reader_finds_the_same_weights(case: Converted, tmp_pat
         np.testing.assert_array_equal(ours[name].read(), w.numpy(), err_msg=name)
 
 
-def test_every_row_of_gguf_is_tried() -> None:
+def test_every_gguf_row_has_a_case() -> None:
     rows = {row.gguf.architecture for row in FAMILIES if row.gguf is not None}
     assert rows == {case.architecture for case in CASES}
 
@@ -266,18 +267,18 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("refused", REFUSED)
-def test_what_is_not_known_is_refused(refused: str, tmp_path: Path) -> None:
-    case, tensors, said = REFUSED[refused]
+def test_unsupported_gguf_feature_is_refused(refused: str, tmp_path: Path) -> None:
+    case, tensors, stated = REFUSED[refused]
     path = written(Converted(case.fixture, "llama"), tmp_path / "m.gguf") if refused == "another architecture" else None
     if path is not None:
         path.write_bytes(path.read_bytes().replace(b"llama", b"mamba"))
-    with pytest.raises(ws.CheckpointError, match=said):
+    with pytest.raises(ws.CheckpointError, match=stated):
         ws.open_model(path or written(case, tmp_path / "model.gguf", **tensors))
 
 
 @pytest.mark.parametrize(("fixture_name", "architecture"), [("gpt_neox", "gptneox"), ("stablelm", "stablelm")])
 @pytest.mark.parametrize("parallel", [0, 1])
-def test_where_the_feed_forward_network_reads_is_what_the_file_says(
+def test_parallel_residual_follows_the_gguf_metadata(
     fixture_name: str, architecture: str, parallel: int, tmp_path: Path
 ) -> None:
     case = Converted(fixture_name, architecture, {"use_parallel_residual": parallel})
@@ -285,7 +286,7 @@ def test_where_the_feed_forward_network_reads_is_what_the_file_says(
     assert model.family.mlp is not None and model.family.parallel == parallel
 
 
-def test_a_window_refuses_what_may_be_an_olmo_3(tmp_path: Path) -> None:
+def test_olmo2_with_a_window_is_refused(tmp_path: Path) -> None:
     """Both are called olmo2 there, and OLMo 3 turns otherwise in layers that see a window."""
     windowed = Converted("olmo2", "olmo2", {"attention.sliding_window": 4096})
     with pytest.raises(ws.CheckpointError, match="as OLMo 3; such files are not read"):

@@ -48,15 +48,15 @@ def test_attention_and_output_are_the_eager_models(name: str) -> None:
         layer = layer_of(name, tower, index)
         x, attention, output, more = split(arrays)
         scores = layer.scores(x, **more)
-        found = softmax(np.where(attention > 0, scores, -np.inf), layer.sinks)
-        np.testing.assert_allclose(found, attention, atol=1e-5, err_msg=f"{tower} {index}")
+        ours = softmax(np.where(attention > 0, scores, -np.inf), layer.sinks)
+        np.testing.assert_allclose(ours, attention, atol=1e-5, err_msg=f"{tower} {index}")
         memory = {"memory": more["memory"]} if "memory" in more else {}
         bound = 1e-5 * max(1.0, np.abs(output).max())
         np.testing.assert_allclose(layer.output(attention, x, **memory), output, atol=bound, err_msg=f"{tower} {index}")
 
 
 @pytest.mark.parametrize("name", ["detr", "table_transformer", "conditional_detr"])
-def test_added_positions_matter_and_are_asked_for(name: str) -> None:
+def test_scores_need_the_added_positions(name: str) -> None:
     for (tower, index), arrays in layers_of(name).items():
         layer = layer_of(name, tower, index)
         x, _, _, more = split(arrays)
@@ -68,7 +68,7 @@ def test_added_positions_matter_and_are_asked_for(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["vits", "wavlm"])
-def test_what_depends_on_distance_matters_and_is_named(name: str) -> None:
+def test_distance_terms_change_scores_and_have_a_caveat(name: str) -> None:
     (arrays,) = layers_of(name).values()
     layer, (x, attention, output, _) = layer_of(name, "", 0), split(arrays)
     caveats = " ".join(layer.caveats)
@@ -105,7 +105,7 @@ def test_a_cross_heads_matrix_is_its_projections_multiplied_out() -> None:
 
 @pytest.mark.parametrize("tower", ["encoder", "decoder", "cross"])
 @pytest.mark.parametrize("name", ["t5", "conditional_detr"])
-def test_each_stack_is_audited(name: str, tower: str, tmp_path: Path) -> None:
+def test_audit_runs_on_each_stack(name: str, tower: str, tmp_path: Path) -> None:
     result = audit_of(GOLDEN / name, tmp_path, "--tower", tower)
     assert result.exit_code == 0, result.output
     assert ("cross-attention's maps lead from one space to another" in result.output) == (tower == "cross")

@@ -49,7 +49,7 @@ def changed_configs(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
 
 @given(changed_configs())
 @settings(max_examples=300, deadline=None)
-def test_a_config_is_taken_or_refused(case: tuple[str, dict[str, Any]]) -> None:
+def test_hostile_config_opens_or_is_refused(case: tuple[str, dict[str, Any]]) -> None:
     name, config = case
     opened, tower = fixture(name).model.checkpoint, fixture(name).case.tower or None
     checkpoint = opened.with_config(config)

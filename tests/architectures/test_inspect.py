@@ -12,7 +12,7 @@ def lines_of(model: Model) -> list[str]:
     return "\n".join(part if isinstance(part, str) else part.text() for part in describe(model)).splitlines()
 
 
-def test_every_fixture_is_described(subtests: pytest.Subtests) -> None:
+def test_inspect_describes_every_fixture(subtests: pytest.Subtests) -> None:
     for name in NAMES:
         with subtests.test(fixture=name):
             model = fixture(name).model

@@ -35,12 +35,12 @@ def same(opened: ws.Model, name: str = "llama") -> bool:
 
 
 @pytest.mark.parametrize("prefix", ["model.brain.", "base_model.model.model.", "module.", "a.b.c.d.text_model.model."])
-def test_a_wrapper_of_unknown_make_opens_by_its_tensors(prefix: str, tmp_path: Path) -> None:
+def test_unknown_wrapper_opens_by_its_tensor_names(prefix: str, tmp_path: Path) -> None:
     text = config_of("llama")
-    for at, key in enumerate(("text_config", "llm_config", "thinker_config")):
+    for number, key in enumerate(("text_config", "llm_config", "thinker_config")):
         inner = {"text_config": text} if key == "thinker_config" else text
         config = {"model_type": "mystery", key: inner, "vision_config": VIT | {"model_type": "mystery_vision"}}
-        opened = ws.open_model(wrapped(tmp_path / str(at), config, prefix))
+        opened = ws.open_model(wrapped(tmp_path / str(number), config, prefix))
         assert opened.family.name == "llama" and opened.prefix == prefix and same(opened)
 
 
@@ -70,14 +70,14 @@ def test_two_models_of_one_family_are_not_guessed_between(tmp_path: Path) -> Non
 
 
 def test_two_models_of_two_families_are_not_guessed_between(tmp_path: Path) -> None:
-    other = {f"b.{key}": w for key, w in load_file(FIXTURES / "gpt2" / "model.safetensors").items()}
+    gpt2_tensors = {f"b.{key}": w for key, w in load_file(FIXTURES / "gpt2" / "model.safetensors").items()}
     config = {
         "model_type": "mystery",
         "a_config": config_of("llama"),
         "b_config": config_of("gpt2"),
         "c": {"model_type": []},
     }
-    folder = wrapped(tmp_path / "two", config, "a.model.", **other)
+    folder = wrapped(tmp_path / "two", config, "a.model.", **gpt2_tensors)
     with pytest.raises(ws.CheckpointError, match="mystery has several towers: say `tower='a'` or `tower='b'`"):
         ws.open_model(folder)
     assert same(ws.open_model(folder, tower="a")) and list(ws.open_model(folder, tower="b").stacks) == ["a", "b"]
@@ -107,7 +107,7 @@ def test_llava_as_transformers_writes_it_has_a_language_model_and_one_that_sees(
 
 
 @pytest.mark.parametrize("name", ["clip_vision", "siglip_text"])
-def test_a_newcomer_of_two_known_towers_opens_by_either(name: str, tmp_path: Path) -> None:
+def test_unknown_wrapper_of_two_known_towers_opens_by_tower(name: str, tmp_path: Path) -> None:
     case = fixture(name).case
     (tmp_path / "config.json").write_text(json.dumps(config_of(name) | {"model_type": "newcomer"}))
     (tmp_path / "model.safetensors").write_bytes((FIXTURES / name / "model.safetensors").read_bytes())
@@ -141,22 +141,24 @@ MISSING = [
 ]
 
 
-@pytest.mark.parametrize(("name", "ends", "said"), MISSING)
-def test_what_no_head_needs_may_be_missing(name: str, ends: tuple[str, ...], said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "ends", "message"), MISSING)
+def test_audit_needs_no_tensors_outside_attention(
+    name: str, ends: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
     folder = lacking(name, tmp_path / "lacking", *ends)
     result = audit_of(folder, tmp_path / "out")
     assert result.exit_code == 0, result.output
     assert (tmp_path / "out" / "report.html").exists()
     audit = ws.audit(ws.open_model(folder))
-    assert re.search(said, audit.lead)
-    whole = ws.audit(ws.open_model(FIXTURES / name), directions=0)
-    np.testing.assert_allclose(audit.heads["qk_sigma1"], whole.heads["qk_sigma1"], rtol=1e-13)  # by another route
+    assert re.search(message, audit.lead)
+    complete = ws.audit(ws.open_model(FIXTURES / name), directions=0)
+    np.testing.assert_allclose(audit.heads["qk_sigma1"], complete.heads["qk_sigma1"], rtol=1e-13)  # by another route
     assert ws.circuits(ws.open_model(folder)).caveats
     assert len(ws.compare(ws.open_model(folder), ws.open_model(FIXTURES / name)).heads)
 
 
 @pytest.mark.parametrize("command", ["positions", "detok", "neighbours"])
-def test_whoever_needs_positions_says_so_in_a_line(command: str, tmp_path: Path) -> None:
+def test_missing_positions_end_in_one_line(command: str, tmp_path: Path) -> None:
     from click.testing import CliRunner
 
     from weightscope.cli import main

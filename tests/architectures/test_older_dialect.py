@@ -28,4 +28,4 @@ def test_a_base_at_the_top_is_the_base(kind: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(written | {"rope_theta": 37.0}))
     assert transformers.AutoConfig.from_pretrained(tmp_path).rope_parameters["rope_theta"] == 37.0
     verdicts = judge(observed, Stored(model, tmp_path), *readings(tmp_path))
-    assert [one.verdict for one in verdicts] == ["exact"], verdicts
+    assert [verdict.verdict for verdict in verdicts] == ["exact"], verdicts

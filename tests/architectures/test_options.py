@@ -33,10 +33,10 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 FIRST = list({(case.model_type, case.tower): case for case in reversed(CASES)}.values())  # of each architecture
 
 
-def others(key: str, value: Any) -> Iterator[Any]:
+def alternatives(key: str, value: Any) -> Iterator[Any]:
     """What else an option of this value might be."""
     if key == "rope_parameters":
-        if isinstance(value, dict) and not any(isinstance(own, dict) for own in value.values()):
+        if isinstance(value, dict) and not any(isinstance(inner, dict) for inner in value.values()):
             yield from (value | more for more in ({"partial_rotary_factor": 0.5}, {"rope_theta": 37.0}, *SCALED, YARN))
     elif isinstance(value, bool):
         yield not value
@@ -50,28 +50,28 @@ def others(key: str, value: Any) -> Iterator[Any]:
 
 def trials(case: Case) -> Iterator[Case]:
     """The case with each option set to something else."""
-    whole = transformers.AutoConfig.for_model(case.model_type).to_dict()
-    whole |= json.loads((FIXTURES / case.name / "config.json").read_text())
+    values = transformers.AutoConfig.for_model(case.model_type).to_dict()
+    values |= json.loads((FIXTURES / case.name / "config.json").read_text())
     parts = [part for part in ("text_config", "vision_config") if part in case.config and case.tower in part]
     for part in parts or [None]:
-        config = whole[part] if part else whole
+        config = values[part] if part else values
         for key in sorted(key for key in config if ATTENTION.search(key) and not OTHER.search(key)):
-            for value in others(key, config[key]):
+            for value in alternatives(key, config[key]):
                 changed = {part: case.config[part] | {key: value}} if part else {key: value}
                 yield replace(case, config=case.config | changed)
 
 
-def wrong(it: Fixture) -> float:
+def wrong(tiny: Fixture) -> float:
     """The largest error of scores and outputs, in units of what is allowed."""
     worst = 0.0
-    for index in it.layers:
-        layer, expected, x = it.model.layer(index), it.arrays[f"scores{index}"], it.arrays[f"x{index}"]
+    for index in tiny.layers:
+        layer, expected, x = tiny.model.layer(index), tiny.arrays[f"scores{index}"], tiny.arrays[f"x{index}"]
         seen = np.isfinite(expected)
         bound = 1e-5 * max(1.0, np.abs(expected[seen]).max())
-        output = layer.output(it.arrays[f"attention{index}"], x)
+        output = layer.output(tiny.arrays[f"attention{index}"], x)
         errors = (
             np.abs(centred(layer.scores(x), seen) - centred(expected, seen)).max() / bound,
-            np.abs(output - it.arrays[f"output{index}"]).max() / bound / 3,
+            np.abs(output - tiny.arrays[f"output{index}"]).max() / bound / 3,
         )
         worst = max(worst, *(float(error) for error in errors))
     return worst
@@ -107,15 +107,15 @@ def test_bloom_in_slices_has_no_output_bias_and_the_caveat_says_so(slices: int, 
         torch.nn.init.normal_(weight, std=0.3)
     made.save_pretrained(tmp_path)
     with torch.no_grad():
-        own = made.transformer(torch.arange(9)[None], output_attentions=True, output_hidden_states=True)
+        inner = made.transformer(torch.arange(9)[None], output_attentions=True, output_hidden_states=True)
         block = made.transformer.h[0]
         kept: list[torch.Tensor] = []
         block.self_attention.register_forward_hook(lambda module, given, result: kept.append(result[0]))
         made.transformer(torch.arange(9)[None])
-    x, attention = own.hidden_states[0][0].numpy(), own.attentions[0][0].numpy()
+    x, attention = inner.hidden_states[0][0].numpy(), inner.attentions[0][0].numpy()
     layer = ws.open_model(tmp_path).layer(0)
     bias = layer.output_bias if slices > 1 else np.zeros(24)
     assert layer.output(attention, x) - bias == pytest.approx(kept[0][0].numpy() - x, abs=1e-5)
     assert np.abs(layer.output_bias).max() > 0.1
-    named = [one for one in layer.caveats if "slow_but_exact" in one and "pretraining_tp" in one]
+    named = [caveat for caveat in layer.caveats if "slow_but_exact" in caveat and "pretraining_tp" in caveat]
     assert len(named) == (slices > 1)

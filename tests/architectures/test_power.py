@@ -50,28 +50,28 @@ CELLS = [
 ]
 
 
-def error(it: Fixture, model: Model) -> float:
+def error(tiny: Fixture, model: Model) -> float:
     """Largest difference from the eager scores."""
     worst = 0.0
-    for index in it.layers:
-        expected = it.arrays[f"scores{index}"]
+    for index in tiny.layers:
+        expected = tiny.arrays[f"scores{index}"]
         seen = np.isfinite(expected)
-        found = model.layer(index).scores(it.arrays[f"x{index}"])
-        worst = max(worst, float(np.abs(centred(found, seen) - centred(expected, seen)).max()))
+        ours = model.layer(index).scores(tiny.arrays[f"x{index}"])
+        worst = max(worst, float(np.abs(centred(ours, seen) - centred(expected, seen)).max()))
     return worst
 
 
 @pytest.mark.parametrize(("name", "config"), CONFIGS)
 def test_a_config_value_matters(name: str, config: dict[str, Any]) -> None:
-    it = fixture(name)
-    checkpoint = it.model.checkpoint
-    other = checkpoint.with_config({**checkpoint.config, **config})
-    assert error(it, it.model) < 1e-4 < 1e-3 < error(it, Model(Opened(other), decide(other)))
+    tiny = fixture(name)
+    checkpoint = tiny.model.checkpoint
+    changed = checkpoint.with_config({**checkpoint.config, **config})
+    assert error(tiny, tiny.model) < 1e-4 < 1e-3 < error(tiny, Model(Opened(changed), decide(changed)))
 
 
 @pytest.mark.parametrize(("name", "cells"), CELLS)
 def test_a_cell_matters(name: str, cells: dict[str, Any]) -> None:
-    it = fixture(name)
-    row = decide(it.model.checkpoint, tower=it.case.tower or None).row
+    tiny = fixture(name)
+    row = decide(tiny.model.checkpoint, tower=tiny.case.tower or None).row
     with suppress(ws.CheckpointError):  # a changed row may not even find its tensors
-        assert error(it, Model.of_row(it.model.checkpoint, row.but(**cells))) > 1e-3
+        assert error(tiny, Model.of_row(tiny.model.checkpoint, row.but(**cells))) > 1e-3

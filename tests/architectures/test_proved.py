@@ -42,7 +42,7 @@ def test_no_type_opens_unlabelled_unless_the_census_or_a_fixture_has_it_exact(ki
         assert not all(table.unproved(row, kind, row.types[0]) for row in rows)
 
 
-def test_what_counts_as_compared_by_fixtures_has_one() -> None:
+def test_types_compared_by_fixtures_have_a_fixture() -> None:
     assert {*table.IN_FIXTURES} <= IN_FIXTURES
     for kind in table.IN_FIXTURES:
         assert "exact" not in EXACT[kind], f"the census has {kind}: take it off the list"
@@ -65,7 +65,7 @@ VERDICTS = {
     ("older", "qwen2", "mystery", ""),  # a census that names no rows
     ("nobody's", "llama", "llama", "model_type 'nobody's'"),
 ])  # fmt: skip
-def test_what_a_census_says_of_a_type_and_a_row(
+def test_census_decides_whether_a_row_is_proved(
     kind: str, row: str, part: str, missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(table, "census", lambda: VERDICTS)
@@ -81,7 +81,7 @@ def composite(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_label_is_everywhere(composite: Path, tmp_path: Path) -> None:
+def test_every_output_shows_the_unproved_label(composite: Path, tmp_path: Path) -> None:
     model = ws.open_model(composite)
     label = "unproved: model_type 'of_no_make' was never compared with transformers' attention"
     assert model.family.origin.startswith(label) and label in model.title and label in str(model)

@@ -48,8 +48,8 @@ def assert_reproduces(model: ws.Model, result: Any, outputs: list[np.ndarray], *
         if causal:
             scores = np.where(np.tril(np.ones(scores.shape[1:], bool)), scores, -np.inf)
         np.testing.assert_allclose(softmax(scores, layer.sinks), expected, atol=1e-5)
-        found = np.einsum("hij,hjd->id", expected, layer.values(x)) + layer.output_bias
-        np.testing.assert_allclose(found, output, atol=1e-5 * max(1, np.abs(output).max()))
+        ours = np.einsum("hij,hjd->id", expected, layer.values(x)) + layer.output_bias
+        np.testing.assert_allclose(ours, output, atol=1e-5 * max(1, np.abs(output).max()))
 
 
 @pytest.mark.parametrize("sentence", SENTENCES)
@@ -65,18 +65,18 @@ def test_minilm_on_sentences(sentence: str) -> None:
     model = ws.open_model(folder)
     assert_reproduces(model, result, outputs, causal=False)
     rows = model.embeddings.tokens[ids] + model.embeddings.positions[: len(ids)]
-    found = softmax(model.first_layer.scores(rows), None)
-    np.testing.assert_allclose(found, result.attentions[0][0].numpy(), atol=1e-5)
+    ours = softmax(model.first_layer.scores(rows), None)
+    np.testing.assert_allclose(ours, result.attentions[0][0].numpy(), atol=1e-5)
 
 
-@pytest.mark.parametrize("at", [0, 1])
-def test_vit_on_photographs(at: int) -> None:
+@pytest.mark.parametrize("first", [0, 1])
+def test_vit_on_photographs(first: int) -> None:
     torch = pytest.importorskip("torch")
     datasets = pytest.importorskip("sklearn.datasets")
     image_of = pytest.importorskip("PIL.Image", reason="a photograph is resized by Pillow, which is not installed")
     folder = shared("vit-tiny")
     vit, outputs = eager(folder, "ViTModel", ["attention.output.dense", "attention.o_proj"])
-    photograph = image_of.fromarray(datasets.load_sample_images().images[at]).resize((224, 224))
+    photograph = image_of.fromarray(datasets.load_sample_images().images[first]).resize((224, 224))
     pixels = (np.asarray(photograph, np.float32) / 127.5 - 1).transpose(2, 0, 1)[None]
     with torch.no_grad():
         result = vit(torch.from_numpy(pixels), output_hidden_states=True, output_attentions=True)

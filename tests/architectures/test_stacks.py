@@ -19,8 +19,8 @@ def joined(folder: Path, config: dict, **parts: str) -> Path:
     """Fixtures' tensors in one checkpoint, each under a prefix (dots as double underscores), and a wrapper's config."""
     weights = {}
     for prefix, name in parts.items():
-        stem, own = fixture(name).model.prefix, load_file(FIXTURES / name / "model.safetensors")
-        weights |= {prefix.replace("__", ".") + key.removeprefix(stem): w for key, w in own.items()}
+        stem, stored = fixture(name).model.prefix, load_file(FIXTURES / name / "model.safetensors")
+        weights |= {prefix.replace("__", ".") + key.removeprefix(stem): w for key, w in stored.items()}
     folder.mkdir(exist_ok=True)
     save_file(weights, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))
@@ -52,7 +52,7 @@ def test_every_stack_is_listed_and_opens_by_its_name_its_part_or_its_prefix(tmp_
         ws.open_model(folder, tower="sound")
 
 
-def test_stacks_of_one_kind_are_called_by_where_they_stand(tmp_path: Path) -> None:
+def test_stacks_of_one_kind_are_named_by_their_place(tmp_path: Path) -> None:
     config = {
         "model_type": "mystery",
         "speaker_config": {"text_config": config_of("llama_linear")},
@@ -91,7 +91,7 @@ def test_a_stack_that_no_row_reads_is_listed_and_refused_by_its_model_type(tmp_p
     assert "text: 2 layers x 4 heads, llama" in lines and "vision: not read: no row reads it" in lines
 
 
-def test_a_part_that_names_no_model_type_is_of_the_one_that_its_wrapper_has_by_default(tmp_path: Path) -> None:
+def test_part_without_model_type_takes_its_wrappers_default(tmp_path: Path) -> None:
     nameless = {key: value for key, value in config_of("llama").items() if key != "model_type"}
     folder = joined(
         tmp_path / "llava", {"model_type": "llava", "text_config": nameless}, language_model__model__="llama"
@@ -100,7 +100,7 @@ def test_a_part_that_names_no_model_type_is_of_the_one_that_its_wrapper_has_by_d
 
 
 @pytest.mark.check
-def test_the_tower_that_sees_in_a_wrapper_of_a_known_family_is_what_transformers_computes(tmp_path: Path) -> None:
+def test_vision_tower_of_a_known_wrapper_matches_transformers(tmp_path: Path) -> None:
     """Gemma 3's tower is SigLIP's; a layer by itself on any rows."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     text = LLAMA | {"head_dim": 8, "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
@@ -122,11 +122,11 @@ def test_the_tower_that_sees_in_a_wrapper_of_a_known_family_is_what_transformers
     np.testing.assert_allclose(layer.output(attention[0].numpy(), rows), output[0].numpy(), atol=1e-5)
 
 
-def test_an_audit_says_which_other_stacks_there_are(tmp_path: Path) -> None:
+def test_audit_names_the_other_stacks(tmp_path: Path) -> None:
     folder = joined(tmp_path / "sees", SEES, language_model__="llama", vision_tower__="vit")
-    said = "The file has other attention stacks, each a `tower` of its own: vision."
+    note = "The file has other attention stacks, each a `tower` of its own: vision."
     result = audit_of(folder, tmp_path / "out")
-    assert said in result.stdout and said in (tmp_path / "out" / "report.html").read_text()
+    assert note in result.stdout and note in (tmp_path / "out" / "report.html").read_text()
     assert "other stacks" not in ws.audit(ws.open_model(FIXTURES / "llama"), layers=[0]).lead
     assert " vision: " in CliRunner().invoke(main, ["inspect", str(folder)]).stdout
 
@@ -143,4 +143,5 @@ def test_an_audit_of_all_stacks_has_a_folder_each_and_one_summary(tmp_path: Path
     (tmp_path / "list.txt").write_text(f"{folder}\n{FIXTURES / 'gpt2'}\n{tmp_path / 'nowhere'}\n")
     result = audit_of(tmp_path / "list.txt", tmp_path / "lists", "--tower", "all", "--json")
     assert result.exit_code == 2
-    assert [one["folder"] for one in json.loads(result.stdout)] == ["sees-text", "sees-vision", "gpt2-text", "nowhere"]
+    folders = [entry["folder"] for entry in json.loads(result.stdout)]
+    assert folders == ["sees-text", "sees-vision", "gpt2-text", "nowhere"]

@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
         d = CONFIG["embed_dim"] << stage
         for i in range(layers):
             stem = f"encoder.layers.{stage}.blocks.{i}."
-            linears = [f"attention.self.{of}" for of in ("query", "key", "value")] + ["attention.output.dense"]
+            linears = [f"attention.self.{part}" for part in ("query", "key", "value")] + ["attention.output.dense"]
             shapes = {f"{name}.weight": (d, d) for name in linears} | {f"{name}.bias": (d,) for name in linears}
             shapes |= {"layernorm_before.weight": (d,), "layernorm_before.bias": (d,)}
             shapes["attention.self.relative_position_bias_table"] = (9, heads)
@@ -38,7 +38,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_stage_has_layers_heads_and_a_width_of_its_own(folder: Path) -> None:
     first, second = (ws.open_model(folder, tower=f"stage{n}") for n in (1, 2))
-    assert [(of.config.n_layers, of.config.n_heads, of.config.d_model) for of in (first, second)] == [
+    assert [(name.config.n_layers, name.config.n_heads, name.config.d_model) for name in (first, second)] == [
         (1, 1, 8),
         (2, 4, 16),
     ]
@@ -52,7 +52,7 @@ def test_all_stages_are_opened_where_none_is_language(folder: Path) -> None:
     assert list(Source.named(str(folder), tower="all").of_stacks()) == ["stage1", "stage2"]
 
 
-def test_a_stage_that_the_config_does_not_describe_is_none(folder: Path) -> None:
+def test_stage_beyond_the_config_is_refused(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(CONFIG | {"num_heads": [1]}))
     assert ws.open_model(folder, tower="stage1").config.n_heads == 1
     with pytest.raises(ws.CheckpointError):

@@ -68,7 +68,15 @@ def test_what_a_step_reads_is_what_its_row_reads() -> None:
 
 
 @pytest.mark.parametrize("case", PARALLEL)
-def test_whether_the_network_reads_what_attention_reads_is_the_row_s_as_configured(case: str) -> None:
+def test_parallel_follows_the_configured_row(case: str) -> None:
     name, config, parallel = PARALLEL[case]
     row = row_of(name)
     assert row.configured({**row.config.defaults, **config}).parallel is parallel
+
+
+def test_roles_name_every_module_once() -> None:
+    roles = row_of("phi3").roles
+    assert roles["q+k+v"] == "self_attn.qkv_proj" and roles["gate+up"] == "mlp.gate_up_proj"
+    assert (roles["tokens"], roles["norm.outputs"], roles["unembedding"]) == ("embed_tokens", "norm", "lm_head")
+    assert row_of("qwen3").roles["q_norm"] == "self_attn.q_norm" and "positions" not in roles
+    assert row_of("bert").roles["norm.after"] == "output.LayerNorm"

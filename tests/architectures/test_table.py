@@ -21,9 +21,9 @@ def lines(text: str) -> dict[str, list[str]]:
 
 @pytest.fixture(scope="module")
 def written() -> dict[str, list[str]]:
-    found = MARKED.search(PAGE.read_text()) if PAGE.exists() else None
-    assert found, f"{PAGE} has no table of families between its markers"
-    return lines(found[2])
+    marked = MARKED.search(PAGE.read_text()) if PAGE.exists() else None
+    assert marked, f"{PAGE} has no table of families between its markers"
+    return lines(marked[2])
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def mechanisms(row: Family) -> set[tuple[str, object]]:
 
 def test_every_mechanism_has_a_tiny_model_in_a_test_or_in_the_census() -> None:
     shown = set().union(*(mechanisms(fixture(name).model.family) for name in NAMES))
-    exact = {one.type for one in read() if one.verdict == "exact"} - {one.type for one in read() if one.reason}
+    exact = {line.type for line in read() if line.verdict == "exact"} - {line.type for line in read() if line.reason}
     shown |= set().union(*(mechanisms(row) for row in FAMILIES if exact & {*row.types}))
     for row in FAMILIES:
         assert mechanisms(row) <= shown, row.name

@@ -82,8 +82,8 @@ def test_tokens_that_a_head_writes_are_those_whose_logits_it_raises(name: str, t
     audit = ws.audit(ws.open_model(tmp_path), directions=1)
     constant = logits_of(model, np.zeros((1, model.config.hidden_size), np.float32))
     for head in audit.directions:
-        own = ws.open_model(tmp_path).layer(head.layer).head(head.head).vo.svd()[2][:1]
-        raised = (logits_of(model, np.ascontiguousarray(own, np.float32)) - constant)[0]
+        direction = ws.open_model(tmp_path).layer(head.layer).head(head.head).vo.svd()[2][:1]
+        raised = (logits_of(model, np.ascontiguousarray(direction, np.float32)) - constant)[0]
         sides = {side["name"]: side for side in head.lines[1].as_json()["sides"]}
         poles = {tuple(sides[f"writes {pole}"]["rows"]) for pole in "+−"}
         assert poles == {tuple(np.argsort(-raised)[:8]), tuple(np.argsort(raised)[:8])}

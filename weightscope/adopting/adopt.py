@@ -12,7 +12,6 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from weightscope.adopting.comparison import Stored, stacks
 from weightscope.adopting.config_keys import VARIED, inside, unnamed
 from weightscope.adopting.own_size import at_own_size
-from weightscope.adopting.row_source import as_stanza
 from weightscope.adopting.search import Found, Search
 from weightscope.adopting.shapes import Derived
 from weightscope.adopting.tiny_models import first_line
@@ -24,7 +23,7 @@ from weightscope.architectures.family import Unless, When
 from weightscope.architectures.layer import read_layer
 from weightscope.architectures.reading import WAYS, prefixes_of
 from weightscope.architectures.rope import Rope
-from weightscope.architectures.stanzas import file_of, row_changes, stanza_of, written
+from weightscope.architectures.stanzas import ROOTS, file_of, row_changes, stanza_of, written
 from weightscope.architectures.steps.bounds import Clip, Softcap
 from weightscope.checkpoint import Checkpoint, open_checkpoint
 from weightscope.checkpoint.config import digest_of, without_code
@@ -247,6 +246,12 @@ def adopt(checkpoint: Checkpoint, rows: Iterable[Family] = FAMILIES) -> Adopted:
     left = [outcome for stack, outcome in outcomes.items() if stack not in refused]
     beyond = tuple(dict.fromkeys(limit for outcome in left for limit in outcome.beyond))
     return Adopted(rows_left, unproved, refused, () if unproved else beyond)
+
+
+def as_stanza(row: Family) -> str:
+    """The shortest stanza of a row: complete, or what differs from one of the roots."""
+    roots = [(root, base) for root in ROOTS if (base := FAMILIES.row(root)) is not None]
+    return min((stanza_of(row, like) for like in (None, *roots)), key=len)
 
 
 def told(adopted: Adopted, checkpoint: Checkpoint, proof: str = PROOF) -> dict[str, Any]:

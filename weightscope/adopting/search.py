@@ -224,7 +224,7 @@ class Search:
             yield NO_POSITIONS | {"positions__bias": GeometricSlopes(*slopes)}
 
     def positions(self, row: Family) -> Iterator[Changes]:
-        """Rotations, those of the table and those that the config's keys say, with norms before and after."""
+        """Rotations of the table, and by the config's keys, each with q/k-norms before and after."""
         norms: list[Any] = [row.scores.qk_norm]
         if row.scores.qk_norm is not None:
             norms.append(replace(row.scores.qk_norm, rotated=not row.scores.qk_norm.rotated))
@@ -297,7 +297,7 @@ class Search:
 
 
 def _cell(row: Family, path: str) -> dict[str, Any]:
-    """A cell of a row, as a change; the rotation is that of any cell."""
+    """A cell of a row, as a change; a rotation may stand in `rope` or `grid`."""
     if path == "positions__rope":
         return turning(row.rope)
     group, _, name = path.partition("__")

@@ -144,7 +144,7 @@ class Anatomy:
 
     @cached_property
     def late(self) -> list[str]:
-        """Matrices after the softmax: those of attention itself, or else all."""
+        """Matrices after the softmax: within attention, or else any."""
         after = [path for path in dict.fromkeys(self.one.after) if self.shape(path)]
         return [path for path in after if path.startswith(self.one.module + ".")] or after[:1]
 
@@ -559,7 +559,7 @@ def _out(each: Anatomy, path: str) -> int | None:
 
 
 def _head_dim(roles: Roles) -> Callable[[Anatomy], int | None]:
-    """A head's width: what makes queries gives one a head; of one tensor, that of what the output takes."""
+    """A head's width: from the queries' matrix, or from the output's where one tensor holds all three."""
 
     def number(each: Anatomy) -> int | None:
         if roles[0] != roles[1]:
@@ -572,7 +572,7 @@ def _head_dim(roles: Roles) -> Callable[[Anatomy], int | None]:
 
 
 def _value_dim(roles: Roles) -> Callable[[Anatomy], int | None]:
-    """The width of a head's values where it is not that of its queries."""
+    """The width of a head's values where it differs from the queries'."""
 
     def number(each: Anatomy) -> int | None:
         taken, wide = each.shape(each.output), _head_dim(roles)(each)

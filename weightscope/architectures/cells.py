@@ -1,4 +1,4 @@
-"""The cells of a row: a field of a class here is a cell, its annotation what it takes, its `doc` what it means.
+"""The cells of a row: each field of a class here is a cell; its annotation says what fits, its `doc` what it means.
 
 A cell's name in a stanza is its path: `heads.q` is the field `q` of `Heads`. `family.Family` holds the groups.
 """
@@ -28,7 +28,7 @@ LEGACY = {".weight": ".gamma", ".bias": ".beta"}
 
 @dataclass(frozen=True)
 class LayerTensors:
-    """The tensors under one prefix, for instance those of one layer."""
+    """The tensors under one prefix, for instance of one layer."""
 
     checkpoint: Checkpoint
     prefix: str  # before every name asked for
@@ -118,11 +118,6 @@ def layer_norm(
 ) -> StoredNorm:  # fmt: skip
     """A LayerNorm; without parameters if `module` is empty."""
     return StoredNorm(module, centred=True, bias=bias, eps=eps, without=without)
-
-
-def rms_norm(module: str, *, offset: float = 0.0, eps: float | None = None) -> StoredNorm:
-    """An RMSNorm with gamma = offset + weight."""
-    return StoredNorm(module, centred=False, offset=offset, eps=eps)
 
 
 @dataclass(frozen=True)
@@ -301,7 +296,7 @@ def nothing_more(keys: Config, modules: Collection[str]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Gguf:
-    """What converting an architecture to ggml's format does to its checkpoints, if not what it does to all."""
+    """How GGUF files of this architecture differ from those of others."""
 
     architecture: str = cell("what a GGUF file calls this row; the row that says it reads such files", "")
     roles: Mapping[str, str] = cell("ggml's names of modules that have another role here than elsewhere", make=dict)

@@ -145,7 +145,7 @@ class Distances:
 
 @dataclass(frozen=True)
 class WindowTable:
-    """A table of biases by offset in a window, as it is stored: offset after offset, then those of a class token."""
+    """A stored table of biases by offset in a window, then of a class token."""
 
     # of the model, with `{i}` for the layer where each has its own, and the config key that says whether it is there;
     # empty where it always is. Several add up

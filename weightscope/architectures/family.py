@@ -87,7 +87,10 @@ class Family:
     types: Names = ()  # the `model_type` values of config.json that the row reads
     tower: str = ""  # "text", "vision", "encoder", "cross" ... in models of several stacks; each has a row then
 
-    prefixes: Names = cell("what may stand before every tensor's name; the first that fits is taken", ("",))
+    prefixes: Names = cell(
+        "what stands before tensors' names: it is found, unless two models of a file fit; then the first of these",
+        ("",),
+    )
     layer: str = cell("a layer's name before its modules, with {i} for its index", "")
     part: str = cell("key of the part of config.json that describes this stack, where there is one", "")
     heads: Heads = group("the projections", Heads())
@@ -99,9 +102,7 @@ class Family:
     outputs: Outputs | None = group("how logits are made; false without logits of tokens, or where that is not linear")
     positions: Positions = group("what positions do to scores", Positions())
     scores: Scores = group("how scores are made", Scores())
-    mlp: FeedForward | None = group(
-        "the feed-forward network; not inherited, but `mlp = true` is that of the row it is like", stated=True
-    )
+    mlp: FeedForward | None = group("the feed-forward network; not inherited unless `mlp = true`", stated=True)
     parallel: bool = cell("attention and the network read the same stream", False)
     config: FromConfig = group("what config.json calls things", FromConfig())
     images: Images | None = cell("how photographs are prepared: transformers' image processor and its settings", None)
@@ -119,7 +120,7 @@ class Family:
     )
     in_: tuple[In, ...] = cell("[{ layers, cells ... }]: cells that differ in layers of a type", ())
     proved_for: str = ""  # digest of the config that an adopted row was proved with
-    origin: str = ""  # of a row that is not the table's, or reads what it does not list: where it comes from
+    origin: str = ""  # where the row comes from, if not from the table or not for this model_type
 
     def __repr__(self) -> str:
         tower = f", {self.tower}" if self.tower else ""
@@ -153,8 +154,8 @@ class Family:
     def roles(self) -> dict[str, str]:
         """The module of each role that the row names, one that holds several as "q+k+v".
 
-        Those of the layer are named within it, those of the model (tokens, positions, types, unembedding, norm.inputs,
-        norm.outputs) as the tensors are, without their prefix.
+        Modules of a layer are named within it; tokens, positions, types, unembedding, norm.inputs and norm.outputs
+        within the model.
         """
         heads, inputs, outputs, mlp = self.heads, self.inputs, self.outputs, self.mlp
         named = [("q", heads.q), ("k", heads.k), ("v", heads.v), ("o", heads.out)]
@@ -167,15 +168,16 @@ class Family:
                 ("norm.mlp", mlp.norm), ("norm.after_attention", mlp.after_attention),
                 ("norm.attention_output", mlp.attention_norm), ("norm.mlp_output", mlp.output_norm),
             ]  # fmt: skip
-        named += [("tokens", inputs.tokens), ("positions", inputs.positions), ("types", inputs.types)]
-        if outputs:
-            named += [("unembedding", next(iter(outputs.tokens), ""))]
-            norms += [("norm.outputs", outputs.norm)]
-        roles: dict[str, list[str]] = {}
+        shared: dict[str, list[str]] = {}
         for role, module in named:
-            roles.setdefault(module.removesuffix(".weight"), []).append(role)
-        modules = {"+".join(names): module for module, names in roles.items() if module}
-        return modules | {role: norm.module for role, norm in norms if norm and norm.module}
+            shared.setdefault(module, []).append(role)
+        modules = {"+".join(roles): module for module, roles in shared.items()}
+        modules |= {"tokens": inputs.tokens, "positions": inputs.positions, "types": inputs.types}
+        if outputs:
+            modules["unembedding"] = next(iter(outputs.tokens), "")
+            norms += [("norm.outputs", outputs.norm)]
+        modules |= {role: norm.module for role, norm in norms if norm}
+        return {role: module.removesuffix(".weight") for role, module in modules.items() if module}
 
     @property
     def output_module(self) -> str:

@@ -220,7 +220,7 @@ def _undone(row: Family, gguf: Gguf) -> dict[str, Undo]:
 def _published_name(name: str, row: Family, modules: Mapping[str, str]) -> tuple[str, str]:
     """`blk.3.attn_q.weight`: self_attn.q_proj, model.layers.3.self_attn.q_proj.weight; unknown names as they are.
 
-    A part of attention that the row does not name is put beside the others, where it is refused rather than left out.
+    A q/k-norm that the row does not name is put into the attention module, where it is refused rather than left out.
     """
     parts = re.fullmatch(r"(?:blk\.(\d{1,7})\.)?(\w+)\.(weight|bias)", name, re.ASCII)
     if not parts:

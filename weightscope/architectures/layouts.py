@@ -237,7 +237,7 @@ def keys_with_values(tensors: LayerTensors, family: Family, config: ModelConfig)
 
 
 def keys_beside_values(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
-    """One Linear of queries, and one with a head's keys, then its values, then those of the next head."""
+    """One Linear of queries, and one with the keys and values of each head in turn."""
     d, h, g, r = config.d_model, config.n_heads, config.n_kv_heads, config.head_dim
     q = by_head(*linear(tensors, config, family.heads.q, (h * r, d), family.heads.bias.q), h)
     w, b = linear(tensors, config, family.heads.k, (2 * g * r, d), family.heads.bias.k)
@@ -298,7 +298,7 @@ def loose_biases(tensors: LayerTensors, family: Family, config: ModelConfig) -> 
 
 
 def content_and_positions(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
-    """Conditional DETR: positions have projections of their own, whose outputs are added to those of content."""
+    """Conditional DETR: positions have their own projections, added to the projected content."""
     layer = separate(tensors, family, config)
     q, k = (_of_positions(tensors, config, module) for module in (family.heads.q, family.heads.k))
     return _with_biases(layer, q, k, Added(_unbiased(q), _unbiased(k)))
@@ -333,7 +333,7 @@ def _places(tensors: LayerTensors, family: Family, config: ModelConfig) -> tuple
 
 
 def _of_positions(tensors: LayerTensors, config: ModelConfig, content: str, suffix: str = "_proj") -> Affine:
-    """The projection of positions next to that of content: `qpos_proj` for `qcontent_proj`."""
+    """The projection of positions beside a projection of content: `qpos_proj` for `qcontent_proj`."""
     d, h = config.d_model, config.n_heads
     module = content.replace("content_proj", "pos" + suffix)
     return by_head(*linear(tensors, config, module, (h * config.head_dim, d), True), h)
@@ -350,8 +350,8 @@ def _with_biases(layer: Layer, q: Affine, k: Affine, added: Added) -> Layer:
     return replace(layer, q=queries, k=keys, added=added)
 
 
-def _unbiased(of: Affine) -> Affine:
-    return replace(of, bias=np.zeros_like(of.bias))
+def _unbiased(projection: Affine) -> Affine:
+    return replace(projection, bias=np.zeros_like(projection.bias))
 
 
 def _beside(content: Affine | None, places: Affine) -> Affine:

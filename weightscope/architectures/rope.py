@@ -356,7 +356,7 @@ class InTurn:
 
 
 def odd_and_even(theta: float, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """The frequencies of a whole head: those of even pairs for rows, then those of odd ones for columns (Pixtral)."""
+    """The frequencies of a whole head: even pairs for rows, then odd pairs for columns (Pixtral)."""
     of_head = inverse_powers(theta, width)
     rows, columns = of_head[0::2], of_head[1::2]
     return np.concatenate((rows, columns)), np.repeat((ROW, COLUMN), (len(rows), len(columns)))

@@ -322,7 +322,7 @@ def grouping_stages(config: Config) -> Mapping[str, Any]:
 
 
 def half_the_heads(config: Config) -> dict[str, int]:
-    """The encoder's attention of text has half as many heads as that of the image."""
+    """The encoder's attention to text has half as many heads as its attention to the image."""
     return {"text_enhancer_heads": config.size("encoder_attention_heads") // 2}
 
 

@@ -22,7 +22,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from weightscope.architectures import cells, distances, gguf, layouts, rope, rules
-from weightscope.architectures.cells import Biases, StoredNorm
+from weightscope.architectures.cells import Biases, Names, StoredNorm
 from weightscope.architectures.config import (
     KEYS,
     LARGEST_NUMBER,
@@ -56,7 +56,7 @@ BRACES = re.compile(r"([^{}]*)\{([^{}]*)\}([^{}]*)")
 BARE = re.compile(r"[A-Za-z0-9_-]+")
 NULL = "null"
 ABOUT = ("like", "name", "types", "alias")  # what a stanza says of itself; nothing of it is inherited
-STATED = ("gguf", "mlp")  # groups that only the row has that states them; `true` takes those of the row it is like
+STATED = ("gguf", "mlp")  # groups that are not inherited unless a stanza says `true`
 CONDITIONS = {"when": (("key", "is"), ("key", "is_not")), "in": (("layers",),)}  # what each may begin with
 # The rows that stanzas of other files may start from.
 ROOTS = (
@@ -152,7 +152,8 @@ def all_cells() -> dict[str, str]:
     for name, (part, _) in cells_of(Family).items():
         if name in groups():
             shorts = getattr(groups()[name], "SHORT", {})
-            meanings |= {f"{name}.{short}": f"all of {', '.join(parts)} in one" for short, parts in shorts.items()}
+            example = "; names that differ in braces, self_attn.{q,k,v,o}_proj, or one name for all"
+            meanings |= {f"{name}.{short}": ", ".join(parts) + example for short, parts in shorts.items()}
             inner = cells_of(groups()[name])
             meanings |= {f"{name}.{cell}": part.metadata["doc"] for cell, (part, _) in inner.items()}
         elif "doc" in part.metadata:
@@ -215,7 +216,7 @@ class File:
         return CheckpointError(f"line {line}: {problem}" if line else problem, file=self.file)
 
     def all(self) -> tuple[Family, ...]:
-        """Every row, in order, those of other names after the stanza that has them."""
+        """Every row, in order, aliases after their stanza."""
         return tuple(row for name in self.stanzas for row in self.named(name))
 
     def named(self, stanza: str) -> Iterator[Family]:
@@ -223,7 +224,7 @@ class File:
         row, given = self.row(stanza), self.stanzas[stanza]
         row = row.but(**{group: None for group in STATED if group not in given})
         yield row
-        for alias in _strings(given.get("alias", ()), f"[{stanza}] alias"):
+        for alias in _value(Names, given.get("alias", ()), f"[{stanza}] alias"):
             same = replace(row, gguf=None, mlp=None)
             yield same.but(name=alias, types=(alias,), config__defaults=values_of((alias,)))
 
@@ -289,10 +290,9 @@ def _stanzas(name: str, given: Any) -> dict[str, Mapping[str, Any]]:
         raise MisfitError("the name of a stanza", name, "one without dots; `name` and `types` may have them")
     known = {*ABOUT, *cells_of(Family)}
     towers = {key: part for key, part in given.items() if key not in known and isinstance(part, Mapping)}
-    own_cells = {key: value for key, value in given.items() if key not in towers}
-    return ({name: own_cells} if own_cells or not towers else {}) | {
-        f"{name}.{key}": part for key, part in towers.items()
-    }
+    rest = {key: value for key, value in given.items() if key not in towers}
+    row = {name: rest} if rest or not towers else {}
+    return row | {f"{name}.{key}": part for key, part in towers.items()}
 
 
 def _row(stanza: str, given: Mapping[str, Any], base: Family | None, trusted: bool) -> Family:
@@ -300,7 +300,7 @@ def _row(stanza: str, given: Mapping[str, Any], base: Family | None, trusted: bo
     where = f"[{stanza}]"
     name, _, tower = stanza.partition(".")
     name = _value(str, given.get("name", name), f"{where} name")
-    types = _strings(given.get("types", usual_types(name, base)), f"{where} types")
+    types = _value(Names, given.get("types", usual_types(name, base)), f"{where} types")
     for cell, value in (("name", name), ("types", types)):
         if not value:
             raise MisfitError(f"{where} {cell}", value, "one at least")
@@ -338,7 +338,7 @@ def _new_groups(base: Family, changes: Mapping[str, Any]) -> set[str]:
 
 
 def usual_types(name: str, base: Family | None) -> tuple[str, ...]:
-    """The model_types of a row that does not say them: its name, or those of the stack of the same name it is like."""
+    """The model_types of a row that does not state them: its name, or the types of a row `like` of the same name."""
     return base.types if base is not None and base.name == name else (name,)
 
 
@@ -351,7 +351,7 @@ def read_changes(given: Mapping[str, Any], where: str) -> dict[str, Any]:
         if name not in known:
             raise _refuse_unknown(name, value, place, (*known, *ABOUT))
         if name in ("when", "in"):
-            changes[known_field(name)] = _conditions(name, value, place)
+            changes[cells_of(Family)[name][0].name] = _conditions(name, value, place)
         elif name in groups() and value is False and NoneType in _alternatives(known[name]):
             changes[name] = None
         elif name in STATED and value is True:
@@ -367,11 +367,6 @@ def read_changes(given: Mapping[str, Any], where: str) -> dict[str, Any]:
         else:
             changes |= {f"{name}__{cell}": part for cell, part in _parts(groups()[name], value, place).items()}
     return changes
-
-
-def known_field(name: str) -> str:
-    """The field of a cell of `Family`: `in` is a word of Python's."""
-    return cells_of(Family)[name][0].name
 
 
 def _step(name: str, given: Any, where: str) -> Step | None:
@@ -408,7 +403,7 @@ def _condition(kind: str, given: Any, where: str) -> When | In:
 
 
 def _alternatives(wanted: Any) -> tuple[Any, ...]:
-    """The types that an annotation allows, and what it asks of a value besides."""
+    """The types that an annotation allows, and its limits."""
     if get_origin(wanted) is Annotated:
         return get_args(wanted)
     if get_origin(wanted) in (Union, UnionType):
@@ -541,11 +536,6 @@ def _string(kinds: tuple[Any, ...], given: str, where: str) -> str:
     return given
 
 
-def _strings(given: Any, where: str) -> tuple[str, ...]:
-    strings: tuple[str, ...] = _value(tuple[str, ...], given, where)
-    return strings
-
-
 def _several(kinds: tuple[Any, ...], given: Sequence[Any], where: str) -> Any:
     """A list, as the tuple that a cell holds or, among values of a config, as it is."""
     places = [f"{where}[{i}]" for i in range(len(given))]
@@ -574,7 +564,7 @@ NOT_WRITTEN = ("name", "types", "tower", "gguf", "origin", "proved_for")
 
 
 def stanza_of(row: Family, like: tuple[str, Family] | None = None, title: str = "") -> str:
-    """The stanza of a row: all its cells but those of GGUF files, or what differs from the row of another stanza."""
+    """The stanza of a row, without GGUF cells: complete, or only the cells that differ from the row `like`."""
     title = title or titles([row])[0]
     base = (Family() if like is None else like[1]).but(config__defaults=values_of(row.types))
     lines = [] if like is None else [f"like = {_text(like[0])}"]

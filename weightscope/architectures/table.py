@@ -42,11 +42,6 @@ class Rows(Sequence[Family]):
         stanzas = tomllib.loads((self.folder / UNSUPPORTED).read_text(encoding="utf-8")).values()
         return {kind: stanza["refused"] for stanza in stanzas for kind in stanza["types"]}
 
-    @property
-    def parsed(self) -> set[str]:
-        """The names of the files that were parsed."""
-        return {*self._files}
-
     def file(self, name: str) -> File:
         """One file, parsed."""
         if name not in self._files:
@@ -107,7 +102,7 @@ class Rows(Sequence[Family]):
 FAMILIES = Rows(Path(__file__).parent)
 
 
-# The rows that a checkpoint may be read by: those of a file that was asked for, the table's, and a user's own.
+# The rows that may read a checkpoint: of a given file, of the table, and of the user's folder.
 
 MOST_FILES = 1000  # of rows in a user's folder
 

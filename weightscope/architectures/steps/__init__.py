@@ -48,7 +48,7 @@ class Reads:
 
 @dataclass(frozen=True)
 class Step:
-    """A mechanism. A subclass has simple fields, which a row sets, and overrides what it needs."""
+    """A mechanism. A subclass has simple fields, which a row sets, and overrides some methods."""
 
     name: ClassVar[str]  # in rows: `steps.gate = "attention.g_proj"`; one step of a name per row
     place: ClassVar[Place]

@@ -11,7 +11,7 @@ import weightscope as ws
 from tests.support.tiny_models import FIXTURES, fixture
 
 
-def test_heads_are_as_wide_as_the_layer_says() -> None:
+def test_head_width_may_differ_by_layer() -> None:
     layers = [fixture("gemma4").model.layer(index) for index in range(3)]
     assert [(layer.head_dim, layer.n_kv_heads) for layer in layers] == [(6, 2), (8, 1), (8, 1)]
 
@@ -27,14 +27,14 @@ def test_a_layer_that_attends_to_anothers_keys_has_that_ones_maps(tmp_path: Path
     path.write_text(json.dumps(json.loads(path.read_text()) | {"num_kv_shared_layers": 1}))
     model = ws.open_model(tmp_path / "shared")
     assert model.attention_layers == (0, 1) and model.borrowing_layers == (2,)
-    layer, own, lender = model.layer(2), *(fixture("gemma4").model.layer(index) for index in (2, 1))
+    layer, maker, lender = model.layer(2), *(fixture("gemma4").model.layer(index) for index in (2, 1))
     assert layer.keys_of == 1 and "keys and values are those of layer 1" in layer.caveats[0]
     rng = np.random.default_rng(0)
     x, before = rng.normal(size=(2, 5, layer.d_model))
-    np.testing.assert_allclose(layer.queries(x), own.queries(x))
+    np.testing.assert_allclose(layer.queries(x), maker.queries(x))
     np.testing.assert_allclose(layer.keys(before), lender.keys(before))
     np.testing.assert_allclose(layer.inner_values(before), lender.inner_values(before))
-    np.testing.assert_allclose(layer.w_o, own.w_o)
+    np.testing.assert_allclose(layer.w_o, maker.w_o)
     read = {tensor.name for tensor in model.attention_tensors(2)}
     assert {"model.layers.1.self_attn.k_proj.weight", "model.layers.2.self_attn.q_proj.weight"} <= read
     assert "model.layers.2.self_attn.k_proj.weight" not in read
@@ -52,7 +52,7 @@ def test_layers_that_share_keys_and_values_are_the_eager_models() -> None:
     assert (row.layers, row.verdict) == (4, "exact")
 
 
-def test_layers_that_share_need_one_to_share_with(tmp_path: Path) -> None:
+def test_borrowed_keys_need_a_layer_of_the_same_type(tmp_path: Path) -> None:
     shutil.copytree(FIXTURES / "gemma4", tmp_path / "shared")
     path = tmp_path / "shared" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"num_kv_shared_layers": 3}))
@@ -60,7 +60,7 @@ def test_layers_that_share_need_one_to_share_with(tmp_path: Path) -> None:
         ws.open_model(tmp_path / "shared").attention_layers  # noqa: B018
 
 
-def test_a_sliding_layer_alone_has_sinks() -> None:
+def test_only_sliding_layers_have_sinks() -> None:
     model = fixture("mimo_v2_flash").model
     assert model.layer(0).sinks is None and model.layer(1).sinks is not None
     assert model.layer(0).w_o.shape[1] == 5 != model.layer(0).head_dim

@@ -49,7 +49,7 @@ def renamed(folder: Path, name: str = "llama") -> Path:
     return folder
 
 
-def test_every_row_comes_back_from_a_file(tmp_path: Path) -> None:
+def test_every_row_survives_writing_and_reading(tmp_path: Path) -> None:
     wrong = []
     for row in FAMILIES:
         (tmp_path / "row.toml").write_bytes(file_of([row], PROOF))
@@ -128,7 +128,7 @@ inputs = { tokens = "", more = "patches" }
     ("like = 'novel'", "[novel] like is novel; a row that does not start from this one was expected"),
     ("like = 'lama'", "[novel] like is lama; a stanza of this file, or a row of the table"),
 ])  # fmt: skip
-def test_what_is_no_cell_is_refused_with_its_place(cell: str, problem: str, tmp_path: Path) -> None:
+def test_unfit_cell_is_refused_with_line_stanza_and_cell(cell: str, problem: str, tmp_path: Path) -> None:
     cells = [line for line in stanza_of(NEW).splitlines() if line.partition(" ")[0] != cell.partition(" ")[0]]
     text = "\n".join([*cells, cell, ""])
     with pytest.raises(ws.CheckpointError) as error:
@@ -152,7 +152,7 @@ def test_what_is_no_cell_is_refused_with_its_place(cell: str, problem: str, tmp_
     ("a" + ".a" * 500, "has a line of more than 1000 bytes; no more are read"),
     (" \n" * 100_001, "has more than 200000 bytes; no more are read"),
 ])  # fmt: skip
-def test_what_is_no_file_of_rows_is_refused(text: str, problem: str, tmp_path: Path) -> None:
+def test_file_that_holds_no_rows_is_refused(text: str, problem: str, tmp_path: Path) -> None:
     (tmp_path / "row.toml").write_bytes(text.encode("latin-1"))
     with pytest.raises(ws.CheckpointError) as error:
         read_rows(tmp_path / "row.toml", FAMILIES.row)
@@ -172,7 +172,7 @@ MIXED = (
 )  # fmt: skip
 
 
-def test_a_row_that_its_cells_contradict_ends_in_one_line(tmp_path: Path) -> None:
+def test_contradictory_cells_end_in_one_line(tmp_path: Path) -> None:
     """Cells of other rows, put at random into a row that reads: it reads, or says what is wrong."""
     rng, rows = np.random.default_rng(0), list(FAMILIES)
     folder, refused = renamed(tmp_path / "model"), 0
@@ -194,7 +194,7 @@ def test_rows_of_a_type_are_found_without_parsing_every_file() -> None:
     for asked in [{kind} for kind in kinds] + [{"qwen3", "clip", "swin", "gemma3_text"}]:
         assert [*FAMILIES.rows(frozenset(asked))] == [row for row in FAMILIES if {row.name, *row.types} & asked]
     table = Rows(FAMILIES.folder)
-    assert table.rows(frozenset({"swin"})) and table.parsed == {"swin.toml"}
+    assert table.rows(frozenset({"swin"})) and table._files.keys() == {"swin.toml"}
 
 
 def test_rows_start_from_their_own_file_or_from_a_root() -> None:
@@ -219,11 +219,11 @@ def test_a_saved_row_opens_what_the_table_does_not_know(tmp_path: Path, config_h
     assert ws.open_model(folder).family == model.family
 
 
-def test_a_file_asked_for_stands_before_the_table_and_a_users_own_behind(tmp_path: Path, config_home: Path) -> None:
-    other = LLAMA.but(name="other")
-    saved(config_home / "other.toml", other)
+def test_given_file_precedes_the_table_and_a_users_folder_follows(tmp_path: Path, config_home: Path) -> None:
+    renamed_row = LLAMA.but(name="other")
+    saved(config_home / "other.toml", renamed_row)
     assert ws.open_model(FIXTURES / "llama").family.name == "llama"
-    assert ws.open_model(FIXTURES / "llama", families=saved(tmp_path / "row.toml", other)).family.name == "other"
+    assert ws.open_model(FIXTURES / "llama", families=saved(tmp_path / "row.toml", renamed_row)).family.name == "other"
 
 
 def test_a_broken_file_among_a_users_own_is_named(config_home: Path) -> None:
@@ -235,31 +235,31 @@ def test_a_broken_file_among_a_users_own_is_named(config_home: Path) -> None:
 def test_two_files_of_rows_give_two_fingerprints(tmp_path: Path) -> None:
     folder = renamed(tmp_path / "model")
 
-    def of(row: Family) -> RunIdentity:
+    def identity(row: Family) -> RunIdentity:
         return RunIdentity.of_model(ws.open_model(folder, families=saved(tmp_path / "row.toml", row)))
 
-    assert of(NEW) == of(NEW) != of(NEW.but(positions__rope__theta=2e4))
-    assert of(NEW) != RunIdentity.of_model(ws.open_model(folder, family="llama"))
+    assert identity(NEW) == identity(NEW) != identity(NEW.but(positions__rope__theta=2e4))
+    assert identity(NEW) != RunIdentity.of_model(ws.open_model(folder, family="llama"))
 
 
 @pytest.mark.parametrize("option", ["family", "families"])
-def test_every_place_says_that_a_row_is_not_the_tables(option: str, tmp_path: Path) -> None:
+def test_every_output_says_that_a_row_is_not_the_tables(option: str, tmp_path: Path) -> None:
     folder = renamed(tmp_path / "model")
     given = {"family": "llama", "families": str(saved(tmp_path / "row.toml"))}[option]
-    said = {"family": "unproved: no proof that this row reads model_type 'newcomer'", "families": "adopted, proved"}
+    labels = {"family": "unproved: no proof that this row reads model_type 'newcomer'", "families": "adopted, proved"}
     arguments = [str(folder), f"--{option}", given]
-    assert said[option] in CliRunner().invoke(main, ["inspect", *arguments]).stdout
+    assert labels[option] in CliRunner().invoke(main, ["inspect", *arguments]).stdout
     for command, page in (("audit", "report.html"), ("circuits", "report.html")):
         out = tmp_path / command
         result = CliRunner().invoke(main, [command, *arguments, "--out", str(out)])
-        assert result.exit_code == 0 and said[option] in (result.stdout if command == "audit" else result.stderr)
-        assert said[option].replace("'", "&#39;") in (out / page).read_text()
+        assert result.exit_code == 0 and labels[option] in (result.stdout if command == "audit" else result.stderr)
+        assert labels[option].replace("'", "&#39;") in (out / page).read_text()
     result = CliRunner().invoke(main, ["compare", str(folder), *arguments, "--out", str(tmp_path / "compare")])
-    assert said[option] in result.stderr
-    assert said[option].replace("'", "&#39;") in (tmp_path / "compare" / "report.html").read_text()
+    assert labels[option] in result.stderr
+    assert labels[option].replace("'", "&#39;") in (tmp_path / "compare" / "report.html").read_text()
     (tmp_path / "list.txt").write_text(str(folder))
     CliRunner().invoke(main, ["audit", str(tmp_path / "list.txt"), *arguments[1:], "--out", str(tmp_path / "many")])
-    assert said[option] in (tmp_path / "many" / "summary.csv").read_text()
+    assert labels[option] in (tmp_path / "many" / "summary.csv").read_text()
 
 
 def with_tensor(name: str, *shape: int) -> Callable[[Path], None]:
@@ -277,7 +277,7 @@ def with_tensor(name: str, *shape: int) -> Callable[[Path], None]:
     ("llama_linear", "model.layers.0.self_attn.q_proj.bias", False),
     ("llama_linear", "model.layers.0.input_layernorm.bias", False),
 ])  # fmt: skip
-def test_attention_tensors_that_no_cell_reads_are_refused(name: str, tensor: str, listed: bool, tmp_path: Path) -> None:
+def test_unread_attention_tensor_is_refused(name: str, tensor: str, listed: bool, tmp_path: Path) -> None:
     """Always if they belong to a module that is not read; if they belong to one that is, for an unlisted model_type."""
     folder = renamed(tmp_path / "model", name)
     with_tensor(tensor, 16)(folder)
