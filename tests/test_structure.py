@@ -19,7 +19,7 @@ metrics
 architectures
 embeddings
 model
-overflow run_identity
+run_identity
 provenance results
 sources text
 runner

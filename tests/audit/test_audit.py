@@ -12,7 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 import weightscope as ws
-from tests.support.audit import audit_of, names_in, undrawn
+from tests.support.audit import audit_of, names_in
+from tests.support.figures import undrawn
 from tests.support.provenance import without_footer
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.tiny_models import fixture

@@ -10,7 +10,7 @@ import weightscope as ws
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.attention.factored import Factored
 from weightscope.audit import directions
-from weightscope.audit.measure_layer import Projection, _spectrum
+from weightscope.audit.measure import Projection, _spectrum
 from weightscope.metrics import spaces
 
 

@@ -14,8 +14,8 @@ from analyses.planted_faults import initialised_anew
 from tests.support.audit import audit_of, names_in
 from tests.support.tiny_models import MECHANISMS, NAMES, fixture
 from weightscope.audit.audit import AuditOptions, measured_layer
-from weightscope.audit.factors import factor_findings
-from weightscope.audit.measures import MeasuredHeads
+from weightscope.audit.factor_findings import factor_findings
+from weightscope.audit.measure import MeasuredHeads
 
 TABLES = ["findings.csv", "findings.json", "heads.csv", "percentiles.csv", "report.html", "spectra.npz"]
 FIGURES = [f"{name}.{kind}" for name in ("depth", "heads", "spectra") for kind in ("png", "svg")] + ["spectra.csv"]

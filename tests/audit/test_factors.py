@@ -14,7 +14,7 @@ from analyses.planted_faults import other_rotary_order, planted, tiled_heads
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.tiny_models import fixture
 from tests.support.weights import package, shared
-from weightscope.audit.factors import _unrelated, _unrelated_pairs
+from weightscope.audit.factor_findings import _unrelated, _unrelated_pairs
 from weightscope.embedded import FOLDER
 from weightscope.findings import Finding
 from weightscope.metrics.factors import factor_arrays, row_arrays

@@ -7,7 +7,8 @@ from typing import NoReturn
 import numpy as np
 import pytest
 
-from tests.support.commands import is_one_line, run, undrawn
+from tests.support.commands import is_one_line, run
+from tests.support.figures import undrawn
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 
 

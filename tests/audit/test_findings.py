@@ -1,5 +1,6 @@
 """Faults planted in real weights are found by kind and place, and nothing else is; new weights give none."""
 
+import ast
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.tiny_models import FIXTURES
 from tests.support.weights import shared
 from weightscope.files import Files
-from weightscope.findings import KINDS, SEVERITIES, Finding, Findings, aggregated, of_head, spans
+from weightscope.findings import SEVERITIES, Finding, Findings, aggregated, finding_kinds, kind_of, of_head, spans
 
 Weights = dict[str, np.ndarray]
 Place = tuple[str, int | None, int | None, str | None]
@@ -142,7 +143,7 @@ def test_a_planted_fault_is_found_and_nothing_else(plant, place, vit, known, tmp
     assert places(found) - known == {place}
     (finding,) = (one for one in found if (one.kind, one.layer, one.head, one.map) == place)
     assert finding.text.endswith(".")
-    assert Findings([finding]).as_json()[0]["look_next"] == KINDS[place[0]].look_next
+    assert Findings([finding]).as_json()[0]["look_next"] == kind_of(place[0]).look_next
 
 
 def test_the_text_of_a_finding_says_where_its_number_comes_from(vit, tmp_path) -> None:
@@ -275,10 +276,34 @@ def test_findings_name_tokens_and_all_their_rows_are_in_the_table(tmp_path: Path
     assert files.contents["findings.csv"].decode() == rows.csv()
 
 
+def test_every_reported_kind_is_registered_and_every_registered_kind_is_reported() -> None:
+    """By the text of the package: names in `Finding(kind="...")`, and strings beside those of the registrations."""
+    reported, texts = set(), set()
+    for path in Path(ws.__file__).parent.rglob("*.py"):
+        registrations = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            called = getattr(node.func, "id", "") if isinstance(node, ast.Call) else ""
+            if called == "finding":
+                registrations |= set(ast.walk(node))
+            elif called in ("Finding", "of_head"):
+                reported |= {ast.literal_eval(k.value) for k in node.keywords if k.arg == "kind" and is_text(k.value)}
+            elif is_text(node) and node not in registrations:
+                texts.add(node.value)
+    assert reported and reported <= finding_kinds().keys() <= texts
+    with pytest.raises(KeyError):
+        Finding(kind="never registered", measure="", number=1.0, text="")
+
+
+def is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
 def test_the_most_severe_findings_come_first_and_are_counted() -> None:
-    kinds = list(KINDS)
+    kinds = list(finding_kinds())
     found = Findings(Finding(kind=kind, layer=0, measure="", number=1.0, text="") for kind in reversed(kinds))
-    assert [one.severity for one in found] == sorted((kind.severity for kind in KINDS.values()), key=SEVERITIES.index)
+    assert [finding.kind for finding in found] == kinds
+    severities = [finding.severity for finding in found]
+    assert severities == sorted(severities, key=SEVERITIES.index)
     errors = found.severities["error"]
     assert (
         found.headline.startswith(f"Findings: {errors} error") and "1 × weights that are not finite" in found.headline

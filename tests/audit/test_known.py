@@ -12,9 +12,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 import weightscope as ws
-from tests.support.audit import undrawn
+from tests.support.figures import undrawn
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
-from weightscope.audit.known import LARGEST, MOST_ALIKE, MOST_CELLS, MOST_ROWS, Entry, read_entries, with_known
+from weightscope.audit.known_findings import LARGEST, MOST_ALIKE, MOST_CELLS, MOST_ROWS, Entry, read_entries, with_known
 from weightscope.cli import main
 from weightscope.findings import Finding, Findings, Member
 

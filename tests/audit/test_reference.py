@@ -15,9 +15,9 @@ from click.testing import CliRunner, Result
 import weightscope as ws
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.audit import page as audit_page
-from weightscope.audit.measures import MeasuredHeads
+from weightscope.audit.make_reference import make_reference
+from weightscope.audit.measure import MeasuredHeads
 from weightscope.audit.reference import OWN, SHARES, Known, Reference, phrase, share_below, thirds_of
-from weightscope.audit.reference_list import make_reference
 from weightscope.cli import main
 from weightscope.errors import CheckpointError
 

@@ -7,7 +7,7 @@ import pytest
 
 import weightscope as ws
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
-from weightscope.audit import removed
+from weightscope.audit import removed_directions
 from weightscope.audit.audit import Audit
 from weightscope.findings import Finding
 from weightscope.metrics import least_directions
@@ -101,10 +101,10 @@ def test_layers_anywhere_whose_least_directions_agree_are_a_set() -> None:
 
 
 @pytest.mark.parametrize("layers", [range(LAYERS), range(3, 8), (0, 2, 5, 8, 11)])
-@pytest.mark.parametrize("kept", [removed.KEPT, 0])
+@pytest.mark.parametrize("kept", [removed_directions.KEPT, 0])
 def test_an_audit_finds_the_layers_and_the_direction(base: Weights, tmp_path: Path, monkeypatch, layers, kept) -> None:
     """Wide streams, whose Gram matrices are not kept, show runs of layers."""
-    monkeypatch.setattr(removed, "KEPT", kept)
+    monkeypatch.setattr(removed_directions, "KEPT", kept)
     audit = audited(tmp_path, cut(base, layers))
     if not kept and layers == (0, 2, 5, 8, 11):
         assert not removals(audit)
@@ -167,9 +167,9 @@ def test_what_is_read_is_looked_at_with_all_tensors(base: Weights, tmp_path: Pat
     assert "what attention reads" in finding.text and len(finding.items) == LAYERS
 
 
-@pytest.mark.parametrize("kept", [removed.KEPT, 0])
+@pytest.mark.parametrize("kept", [removed_directions.KEPT, 0])
 def test_weights_that_are_not_finite_are_left_out(base: Weights, tmp_path: Path, monkeypatch, kept: int) -> None:
-    monkeypatch.setattr(removed, "KEPT", kept)
+    monkeypatch.setattr(removed_directions, "KEPT", kept)
     weights = {name: np.full_like(w, np.nan) if "c_proj.weight" in name else w for name, w in base.items()}
     audit = audited(tmp_path, weights)
     assert not removals(audit) and any("removed" in note and "finite" in note for note in audit.notes)
@@ -188,11 +188,11 @@ def test_why_nothing_can_be_said(base: Weights, tmp_path: Path) -> None:
     one = audited(tmp_path / "one", base, layers=[3])
     assert any("fewer than two of these layers" in note for note in one.notes)
     model = ws.open_model(write_checkpoint(tmp_path / "bits", base))
-    (side,) = removed.sides(model, model.attention_layers, everything=False)
-    assert not removed.judge(side, D, centred=True).why
-    coarse = type("Coarse", (removed.Side,), {"bits": 2.6})(side.what, side.writes, side.layers)
+    (side,) = removed_directions.sides(model, model.attention_layers, everything=False)
+    assert not removed_directions.judge(side, D, centred=True).why
+    coarse = type("Coarse", (removed_directions.Side,), {"bits": 2.6})(side.what, side.writes, side.layers)
     hidden = "rounding to 2.6 bits leaves more along any direction than a removal would"
-    assert removed.judge(coarse, D, centred=True).why == hidden
+    assert removed_directions.judge(coarse, D, centred=True).why == hidden
 
 
 def test_rounding_is_blamed_only_where_weights_were_rounded(base: Weights, tmp_path: Path) -> None:

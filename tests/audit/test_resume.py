@@ -15,7 +15,7 @@ import weightscope as ws
 from tests.support.audit import audit_of, names_in
 from tests.support.provenance import without_footer
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
-from weightscope.audit import many
+from weightscope.audit import batch
 from weightscope.audit.audit import AuditOptions, measure_task
 from weightscope.audit.resume import FinishedLayers, layers_identity
 from weightscope.files import HIDDEN
@@ -54,7 +54,7 @@ def test_a_run_killed_twice_ends_with_the_same_bytes(checkpoint: Path, out: Path
 
 def interrupted(checkpoint: Path, out: Path, *options: str) -> Result:
     """An audit in which somebody presses Ctrl-C at layer 2."""
-    whole = many.measure_task
+    whole = batch.measure_task
 
     def until(get_model, index, options, *ahead):
         if index == 2:
@@ -62,7 +62,7 @@ def interrupted(checkpoint: Path, out: Path, *options: str) -> Result:
         return whole(get_model, index, options, *ahead)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(many, "measure_task", until)
+        patch.setattr(batch, "measure_task", until)
         return audit_of(checkpoint, out, *options)
 
 
@@ -138,14 +138,14 @@ def test_of_two_audits_at_once_one_ends_in_a_line_and_the_other_has_a_folder_of_
 
 def test_finished_layers_are_not_measured_again_unless_something_has_changed(checkpoint, tmp_path, monkeypatch) -> None:
     measured: list[int] = []
-    whole = many.measure_task
+    whole = batch.measure_task
 
     def counted(get_model, index, options, *ahead):
         measured.append(index)
         return whole(get_model, index, options, *ahead)
 
     assert interrupted(checkpoint, tmp_path).exit_code == 130
-    monkeypatch.setattr(many, "measure_task", counted)
+    monkeypatch.setattr(batch, "measure_task", counted)
     assert audit_of(checkpoint, tmp_path, "--resume").exit_code == 0
     assert measured == list(range(2, 12))
     measured.clear()

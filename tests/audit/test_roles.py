@@ -12,9 +12,9 @@ from tests.support.browser import Page
 from tests.support.embedded_heads import permuted, real
 from tests.support.tiny_gpt2 import write_checkpoint
 from tests.support.weights import shared
-from weightscope.audit import circuits
-from weightscope.audit.circuits import named_wiring, roles_of, with_roles
+from weightscope.audit.findings import with_roles
 from weightscope.circuits import names
+from weightscope.circuits.names import affordable_names, affordable_wiring
 from weightscope.files import Files
 from weightscope.findings import Finding, Findings, Member
 
@@ -24,14 +24,14 @@ def test_findings_of_gpt2_call_its_heads_by_their_roles(monkeypatch: pytest.Monk
     model = ws.open_model(shared("gpt2-attention"))
     found = ws.audit(model, layers=[4], directions=0)
     assert found.roles[4, 11] == "feeds keys" and found.roles[5, 1] == "keys read a head"
-    whole = named_wiring(model)
+    whole = affordable_wiring(model)
     assert whole is not None and np.array_equal(names.head_names(model), whole[1])  # from queries of a few pairs alone
-    monkeypatch.setattr(circuits, "AFFORDABLE", 0)
-    assert roles_of(model) == {}
+    monkeypatch.setattr(names, "AFFORDABLE", 0)
+    assert affordable_names(model) == {}
 
 
 def test_heads_that_tokens_name_need_no_wiring(embedded: ws.Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = named_wiring(embedded)
+    found = affordable_wiring(embedded)
     assert found is not None
     monkeypatch.setattr(names, "wiring_by_keys", None)
     assert np.array_equal(names.head_names(embedded), found[1])
@@ -53,7 +53,7 @@ def test_the_page_names_a_head_that_is_chosen(
 ) -> None:
     found = np.full((2, 8), "", object)
     found[1, 4] = "previous token"
-    monkeypatch.setattr(circuits, "head_names", lambda model: found)
+    monkeypatch.setattr(names, "head_names", lambda model: found)
     audit = ws.audit(embedded, directions=0)
     assert audit.roles == {(1, 4): "previous token"}
     audit.write(tmp_path)
@@ -99,5 +99,5 @@ def test_the_same_heads_in_another_order_have_the_same_roles_and_edges(tmp_path:
 
 
 def test_a_large_model_s_circuits_are_not_compared(embedded: ws.Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(circuits, "AFFORDABLE", 0)
+    monkeypatch.setattr(names, "AFFORDABLE", 0)
     assert ws.compare(embedded, embedded).circuits is None

@@ -14,7 +14,7 @@ from tests.support.weights import shared
 from weightscope.circuits import passes
 from weightscope.circuits.passes import PROBES, Written, doubt, pair_scores, sketched, wiring
 from weightscope.circuits.spaces import layer_spaces
-from weightscope.circuits.wiring import KINDS, MEASURES, strongest
+from weightscope.circuits.wiring import MEASURES, PROJECTIONS, strongest
 from weightscope.cli import main
 from weightscope.engine import Processes
 from weightscope.files import Files
@@ -49,7 +49,7 @@ def test_doubt_grows_with_what_would_have_to_be_true() -> None:
 
 
 @pytest.mark.parametrize("sizes", [(2, 2), (4, 2)])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", PROJECTIONS)
 def test_estimates_are_right_in_the_mean(kind: str, sizes: tuple[int, int]) -> None:
     rng = np.random.default_rng(0)
     first, second = (layer_spaces(random_layer(rng, 48, 20, *sizes), centred=False) for _ in range(2))
@@ -70,7 +70,7 @@ def test_the_strongest_pairs_of_gpt2_are_found_and_exact_and_most_others_estimat
     found = wiring(model, layers, top=3)
     monkeypatch.undo()
     whole = wiring(model, layers)
-    for kind in KINDS:
+    for kind in PROJECTIONS:
         assert whole.exact[kind].sum() == np.isfinite(whole.pk[kind]).sum() == 6 * 144
         for measure in MEASURES:
             pairs = [edge.pair for edge in strongest(found, kind, measure, 3)]
@@ -102,7 +102,7 @@ def test_other_processes_find_the_same(embedded: ws.Model, monkeypatch: pytest.M
     with Processes(2) as engine:
         elsewhere = wiring(embedded, top=5, engine=engine, on_worker=on_worker)
         here = wiring(embedded, top=5)
-        for kind in KINDS:
+        for kind in PROJECTIONS:
             np.testing.assert_allclose(here.pk[kind], elsewhere.pk[kind], rtol=2e-6)
             np.testing.assert_allclose(here.cs[kind], elsewhere.cs[kind], rtol=2e-6)
             np.testing.assert_array_equal(here.exact[kind], elsewhere.exact[kind])

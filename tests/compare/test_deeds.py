@@ -13,10 +13,10 @@ import weightscope as ws
 from analyses.derivations import DERIVATIONS, redrawn, shuffled
 from analyses.named_parts import read_weights, write_weights
 from benchmarks.synthetic import Sizes, write
-from tests.support.audit import undrawn
+from tests.support.figures import undrawn
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.cli import main
-from weightscope.findings import KINDS
+from weightscope.findings import finding_kinds
 from weightscope.tensors.findings import described, incomparable_tensors, on_top
 
 SIZES = Sizes(layers=3, width=64, heads=4, head_dim=16, kv_heads=4, vocabulary=400, inner=96)
@@ -161,7 +161,7 @@ def test_a_head_of_which_a_part_is_left_was_not_dropped() -> None:
         "The language-model head is only in the first and a head for another task is only in the last; "
         "the last is a BertForTokenClassification."
     )
-    assert KINDS["other_head"].severity == "note"
+    assert finding_kinds()["other_head"].severity == "note"
 
 
 def test_a_module_within_a_layer_is_no_head_on_top() -> None:

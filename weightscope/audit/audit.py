@@ -11,16 +11,14 @@ from typing import Any
 import numpy as np
 
 from weightscope.attention.layer import Layer
-from weightscope.audit.circuits import Roles, roles_of, with_roles
 from weightscope.audit.directions import HeadDirections, directions_of, how_many_read, with_tokens
-from weightscope.audit.findings import findings_of, positions_of
-from weightscope.audit.known import Entry, read_entries, unmatched, with_known
-from weightscope.audit.measure_layer import measure_layer
-from weightscope.audit.measures import UNSCALED, Arrays, MeasuredHeads
-from weightscope.audit.others import other_gains
+from weightscope.audit.findings import findings_of, positions_of, with_roles
+from weightscope.audit.known_findings import Entry, read_entries, unmatched, with_known
+from weightscope.audit.measure import UNSCALED, Arrays, MeasuredHeads, measure_layer
 from weightscope.audit.reference import OWN, Reference, Standing
-from weightscope.audit.removed import Removed, removed_directions, removed_findings
+from weightscope.audit.removed_directions import Removed, removed_directions, removed_findings
 from weightscope.checkpoint import Checkpoint
+from weightscope.circuits.names import Roles, affordable_names
 from weightscope.compute.cores import one_blas_thread
 from weightscope.compute.device import open_device
 from weightscope.errors import CheckpointError, counted, printable, sized, wholes
@@ -33,6 +31,7 @@ from weightscope.results import Result
 from weightscope.tables import Column, Table, as_json
 from weightscope.tensors.findings import beside_findings, tensor_findings
 from weightscope.tensors.measure import Everything, read_everything
+from weightscope.tensors.outside_maps import other_gains
 
 END = -1  # follows the last layer: what is read after the layers
 BASELINE = "findings.csv"  # in the folder of an earlier audit
@@ -267,7 +266,7 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
         positions_of(unchecked)[1],
     )
     read = tensors_of_heads(unchecked, heads.layers.tolist())
-    roles = roles_of(model)
+    roles = affordable_names(model)
     everything = read_everything(model.checkpoint) if options.all_tensors else None
     if everything is None:
         with_tokens_read = tensors_of_heads(unchecked, heads.layers.tolist(), tokens_read=bool(directions))
@@ -352,7 +351,7 @@ class Audit(Result):
     everything : Everything or None
         All tensors, attention or not, with `all_tensors`.
     roles : dict of str
-        Names of heads for what they do, by layer and head; see `roles_of`.
+        Names of heads for what they do, by layer and head; see `affordable_names`.
     provenance : Provenance
         What was read, by which command and version, and when.
     """

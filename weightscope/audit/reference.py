@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from weightscope.audit.measures import MeasuredHeads
+from weightscope.audit.measure import MeasuredHeads
 from weightscope.display import ShowsShapes
 from weightscope.errors import CheckpointError, counted
 from weightscope.files import new_file, regular_file

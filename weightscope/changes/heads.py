@@ -13,7 +13,7 @@ from weightscope.attention.factored import Factored
 from weightscope.attention.layer import Head, Layer
 from weightscope.attention.maps import Affine
 from weightscope.attention.rotation import Delta
-from weightscope.audit.measures import MAPS, Arrays
+from weightscope.audit.measure import MAPS, Arrays
 from weightscope.checkpoint import Checkpoint, Tensor
 from weightscope.checkpoint.lora import ChangeTensor, MergedTensor
 from weightscope.compute.cores import in_threads, one_blas_thread

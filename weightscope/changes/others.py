@@ -8,7 +8,6 @@ from math import inf, isfinite, log, prod, sqrt
 import numpy as np
 
 from weightscope.architectures.layer import NO_WEIGHTS
-from weightscope.audit.others import NAMED, ROWS, needed_tensors, other_tensors, shown_by_heads, squares_of
 from weightscope.changes.heads import SAME
 from weightscope.changes.tensors import UNKNOWN_SIZE, Pair, TensorChange, TensorChanges, first_pass, unpaired
 from weightscope.checkpoint import Tensor
@@ -18,6 +17,7 @@ from weightscope.findings import Finding, Member, listed
 from weightscope.model import Model
 from weightscope.tables import Column, Table
 from weightscope.tensors.findings import LARGEST_RMS
+from weightscope.tensors.outside_maps import NAMED, ROWS, needed_tensors, other_tensors, shown_by_heads, squares_of
 
 RESCALED = 1000.0  # times its norm before, or as many times less: no training does that to a tensor
 

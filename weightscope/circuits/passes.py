@@ -22,14 +22,13 @@ import numpy as np
 from weightscope.attention.layer import Layer
 from weightscope.circuits.spaces import LayerSpaces, Spaces, layer_spaces
 from weightscope.circuits.stream import attention_norm
-from weightscope.circuits.wiring import KINDS, MEASURES, Wiring, all_strongest, strongest
+from weightscope.circuits.wiring import MEASURES, PROJECTIONS, Wiring, all_strongest, strongest
 from weightscope.compute.cores import in_threads
 from weightscope.compute.device import CPU, Device, open_device
 from weightscope.display import ShowsShapes
 from weightscope.engine import Engine, ThisProcess, array_of
 from weightscope.errors import CheckpointError, TooLargeError
-from weightscope.model import Model
-from weightscope.overflow import overflow
+from weightscope.model import Model, overflow
 from weightscope.progress import bar
 
 PRODUCT_BYTES = 16 << 20  # bytes of one product: small enough to be summed while in the cache
@@ -182,7 +181,7 @@ def wiring_by_keys(model: Model, doubtful: Callable[[Wiring, slice], np.ndarray]
         wired = _all_pairs(model, tuple(model.attention_layers), "cpu", True, engine, get_model, ("k",)).wiring
         pairs = [np.argwhere(doubtful(wired, at)) + np.array([at.start, 0, 0, 0]) for at in wired.by_layer]
         i, a, j, b = np.concatenate(pairs).T
-        queries = np.full_like(i, KINDS.index("q"))
+        queries = np.full_like(i, PROJECTIONS.index("q"))
         _compute(model, wired, np.stack([queries, i, a, j, b // wired.shared], axis=1), engine, get_model)
     return wired
 
@@ -215,13 +214,15 @@ def _all_pairs(
     exact: bool,
     engine: Engine,
     get_model: GetModel,
-    kinds: Sequence[str] = KINDS,
+    kinds: Sequence[str] = PROJECTIONS,
 ) -> _Pass:
     n, h, config = len(layers), model.config.n_heads, model.config
-    pk, cs = ({kind: np.full((n, h, n, h), np.nan, np.float32) for kind in KINDS} for _ in range(2))
-    facts = {fact: {kind: np.zeros((n, h)) for kind in ("o", *KINDS)} for fact in FACTS}
+    pk, cs = ({kind: np.full((n, h, n, h), np.nan, np.float32) for kind in PROJECTIONS} for _ in range(2))
+    facts = {fact: {kind: np.zeros((n, h)) for kind in ("o", *PROJECTIONS)} for fact in FACTS}
     rows = config.head_dim if exact else LEADING + 2 * PROBES
-    bytes_a_layer = 4 * h * (rows * config.d_model + 2 * len(KINDS) * n * h)  # what is written, and all its scores
+    bytes_a_layer = (
+        4 * h * (rows * config.d_model + 2 * len(PROJECTIONS) * n * h)
+    )  # what is written, and all its scores
     for group in _groups(n, bytes_a_layer, TASKS_ELSEWHERE if engine.elsewhere else 1):
         engine.submit(group, pass_task, get_model, layers, group, exact, device, kinds)
     shown = bar(what="wiring", unit="pair of layers", total=n * (n - 1) // 2)
@@ -232,7 +233,7 @@ def _all_pairs(
         for number, kind in enumerate(kinds):
             pk[kind][group.start : group.stop, :, group.start :] = scores[0, number]
             cs[kind][group.start : group.stop, :, group.start :] = np.sqrt(np.maximum(scores[1, number], 0))
-        for fact, kind in ((fact, kind) for fact in FACTS for kind in ("o", *KINDS)):
+        for fact, kind in ((fact, kind) for fact in FACTS for kind in ("o", *PROJECTIONS)):
             known = own.get(fact) if isinstance(own, dict) else None
             number_of = known.get(kind) if isinstance(known, dict) else None
             facts[fact][kind][group.start :] = array_of(number_of, (rest, h), fact)
@@ -241,7 +242,7 @@ def _all_pairs(
     wired = Wiring(
         np.array(layers), pk, cs, {kind: rank.astype(int) for kind, rank in facts["rank"].items()},
         facts["concentration"], config.n_kv_heads, config.d_model - _centred(model),
-        {kind: np.isfinite(pk[kind]) & exact for kind in KINDS},
+        {kind: np.isfinite(pk[kind]) & exact for kind in PROJECTIONS},
     )  # fmt: skip
     return _Pass(wired, facts["largest"])
 
@@ -289,7 +290,7 @@ def pass_task(
     model, device = get_model(), open_device(device_name)
     h, n = model.config.n_heads, len(layers) - group.start
     scores = np.full((2, len(kinds), len(group), h, n, h), np.nan, np.float32)
-    facts = {fact: {kind: np.zeros((n, h)) for kind in ("o", *KINDS)} for fact in FACTS}
+    facts = {fact: {kind: np.zeros((n, h)) for kind in ("o", *PROJECTIONS)} for fact in FACTS}
     written: list[Written] = []  # each of one layer, or of some that are small
     together = SMALL_BYTES // (4 * model.config.head_dim * h) if device is CPU else 0  # rows of heads
 
@@ -353,9 +354,11 @@ def _with_the_strongest(model: Model, found: _Pass, top: int, engine: Engine, ge
     """The wiring with exact values for all pairs that can be among the `top` of a kind by a measure."""
     wired = found.wiring
     chosen = all_strongest(wired, top)
-    first = np.array([(KINDS.index(edge.kind), edge.i, edge.a, edge.j, edge.b // wired.shared) for edge in chosen])
+    first = np.array(
+        [(PROJECTIONS.index(edge.kind), edge.i, edge.a, edge.j, edge.b // wired.shared) for edge in chosen]
+    )
     _compute(model, wired, first, engine, get_model)
-    doubts = np.stack([_doubts(found, kind, top) for kind in KINDS])  # (3, L, H, L, G)
+    doubts = np.stack([_doubts(found, kind, top) for kind in PROJECTIONS])  # (3, L, H, L, G)
     pairs = np.argwhere(np.isfinite(doubts))
     order = np.argsort(doubts[tuple(pairs.T)], kind="stable")
     _compute(model, wired, pairs[order[:MOST_PAIRS]], engine, get_model)
@@ -372,7 +375,7 @@ def _doubts(found: _Pass, kind: str, top: int) -> np.ndarray:
     scales = {"pk": np.ones(()), "cs": found.largest["o"][:, :, None, None] * found.largest[kind]}
     estimates = {"pk": wired.pk[kind], "cs": wired.cs[kind] ** 2}
     random = {"pk": wired.random_pk(kind), "cs": wired.random_cs_squared(kind)}
-    limit = np.log(len(KINDS) * len(MEASURES) * top / FAILURE)
+    limit = np.log(len(PROJECTIONS) * len(MEASURES) * top / FAILURE)
     least = np.full(shape, np.inf)
     for measure in MEASURES:
         edges = strongest(wired, kind, measure, top, among=wired.exact[kind])
@@ -404,7 +407,7 @@ def _compute(model: Model, wired: Wiring, pairs: np.ndarray, engine: Engine, get
         values = array_of(values, (len(batch), 2, shared), "pairs of heads")
         for (number, i, a, j, group), (pk, squared) in zip(batch, values, strict=True):
             index = (i, a, j, slice(group * shared, (group + 1) * shared))
-            kind = KINDS[number]
+            kind = PROJECTIONS[number]
             wired.pk[kind][index], wired.cs[kind][index] = pk, np.sqrt(np.maximum(squared, 0))
             wired.exact[kind][index] = True
 
@@ -428,8 +431,8 @@ def pairs_task(get_model: GetModel, layers: Sequence[int], pairs: np.ndarray) ->
             positions = np.flatnonzero(reading & (pairs[:, 0] == number) & (pairs[:, 4] == group))
             heads = [held[int(i), int(a)] for i, a in pairs[positions, 1:3]]
             together = Written(*(np.concatenate(parts) for parts in zip(*heads, strict=True)))
-            readers = range(group * shared, (group + 1) * shared) if KINDS[number] == "q" else [group]
-            values[positions] = pair_scores(together, spaces.read[KINDS[number]].only(readers)).transpose(1, 0, 2)
+            readers = range(group * shared, (group + 1) * shared) if PROJECTIONS[number] == "q" else [group]
+            values[positions] = pair_scores(together, spaces.read[PROJECTIONS[number]].only(readers)).transpose(1, 0, 2)
 
         list(in_threads(meet, spots))
         for a in writers:

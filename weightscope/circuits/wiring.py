@@ -14,7 +14,7 @@ import numpy as np
 from weightscope.display import ShowsShapes
 from weightscope.files import Files
 
-KINDS = ("q", "k", "v")
+PROJECTIONS = ("q", "k", "v")
 ALL = slice(None)
 
 
@@ -116,9 +116,9 @@ class Wiring(ShowsShapes):
             "wiring.npz",
             layers=self.layers,
             width=np.array(self.width),
-            **{f"pk_o{kind}": self.pk[kind] for kind in KINDS},
-            **{f"cs_o{kind}": self.cs[kind] for kind in KINDS},
-            **{f"exact_o{kind}": self.exact[kind] for kind in KINDS},
+            **{f"pk_o{kind}": self.pk[kind] for kind in PROJECTIONS},
+            **{f"cs_o{kind}": self.cs[kind] for kind in PROJECTIONS},
+            **{f"exact_o{kind}": self.exact[kind] for kind in PROJECTIONS},
             **{f"rank_{kind}": rank for kind, rank in self.rank.items()},
             **{f"concentration_{kind}": each for kind, each in self.concentration.items()},
         )
@@ -170,4 +170,4 @@ def strongest(wired: Wiring, kind: str, measure: str, top: int, among: np.ndarra
 
 def all_strongest(wired: Wiring, top: int) -> list[Edge]:
     """The `top` pairs of every kind by each measure."""
-    return [edge for kind in KINDS for measure in MEASURES for edge in strongest(wired, kind, measure, top)]
+    return [edge for kind in PROJECTIONS for measure in MEASURES for edge in strongest(wired, kind, measure, top)]

@@ -11,7 +11,7 @@ import numpy as np
 
 from weightscope.audit.audit import AuditOptions, measured_forms, measured_layer
 from weightscope.audit.findings import HEAD_FACTOR, HEAD_Z, heads_without_numbers, overflowing_layers
-from weightscope.audit.measures import MAPS, Arrays, MeasuredHeads
+from weightscope.audit.measure import MAPS, Arrays, MeasuredHeads
 from weightscope.changes.edits import along_one_direction, moved_layers, written_direction
 from weightscope.changes.heads import LIMITED, SAME, added_to, change_column, followed, stage, unmoved
 from weightscope.changes.others import OtherChanges, limited_changes, other_changes, rescaled

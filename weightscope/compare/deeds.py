@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from weightscope.audit.measures import MAPS, Arrays, MeasuredHeads
+from weightscope.audit.measure import MAPS, Arrays, MeasuredHeads
 from weightscope.changes.basis import is_folded, is_permutation, rotation_between, turned
 from weightscope.changes.heads import unmoved
 from weightscope.changes.tensors import UNKNOWN_SIZE, Pair, TensorChange, between, changes_of, spread

@@ -5,7 +5,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from weightscope.audit.figures import MATH, TRACED, heat_map, title
-from weightscope.audit.measures import MAPS
+from weightscope.audit.measure import MAPS
 from weightscope.changes.heads import SAME
 from weightscope.compare.compare import Comparison
 from weightscope.metrics.outliers import known_median, layer_medians

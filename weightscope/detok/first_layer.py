@@ -21,8 +21,7 @@ from weightscope.detok.sigma import SigmaStatistics, sigma_statistics
 from weightscope.display import ShowsShapes
 from weightscope.embeddings import ids_of
 from weightscope.errors import CheckpointError
-from weightscope.model import Model, as_model
-from weightscope.overflow import overflow
+from weightscope.model import Model, as_model, overflow
 from weightscope.progress import bar
 from weightscope.tables import Column, Table
 from weightscope.text.tokenizer import token_names

@@ -24,8 +24,7 @@ from weightscope.embedded import COUNTS, FOLDER
 from weightscope.engine import Engine, ThisProcess, array_of
 from weightscope.errors import CheckpointError, TooLargeError, printable
 from weightscope.metrics.auroc import auroc_by_token, mean_auroc, mean_by_frequency, roc_curve
-from weightscope.model import Model, as_model
-from weightscope.overflow import overflow
+from weightscope.model import Model, as_model, overflow
 from weightscope.progress import bar, phase, progress_shown
 from weightscope.provenance import Provenance
 from weightscope.results import Result

@@ -16,8 +16,7 @@ from weightscope.compute.device import CPU, Device, open_device
 from weightscope.display import ShowsShapes
 from weightscope.embeddings import outside
 from weightscope.errors import CheckpointError, counted
-from weightscope.model import Model, as_model
-from weightscope.overflow import overflow
+from weightscope.model import Model, as_model, overflow
 from weightscope.progress import bar, phase
 from weightscope.runner.hooks import blocks_of, tower_of, watched
 from weightscope.runner.loading import first_line, import_torch, load_eager, room_for, torch_device

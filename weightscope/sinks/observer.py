@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from weightscope.attention.layer import Layer
-from weightscope.audit.measure_layer import measure_layer
+from weightscope.audit.measure import measure_layer
 from weightscope.errors import CheckpointError
 from weightscope.metrics.norms import output_triangles
 from weightscope.metrics.spectra import stable_rank

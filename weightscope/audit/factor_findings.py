@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weightscope.audit.measures import MeasuredHeads
-from weightscope.findings import Finding, Member, aggregated, indexed, of_head
+from weightscope.audit.measure import MeasuredHeads
+from weightscope.findings import Finding, Member, aggregated, finding, indexed, of_head
 from weightscope.metrics.outliers import known_median, layer_medians, log_measure, off_trend, robust_z
 from weightscope.metrics.profiles import FEWEST, cosines, profiles, share
 from weightscope.model import Model
@@ -59,6 +59,10 @@ def factor_findings(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
     yield from _noisy(heads, known.union(unbalanced))
 
 
+@finding(
+    "large_bias", "bias out of proportion", severity="warning", rank=90,
+    look_next="Read the tensor again from its source; compare it with the same bias of other layers.",
+)  # fmt: skip
 def _large_biases(heads: MeasuredHeads) -> Iterator[Finding]:
     """Biases that are far larger than what their projection makes of a normalised input."""
     norms = heads.arrays["factor_norm"]  # (L, H, 4)
@@ -97,6 +101,14 @@ def _mean(values: np.ndarray, axis: int) -> np.ndarray:
         return np.where(finite, values, 0.0).sum(axis=axis) / finite.sum(axis=axis)
 
 
+@finding(
+    "mixed_factors", "factors that do not belong together", severity="warning", rank=60,
+    look_next="Check the conversion: some of its tensors may be those of another layer, or of another checkpoint.",
+)  # fmt: skip
+@finding(
+    "untrained_layer", "layer as initialised", severity="warning", rank=70,
+    look_next="Check whether the layer was added or reset on purpose, and whether it was trained since.",
+)  # fmt: skip
 def _unrelated(model: Model, heads: MeasuredHeads) -> Iterator[tuple[int, Finding]]:
     """Layers whose factors do not belong together, by position; none where the others' do not either."""
     relation = _relation(heads)
@@ -222,6 +234,14 @@ def _misplaced(heads: MeasuredHeads) -> Misplaced:
     return found
 
 
+@finding(
+    "transposed_factors", "factor transposed", severity="warning", rank=40,
+    look_next="Check the conversion: transpose the tensor, and measure the loss of both.",
+)  # fmt: skip
+@finding(
+    "swapped_factors", "two factors swapped", severity="warning", rank=50,
+    look_next="Check the conversion: swap the two tensors back, and measure the loss of both.",
+)  # fmt: skip
 def _misplaced_findings(heads: MeasuredHeads, misplaced: Misplaced) -> Iterator[Finding]:
     """One finding for each factor that is transposed, and one for the layers whose W_V and W_O are exchanged."""
     for f, found in misplaced.transposed.items():
@@ -304,6 +324,10 @@ def _exchanged_findings(
             )  # fmt: skip
 
 
+@finding(
+    "unbalanced_factors", "factor off its partner's scale", severity="warning", rank=80,
+    look_next="Compare both tensors with an earlier checkpoint: a scale may have been applied to one alone.",
+)  # fmt: skip
 def _unbalanced(model: Model, heads: MeasuredHeads, known: set[int]) -> Iterator[tuple[int, Finding]]:
     """Layers in which one factor has another size than its partner, unlike their neighbours'."""
     logs = log_measure(heads.arrays["factor_norm"])  # (L, H, 4)
@@ -323,6 +347,10 @@ def _unbalanced(model: Model, heads: MeasuredHeads, known: set[int]) -> Iterator
             )  # fmt: skip
 
 
+@finding(
+    "noise_floor", "layer with a noise floor", severity="warning", rank=100,
+    look_next="Compare the layer with an earlier checkpoint, and check how it was quantised or merged.",
+)  # fmt: skip
 def _noisy(heads: MeasuredHeads, known: set[int]) -> Iterator[Finding]:
     """Layers in which what is weakest in every factor is stronger than in their neighbours."""
     if len(heads.layers) < LAYERS_FOR_NOISE:
