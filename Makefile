@@ -28,24 +28,24 @@ help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 gpt2-detok: $(VENV)/.installed $(CUDA)  ## the detokenization analysis of a first attention layer (half a minute)
-	$(BIN)/python -m analyses.gpt2_detok $(OPTIONS)
+	$(BIN)/python -m analyses.recipes.gpt2_detok $(OPTIONS)
 
 norm-attention: $(VENV)/.installed-runner $(CUDA)  ## the norm of what attention adds up, beside its weights (four minutes)
-	$(BIN)/python -m analyses.norm_attention $(OPTIONS)
+	$(BIN)/python -m analyses.recipes.norm_attention $(OPTIONS)
 
 outlier-dimensions: $(VENV)/.installed-runner $(CUDA)  ## the dimensions that decide where attention goes (three minutes)
-	$(BIN)/python -m analyses.outlier_dimensions $(OPTIONS)
+	$(BIN)/python -m analyses.recipes.outlier_dimensions $(OPTIONS)
 
 # SIZES=--thorough takes 40 texts instead of 12; SIZES=--paper takes 100, as the paper does. Both add a small model of
 # each of the paper's families from the Hub. MODELS="one two" chooses the models.
 sink-bias: $(VENV)/.installed-runner $(CUDA)  ## does the first token write a constant (a few minutes a model)
-	$(BIN)/python -m analyses.sink_bias $(OPTIONS)
+	$(BIN)/python -m analyses.recipes.sink_bias $(OPTIONS)
 
 sink-mechanisms: $(VENV)/.installed-runner $(CUDA)  ## is a sink a no-op or a broadcast (six minutes)
-	$(BIN)/python -m analyses.sink_mechanisms $(OPTIONS)
+	$(BIN)/python -m analyses.recipes.sink_mechanisms $(OPTIONS)
 
 sink-toys: $(VENV)/.installed-runner  ## train toys in which both kinds of sink emerge (an hour and a quarter)
-	$(BIN)/python -m analyses.sink_toys $(OPTIONS)
+	$(BIN)/python -m analyses.toys.sinks $(OPTIONS)
 
 test: $(VENV)/.installed-dev  ## what a change needs: lint and the fast tests (five minutes)
 	$(BIN)/ruff check $(CODE)

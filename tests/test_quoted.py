@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from tests.support.quoted import ROOT, cell, column, rows, words
-from weightscope.adopting import record
+from weightscope.architectures import proved
 from weightscope.norms.page import TABLE_3
 from weightscope.sinks.bias import PREDICTORS, prediction_aurocs
 
 pytestmark = pytest.mark.docs
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-RESULTS = [ROOT / "docs" / f"{name}.md" for name in ("audit", "circuits", "detok", "studies")]
+RESULTS = [ROOT / "docs" / f"{name}.md" for name in ("audit", "circuits", "detok", "norms", "outliers", "sinks")]
 
 
 SAID = " ".join(map(words, [PAGES[0], *RESULTS]))
@@ -90,7 +90,7 @@ def within(measure: str) -> list[float]:
 
 
 def beside_rows() -> Iterator[str]:
-    """The table in docs/studies.md that compares measures with the paper's."""
+    """The table in docs/sinks.md that compares measures with the paper's."""
     for row in rows(BESIDE):
         numbers = [f"{float(row[name]):.2f}" for name in ("lowest", "median", "highest", "last_layer")]
         cells = [BIAS_MODELS[row["model"]], row["measure"], row["layers"], row["within"], *numbers]
@@ -98,7 +98,7 @@ def beside_rows() -> Iterator[str]:
 
 
 def patching_rows() -> Iterator[str]:
-    """The table of perplexities in docs/studies.md."""
+    """The table of perplexities in docs/sinks.md."""
     for row in rows("sink-bias/models.csv"):
         of = patching(row["model"])
         pairs = [both(layers, 0, of) for layers in ("early", "middle", "late", "all")] + [both("all", 1, of)]
@@ -455,7 +455,7 @@ def test_the_readme_is_short() -> None:
 
 
 def test_the_readme_says_how_many_architectures_are_read() -> None:
-    assert record.standing() in words(PAGES[0])
+    assert proved.standing() in words(PAGES[0])
 
 
 # Numbers of these pages that no file under figures/ holds, and whose they are.

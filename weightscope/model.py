@@ -21,8 +21,8 @@ from weightscope.attention.norms import Norm
 from weightscope.attention.rotation import Rotation
 from weightscope.checkpoint import Checkpoint, Tensor, open_checkpoint
 from weightscope.checkpoint.config import read_json
+from weightscope.checkpoint.formats import ADAPTER, NEEDS_ITS_BASE
 from weightscope.checkpoint.hub import Repository
-from weightscope.checkpoint.local import ADAPTER, NEEDS_ITS_BASE
 from weightscope.checkpoint.lora import Adapter, adapter_from, has_tokenizer, open_adapter, with_adapter
 from weightscope.checkpoint.opening import adapter_in, at_revision, existing, locate, resolved
 from weightscope.embeddings import Embeddings, Unembedding

@@ -18,7 +18,7 @@ from weightscope.progress import bar
 
 if TYPE_CHECKING:  # commands import this module before they know what to do
     from weightscope.checkpoint import Checkpoint
-    from weightscope.checkpoint.header import Storage
+    from weightscope.checkpoint.storage import Storage
 
 COMMAND: ContextVar[str | None] = ContextVar("the command as it was typed", default=None)
 EPOCH = "SOURCE_DATE_EPOCH"  # seconds since 1970 in place of the time, for results that can be made again

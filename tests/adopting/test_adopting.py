@@ -10,9 +10,10 @@ import pytest
 from click.testing import CliRunner
 
 import weightscope as ws
+from tests.census.record import read, tally, write
 from tests.support.tiny_models import FIXTURES, fixture
-from weightscope.adopting.record import read, standing, tally, write
-from weightscope.architectures import FAMILIES, Family
+from weightscope.architectures import FAMILIES, Family, proved
+from weightscope.architectures.proved import standing
 from weightscope.architectures.stanzas import file_of, read_rows
 from weightscope.checkpoint import open_checkpoint
 from weightscope.cli import main
@@ -21,11 +22,11 @@ pytest.importorskip("torch", reason="tiny models are made by torch, which is not
 transformers = pytest.importorskip("transformers", reason="tiny models are made by transformers, not installed")
 
 from tests.adopting.newcomer import NewcomerConfig, NewcomerModel  # noqa: E402
-from weightscope.adopting import census  # noqa: E402
+from weightscope.adopting import newcomers  # noqa: E402
 from weightscope.adopting.adopt import PROOF, Adopted, adopt, misread  # noqa: E402
-from weightscope.adopting.census import at_work  # noqa: E402
 from weightscope.adopting.row_source import as_stanza  # noqa: E402
 from weightscope.adopting.tiny_models import SIZES  # noqa: E402
+from weightscope.adopting.trial import at_work  # noqa: E402
 
 pytestmark = pytest.mark.check
 
@@ -168,7 +169,8 @@ def test_which_transformers_a_census_is_of_is_written_with_it(tmp_path: Path) ->
 
 
 def test_what_a_newer_transformers_adds_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(census, "model_types", lambda: ["bert", "llama"])
-    monkeypatch.setattr(census, "read", lambda: [row for row in read() if row.type != "bert"])
+    counted = {kind: verdicts for kind, verdicts in proved.census().items() if kind != "bert"}
+    monkeypatch.setattr(newcomers, "model_types", lambda: ["bert", "llama"])
+    monkeypatch.setattr(proved, "census", lambda: counted)
     result = CliRunner().invoke(main, ["families", "--new"])
     assert result.stdout == "bert: exact self encoder.layer.{}.attention.self\n"

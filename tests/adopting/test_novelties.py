@@ -29,8 +29,8 @@ from tests.adopting.novelties import (  # noqa: E402
 )
 from tests.adopting.tricks import PlainConfig, registered, saved, worst  # noqa: E402
 from weightscope.adopting.adopt import PROOF, adopt  # noqa: E402
-from weightscope.adopting.census import at_work  # noqa: E402
 from weightscope.adopting.tiny_models import SIZES  # noqa: E402
+from weightscope.adopting.trial import at_work  # noqa: E402
 from weightscope.architectures import FAMILIES  # noqa: E402
 from weightscope.architectures.stanzas import file_of, read_rows  # noqa: E402
 

@@ -7,14 +7,14 @@ import pytest
 from click.testing import CliRunner
 
 import weightscope as ws
-from weightscope.adopting.record import standing
+from weightscope.architectures.proved import standing
 from weightscope.cli import main
 
 torch = pytest.importorskip("torch", reason="tiny models are made by torch, which is not installed")
 transformers = pytest.importorskip("transformers", reason="tiny models are made by transformers, not installed")
 
 from tests.adopting.newcomer import NewcomerConfig, NewcomerModel  # noqa: E402
-from weightscope.adopting import census  # noqa: E402
+from weightscope.adopting import newcomers  # noqa: E402
 from weightscope.architectures import table  # noqa: E402
 
 pytestmark = pytest.mark.check
@@ -27,7 +27,7 @@ BLOCKS = [block for kind, block in re.findall(r"```(\w*)\n(.*?)```", PAGE, re.DO
 def test_every_command_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(table, "own_folder", lambda: tmp_path / "own")
-    monkeypatch.setattr(census, "model_types", lambda: ["newcomer"])
+    monkeypatch.setattr(newcomers, "model_types", lambda: ["newcomer"])
     transformers.AutoConfig.register("newcomer", NewcomerConfig, exist_ok=True)
     transformers.AutoModel.register(NewcomerConfig, NewcomerModel, exist_ok=True)
     NewcomerModel(NewcomerConfig()).save_pretrained("newcomer")

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from analyses import derivations
-from analyses.derivations import DERIVATIONS, those_for
-from analyses.named_parts import Weights, read_weights, stored_as, write_weights
+from analyses.experiments import derivations
+from analyses.experiments.derivations import DERIVATIONS, those_for
+from analyses.experiments.named_parts import Weights, read_weights, stored_as, write_weights
 
 torch = pytest.importorskip("torch", reason="the eager models need the extra `runner`")
 transformers = pytest.importorskip("transformers")

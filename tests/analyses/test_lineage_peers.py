@@ -2,7 +2,7 @@
 
 import pytest
 
-from analyses import lineage_peers
+from analyses.experiments import lineage_peers
 
 pytestmark = pytest.mark.check
 

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 import weightscope as ws
-from analyses import planted_lineage
-from analyses.named_parts import read_weights
+from analyses.experiments import planted_lineage
+from analyses.experiments.named_parts import read_weights
 from weightscope.tables import Column, Table
 
 pytestmark = pytest.mark.check
@@ -22,7 +22,7 @@ TEXTS = ["It was a dark night. The rain fell in torrents.\n" * 400, "Another boo
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every tiny model, after one step."""
     pytest.importorskip("torch", reason="training needs the extra `runner`")
-    from analyses.train_lineage import train_all
+    from analyses.toys.train_lineage import train_all
 
     folder = tmp_path_factory.mktemp("work") / "trained"
     train_all(TEXTS, folder, steps=1)

@@ -13,7 +13,9 @@ from tests.support.tiny_models import FIXTURES
 
 pytest.importorskip("torch", reason="the recipes need the extra `runner`")
 
-from analyses import gpt2_detok, head_roles, inputs, norm_attention, outlier_dimensions, sink_bias, sink_mechanisms
+from analyses import inputs
+from analyses.experiments import head_roles
+from analyses.recipes import gpt2_detok, norm_attention, outlier_dimensions, sink_bias, sink_mechanisms
 from weightscope.cli.command import EndsInOneLine
 from weightscope.compute.device import open_device
 

@@ -11,11 +11,11 @@ from click.testing import CliRunner
 
 torch = pytest.importorskip("torch", reason="the toy models need the extra `runner`")
 
-from analyses.sink_toys import attention as toys  # noqa: E402
-from analyses.sink_toys import broadcast, nop, training, vit  # noqa: E402
-from analyses.sink_toys.__main__ import STAGES, main  # noqa: E402
-from analyses.sink_toys.mosaics import CLASSES, NOTHING, PATCHES, mosaics  # noqa: E402
-from analyses.sink_toys.training import Size  # noqa: E402
+from analyses.toys.sinks import attention as toys  # noqa: E402
+from analyses.toys.sinks import broadcast, nop, training, vit  # noqa: E402
+from analyses.toys.sinks.__main__ import STAGES, main  # noqa: E402
+from analyses.toys.sinks.mosaics import CLASSES, NOTHING, PATCHES, mosaics  # noqa: E402
+from analyses.toys.sinks.training import Size  # noqa: E402
 from weightscope.sinks import lemmas  # noqa: E402
 from weightscope.sinks import strength as sinks  # noqa: E402
 

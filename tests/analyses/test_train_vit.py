@@ -12,7 +12,8 @@ from click.testing import CliRunner
 torch = pytest.importorskip("torch", reason="the recipes need the extra `runner`")
 
 import weightscope as ws  # noqa: E402
-from analyses import sink_mechanisms, train_vit  # noqa: E402
+from analyses.recipes import sink_mechanisms  # noqa: E402
+from analyses.toys import train_vit  # noqa: E402
 from tests.support.cases import CASES  # noqa: E402
 from tests.support.hub_server import Hub  # noqa: E402
 from tests.support.random_models import random_model  # noqa: E402

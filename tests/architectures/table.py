@@ -1,4 +1,4 @@
-"""The table of families in docs/families.md, from what the fixtures give.
+"""The table in README.md of the rows that have tiny models, from what the fixtures give.
 
 python -m tests.architectures.table        # rewrites the table between the page's markers
 """
@@ -19,7 +19,7 @@ from weightscope.attention.positions import Buckets, Slopes, WindowBias
 from weightscope.attention.rotation import GridRotation
 
 BIASES = {Slopes: "ALiBi", Buckets: "relative buckets", WindowBias: "biases by offset in a window"}
-PAGE = Path(__file__).parent.parent.parent / "docs" / "families.md"
+PAGE = Path(__file__).with_name("README.md")
 MARKED = re.compile(r"(<!-- families -->\n)(.*?)(<!-- /families -->)", re.DOTALL)
 HEADER = ("family", "model_type", "scores", "values", "rotation or position terms", "norms", "tiny models")
 

@@ -244,10 +244,11 @@ EAGER = {  # variants whose models are run: what each adds to a config, by model
 @pytest.mark.check
 @pytest.mark.parametrize("kind", EAGER)
 def test_the_eager_model_of_a_mixed_config_is_read_exactly(kind: str, tmp_path: Path) -> None:
-    from weightscope.adopting.census import FAR, at_work
+    from tests.census.judge import judge, readings
+    from weightscope.adopting.comparison import Stored
     from weightscope.adopting.config_keys import tiny_config
-    from weightscope.adopting.judge import Stored, judge, readings
     from weightscope.adopting.tiny_models import PLANS, SIZES
+    from weightscope.adopting.trial import FAR, at_work
 
     torch.set_num_threads(1)
     tiny = plain(tiny_config(saved(kind), SIZES[0], PLANS[0]))

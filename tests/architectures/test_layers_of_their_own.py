@@ -46,7 +46,7 @@ def test_a_layer_that_attends_to_anothers_keys_has_that_ones_maps(tmp_path: Path
 def test_layers_that_share_keys_and_values_are_the_eager_models() -> None:
     pytest.importorskip("torch", reason="tiny models are made by torch, which is not installed")
     pytest.importorskip("transformers", reason="tiny models are made by transformers")
-    from weightscope.adopting.census import census
+    from tests.census.census import census
 
     (row,) = census("gemma3n_text")
     assert (row.layers, row.verdict) == (4, "exact")

@@ -13,9 +13,10 @@ pytestmark = pytest.mark.check
 
 @pytest.mark.parametrize("kind", ["nomic_bert", "jina_embeddings_v3", "olmo_hybrid", "qwen3", "deepseek_v3"])
 def test_a_base_at_the_top_is_the_base(kind: str, tmp_path: Path) -> None:
-    from weightscope.adopting.census import FAR, at_work
-    from weightscope.adopting.judge import Stored, judge, readings
+    from tests.census.judge import judge, readings
+    from weightscope.adopting.comparison import Stored
     from weightscope.adopting.tiny_models import SIZES
+    from weightscope.adopting.trial import FAR, at_work
 
     values = transformers.AutoConfig.for_model(kind).to_dict()
     values["rope_parameters"] = {"rope_type": "default", **(values["rope_parameters"] or {}), "rope_theta": 37.0}

@@ -5,8 +5,8 @@ from inspect import isfunction
 import pytest
 
 from tests.architectures.table import HEADER, MARKED, PAGE, table
+from tests.census.record import read
 from tests.support.tiny_models import NAMES, fixture
-from weightscope.adopting.record import read
 from weightscope.architectures import FAMILIES
 from weightscope.architectures.family import Family
 

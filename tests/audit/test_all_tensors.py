@@ -15,7 +15,7 @@ from tests.support import files
 from tests.support.figures import undrawn
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.changes.tensors import TensorChanges, compare_tensors
-from weightscope.checkpoint import checkpoint
+from weightscope.checkpoint import blocks
 from weightscope.cli import main
 from weightscope.metrics.weight_changes import CASTS, casts_between, low_rank
 
@@ -28,7 +28,7 @@ RNG = np.random.default_rng(3)
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks that end within every matrix."""
-    monkeypatch.setattr(checkpoint, "BLOCK", 50 * D)
+    monkeypatch.setattr(blocks, "BLOCK", 50 * D)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from analyses.planted_faults import initialised_anew
+from analyses.experiments.planted_faults import initialised_anew
 from tests.support.audit import audit_of, names_in
 from tests.support.tiny_models import MECHANISMS, NAMES, fixture
 from weightscope.audit.audit import AuditOptions, measured_layer

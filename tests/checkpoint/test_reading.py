@@ -42,7 +42,7 @@ def test_every_float_dtype_is_read_as_torch_reads_it(dtype: str, tmp_path: Path)
 @given(bits=st.integers(0, 2**16 - 1))
 @settings(max_examples=200)
 def test_bfloat16_is_the_upper_half_of_a_float32(bits: int) -> None:
-    from weightscope.checkpoint.header import decode
+    from weightscope.checkpoint.storage import decode
 
     (value,) = decode(np.frombuffer(struct.pack("<H", bits), np.uint8), "BF16")
     assert struct.pack("<f", value)[2:] == struct.pack("<H", bits) or np.isnan(value)
@@ -252,7 +252,7 @@ def test_a_header_in_which_the_library_sees_other_tensors_is_refused(
     path = header_alone(HONEST, tmp_path / "model.safetensors")
     assert list(open_checkpoint(path)) == ["a", "none", "b"]
     other = header_alone(seen, tmp_path / "other")
-    monkeypatch.setattr("weightscope.checkpoint.header.safe_open", lambda name, how: safe_open(other, how))
+    monkeypatch.setattr("weightscope.checkpoint.storage.safe_open", lambda name, how: safe_open(other, how))
     with pytest.raises(CheckpointError, match=r"model\.safetensors: the safetensors library finds other tensors"):
         open_checkpoint(path)
 
@@ -266,7 +266,7 @@ def test_the_library_maps_no_file_that_another_could_cut_short(tmp_path: Path, m
         opened.append(Path(name).stat())
         return safe_open(name, how)
 
-    monkeypatch.setattr("weightscope.checkpoint.header.safe_open", recorded)
+    monkeypatch.setattr("weightscope.checkpoint.storage.safe_open", recorded)
     open_checkpoint(path)
     (shown,) = opened
     assert shown.st_size == path.stat().st_size and shown.st_nlink == 0  # a file without a name

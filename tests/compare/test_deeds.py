@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 import weightscope as ws
-from analyses.derivations import DERIVATIONS, redrawn, shuffled
-from analyses.named_parts import read_weights, write_weights
+from analyses.experiments.derivations import DERIVATIONS, redrawn, shuffled
+from analyses.experiments.named_parts import read_weights, write_weights
 from benchmarks.synthetic import Sizes, write
 from tests.support.figures import undrawn
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint

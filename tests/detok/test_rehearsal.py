@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 from safetensors.numpy import load_file, save
 
-from analyses.gpt2_detok import main
+from analyses.recipes.gpt2_detok import main
 from tests.support.hub_server import Hub
 from weightscope.detok import paper
 from weightscope.text.sequences import OPENWEBTEXT

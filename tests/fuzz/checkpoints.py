@@ -14,7 +14,7 @@ from tests.fuzz.mutate import mutated_bytes, mutated_value
 from tests.support.files import encode
 from weightscope.architectures import FAMILIES, as_published
 from weightscope.checkpoint import open_checkpoint
-from weightscope.checkpoint.header import BITS
+from weightscope.checkpoint.storage import BITS
 from weightscope.errors import CheckpointError
 from weightscope.model import open_model
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from analyses.derivations import DERIVATIONS, redrawn
-from analyses.named_parts import read_weights, write_weights
+from analyses.experiments.derivations import DERIVATIONS, redrawn
+from analyses.experiments.named_parts import read_weights, write_weights
 from benchmarks.synthetic import Sizes, write
 
 SIZES = Sizes(layers=5, width=64, heads=4, head_dim=16, kv_heads=4, vocabulary=400, inner=96)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from analyses.derivations import DERIVATIONS, averaged, drifted, random_for, redrawn
-from analyses.named_parts import read_weights, write_gguf, write_weights
+from analyses.experiments.derivations import DERIVATIONS, averaged, drifted, random_for, redrawn
+from analyses.experiments.named_parts import read_weights, write_gguf, write_weights
 from benchmarks.synthetic import Sizes, write
 from tests.support.tiny_models import FIXTURES
 from weightscope.cli import main

@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from analyses.derivations import ggml, groups_to_nearest, nf4, q4_k
+from analyses.experiments.derivations import ggml, groups_to_nearest, nf4, q4_k
 from weightscope.metrics.grids import own_grid, precision
 from weightscope.metrics.weight_changes import CASTS
 

@@ -15,7 +15,8 @@ from tests.support.weights import package
 pytest.importorskip("torch", reason="the runner needs the extra `runner`")
 pytest.importorskip("tokenizers", reason="needs the extra `bigrams`")
 
-from analyses import inputs, norm_attention
+from analyses import inputs
+from analyses.recipes import norm_attention
 from tests.support.random_models import random_model
 from tests.support.word_models import WORDS, written_model
 from weightscope.cli import main

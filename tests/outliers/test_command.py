@@ -13,7 +13,8 @@ from tests.support.weights import package
 pytest.importorskip("torch", reason="the runner needs the extra `runner`")
 pytest.importorskip("tokenizers", reason="needs the extra `bigrams`")
 
-from analyses import inputs, outlier_dimensions
+from analyses import inputs
+from analyses.recipes import outlier_dimensions
 from tests.support.word_models import WORDS, written_model
 from weightscope.cli import main
 from weightscope.outliers import page as paper

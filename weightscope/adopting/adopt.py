@@ -9,15 +9,14 @@ import numpy as np
 import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from weightscope.adopting.census import TRIALS, at_work
+from weightscope.adopting.comparison import Stored, stacks
 from weightscope.adopting.config_keys import MEANINGS, SPECIAL, VARIED
-from weightscope.adopting.judge import Stored, stacks
 from weightscope.adopting.own_size import at_own_size
 from weightscope.adopting.row_source import as_stanza
 from weightscope.adopting.search import Found, Search
 from weightscope.adopting.shapes import Derived
 from weightscope.adopting.tiny_models import first_line
-from weightscope.adopting.trial import Tiny, nearness, proved, tiny_models
+from weightscope.adopting.trial import TRIALS, Tiny, at_work, nearness, proved, tiny_models
 from weightscope.architectures import FAMILIES, Family, LayerTensors
 from weightscope.architectures.cells import Inputs
 from weightscope.architectures.config import KEYS

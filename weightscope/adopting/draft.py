@@ -78,7 +78,7 @@ def drafted(checkpoint: Checkpoint) -> str:
     head = [
         "# A draft: names and shapes were looked at, and nothing was compared with a model. Results say `unproved`.",
         f"# {verdict}",
-        "# Cells and their meanings: docs/adopting.md. Proof: weightscope adopt SOURCE --with module:Class",
+        "# Cells and their meanings: docs/rows.md. Proof: weightscope adopt SOURCE --with module:Class",
     ]
     return printable_lines("\n".join([*head, "", stanza, *draft.open, ""]))
 

@@ -17,16 +17,16 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
+from weightscope.adopting.comparison import TOLERANCE, compare, compared_scores, stack_of
 from weightscope.adopting.config_keys import MEANINGS, SPECIAL
 from weightscope.adopting.hooks import Observed, watch_layers
 from weightscope.adopting.inputs import Inputs
-from weightscope.adopting.judge import TOLERANCE, compare, compared_scores, stack_of
 from weightscope.adopting.tiny_models import SIZES, attention_of, first_line
 from weightscope.adopting.trial import Tiny
 from weightscope.architectures import Family
 from weightscope.attention.layer import Layer
 from weightscope.checkpoint import Checkpoint, Tensor
-from weightscope.checkpoint.tensor import DerivedTensor, WholeTensor
+from weightscope.checkpoint.checkpoint import DerivedTensor, WholeTensor
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
 from weightscope.progress import bar

@@ -4,13 +4,11 @@ The sizes within one model differ from each other, so that no match is accidenta
 never run.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -168,24 +166,6 @@ FILLED: Mapping[str, Any] = {
     "attn_layer_indices": [1], "prediction_length": 4, "eos_token_id": 2, "pad_token_id": 0, "vocab_size": 0,
 }  # fmt: skip
 
-# By model_type: why there is no attention to compare.
-NOT_COMPARED: Mapping[str, str] = {
-    "mra": "its attention is a GPU kernel; without it transformers returns zeros",
-    "autoformer": "its attention correlates whole sequences at a delay, without a score for a query and a key",
-    **dict.fromkeys(VIBEVOICE, "has no attention: it convolves"),
-    "muse_spark_audio": "has no attention: it convolves",
-    "swiftformer": "its attention has one weight a token, and no score for a query and a key",
-    "glm_image_vqmodel": "transformers gives it no forward pass of its own",
-    "gemma3n_vision": "needs the package timm",
-    "gemma4_assistant": "its keys and values are those of another model",
-    "muse_glimmer_assistant": "its keys and values are of another model's states, and it runs with a cache alone",
-    "yoso": "its attention hashes queries and keys, without a softmax",
-    "reformer": "its attention hashes queries and keys, and divides by a sum of exponentials of its own",
-    "squeezebert": "its attention has channels before tokens; a tiny model in tests/architectures compares it",
-}
-ATTENTION = re.compile(r"[sS]oftmax\(|scaled_dot_product|ALL_ATTENTION|MultiheadAttention", re.ASCII)
-PARTS = re.compile(r"Auto\w+\.from_config|load_backbone|from \.\.\w+\.modeling_", re.ASCII)
-
 MOST_PARAMETERS = 140_000_000
 HEADS = ("", "CausalLM", "Seq2SeqLM", "ImageTextToText", "MaskedLM", "PreTraining", "SpeechSeq2Seq", "CTC",
          "ObjectDetection", "MaskGeneration", "TextToWaveform", "MultimodalLM")  # fmt: skip
@@ -261,18 +241,6 @@ def parameters_of(config: Any) -> set[str]:
         except Exception:
             continue
     return set()
-
-
-def without_attention(config: Any) -> str:
-    """Why there is no attention of a type to be seen, in words; empty if there may be."""
-    spec = find_spec(type(config).__module__.replace(".configuration_", ".modeling_"))
-    source = spec.loader.get_source(spec.name) if spec and spec.loader else ""  # type: ignore[attr-defined]
-    if not source or ATTENTION.search(source):
-        return ""
-    parts = [part for part in vars(config).values() if isinstance(part, transformers.PreTrainedConfig)]
-    if PARTS.search(source) and not (parts and all(map(without_attention, parts))):
-        return ""
-    return "has no attention: its code takes no softmax"
 
 
 def first_line(error: BaseException) -> str:

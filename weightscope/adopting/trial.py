@@ -1,16 +1,27 @@
 """A row on trial: tiny models of one architecture at work, and how near a row comes to what they were seen to do."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
 
-from weightscope.adopting.census import TRIALS, at_work
-from weightscope.adopting.hooks import Observed
-from weightscope.adopting.judge import Errors, Stored, judge, measured, pairs, stacks
-from weightscope.adopting.tiny_models import first_line
+from weightscope.adopting.comparison import (
+    REFUSED,
+    Errors,
+    Stored,
+    matched,
+    measured,
+    names_at_work,
+    pairs,
+    problem_of_stack,
+    stacks,
+)
+from weightscope.adopting.config_keys import tiny_config, varied
+from weightscope.adopting.hooks import Observed, observe
+from weightscope.adopting.tiny_models import PLANS, SIZES, Size, build, classes_of, first_line
 from weightscope.architectures import Family
 from weightscope.checkpoint import Checkpoint, open_checkpoint
 from weightscope.errors import CheckpointError
@@ -18,6 +29,11 @@ from weightscope.files import scratch_folder
 from weightscope.model import Model
 
 EXACT = 1e-5  # of probabilities, and of outputs relative to the largest
+MOST_CLASSES = 3  # built in the search for one that attends
+MOST_PLANS = 3  # tried after one that runs, for the sake of parts that do not
+FAR = 37  # where the second text begins
+# Sizes, seed and first position of the two models of a type, and whether its config has other numbers.
+TRIALS = ((SIZES[:1], 1, 0, False), (SIZES[1:], 2, FAR, True))
 
 
 @dataclass(frozen=True)
@@ -49,6 +65,54 @@ class Nearness:
 
 
 NOWHERE = Nearness(False, 0, 0, 0)
+
+
+def at_work(
+    config: Any, sizes: Sequence[Size], seed: int, start: int, other: bool = False
+) -> tuple[Any, list[Observed]]:  # fmt: skip
+    """A tiny model of a config and its attention layers at work: with the first and boldest sizes that it runs with.
+
+    With `other` numbers in its config, if it runs with them.
+    """
+    if other:
+        with suppress(Exception):  # whatever transformers raises of numbers that do not go together
+            return at_work(type(config).from_dict(varied(config.to_dict())), sizes, seed, start)
+    problems: list[str] = []
+    best: tuple[Any, list[Observed]] | None = None
+    left = MOST_PLANS * len(sizes)
+    for plan, size in product(PLANS, sizes):
+        if not left:
+            break
+        left -= best is not None
+        try:
+            model, observed, unseen = _attending(tiny_config(config, size, plan), size, seed, start)
+        except Exception as error:  # whatever a config raises that does not fit together
+            problems.append(first_line(error))
+            continue
+        if observed and (best is None or len(stacks(observed)) > len(stacks(best[1]))):
+            best = model, observed
+        if best and not unseen:
+            break
+        problems += unseen
+    if best is None:
+        raise ValueError(problems[0].removeprefix("ValueError: ") if problems else "no attention is computed")
+    return best
+
+
+def _attending(config: Any, size: Size, seed: int, start: int) -> tuple[Any, list[Observed], list[str]]:
+    """A model of the first class that attends, its layers at work and what did not run; else of the first class."""
+    first: tuple[Any, list[Observed], list[str]] | None = None
+    for kind in classes_of(config)[:MOST_CLASSES]:
+        with suppress(ValueError):  # this class cannot be built
+            model = build(config, seed, [kind])
+            seen = model, *observe(model, size, seed, start)
+            if seen[1]:
+                return seen
+            first = first or seen
+    if first is None:  # a later class can be built, or the error says why none can
+        model = build(config, seed)
+        first = model, *observe(model, size, seed, start)
+    return first
 
 
 @contextmanager
@@ -123,10 +187,19 @@ def proved(row: Family, tinies: Sequence[Tiny], stack: str) -> str:
     """What is wrong with a row of one stack in any of the models; nothing where it is exact in all."""
     for tiny in tinies:
         try:
-            verdicts = judge(tiny.stacks[stack], tiny.stored, [Model(tiny.checkpoint, row)], tolerance=EXACT)
+            problem, unread = problem_of(Model(tiny.checkpoint, row), tiny, stack, EXACT)
         except CheckpointError as error:
             return str(error).splitlines()[0]
-        for verdict in verdicts:
-            if verdict.verdict != "exact":
-                return verdict.reason
+        if problem or unread:
+            return problem.removeprefix(REFUSED) or unread
     return ""
+
+
+def problem_of(model: Model, tiny: Tiny, stack: str, tolerance: float) -> tuple[str, str]:
+    """What is wrong with what a model reads of one stack, and what it leaves unread; both empty where it is exact."""
+    calls = tiny.stacks[stack]
+    by_module = matched([model], names_at_work(calls, tiny.stored))
+    problem, read = problem_of_stack(by_module, calls, calls, tolerance)
+    layers = len({call.module for call in calls})
+    unread = "" if read == layers else f"{read} of {layers} layers are read" if read else "no row reads this stack"
+    return problem, unread

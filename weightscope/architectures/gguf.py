@@ -11,9 +11,9 @@ from weightscope.architectures.cells import Gguf, Undo, in_groups, keys_in_halve
 from weightscope.architectures.family import Family
 from weightscope.architectures.rope import Rope
 from weightscope.checkpoint import Checkpoint, Tensor
+from weightscope.checkpoint.checkpoint import DerivedTensor, WholeTensor
 from weightscope.checkpoint.config import Config
 from weightscope.checkpoint.gguf import GgufFile, GgufTensor
-from weightscope.checkpoint.tensor import DerivedTensor, WholeTensor
 from weightscope.errors import CheckpointError
 
 # What of config.json stands under no key of its own in a GGUF file, by architecture.

@@ -4,7 +4,7 @@ The census is read when the first checkpoint is opened, not when weightscope is 
 """
 
 import csv
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -12,7 +12,7 @@ from pathlib import Path
 from weightscope.architectures.family import Family
 from weightscope.files import regular_file
 
-RECORD = Path(__file__).parents[1] / "adopting" / "architectures.csv"
+RECORD = Path(__file__).parent / "architectures.csv"
 OF = "# transformers "  # begins the first line of a census, before the version
 # model_types that the census does not have, each with a tiny model in `tests/architectures/fixtures`.
 IN_FIXTURES = ("squeezebert",)
@@ -31,7 +31,7 @@ def unproved(row: Family, model_type: object, part_type: object) -> str:
     """
     kind = str(model_type)[:40]
     missing = _missing(title(row), str(model_type), str(part_type))
-    command = f"`python -m weightscope.adopting.census {kind}` compares it"
+    command = f"`python -m tests.census {kind}` in a checkout compares it"
     return f"unproved: {missing} was never compared with transformers' attention; {command}" if missing else ""
 
 
@@ -68,3 +68,21 @@ def lines(path: Path) -> Iterable[dict[str, str]]:
     with regular_file(path) as file:
         text = file.read().decode().splitlines(keepends=True)
     return csv.DictReader(line for line in text if not line.startswith(OF))
+
+
+def standing(path: Path = RECORD) -> str:
+    """The result of the census in two sentences, with the version of transformers."""
+    with regular_file(path) as file:
+        first = file.read().decode().partition("\n")[0]
+    release = " " + first.removeprefix(OF) if first.startswith(OF) else ""
+    rows = list(lines(path))
+    counts = Counter(row["verdict"] for row in rows if row["stack"])
+    types = {row["type"] for row in rows if row["stack"]}
+    unbuilt = len({row["type"] for row in rows} - types)
+    unseen = f", {counts['unseen']} never ran" if counts["unseen"] else ""
+    wrong = "none is" if not counts["WRONG"] else f"{counts['WRONG']} are"
+    return (
+        f"Checked against the eager attention of transformers{release} on tiny random models of {len(types)} "
+        f"model types: {counts['exact']} of {sum(counts.values())} attention stacks match exactly, {counts['refused']} "
+        f"are refused, {wrong} wrong{unseen}. {unbuilt} more types have no attention or cannot be built this small."
+    )

@@ -9,7 +9,7 @@ from weightscope.attention.layer import Layer
 from weightscope.changes.heads import SAME
 from weightscope.changes.tensors import Pair
 from weightscope.checkpoint import Tensor
-from weightscope.checkpoint.checkpoint import Block
+from weightscope.checkpoint.blocks import Block
 from weightscope.errors import counted
 from weightscope.findings import Finding, Member, indexed, spans
 from weightscope.metrics.weight_changes import NEARLY_ALL, Along, first_directions, one_direction

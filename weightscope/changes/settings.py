@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from weightscope.architectures.computed import NONE, UNKNOWN, Difference, differences, stated
 from weightscope.checkpoint.config import parse_json, read_small
 from weightscope.checkpoint.gguf import GgufFile
-from weightscope.checkpoint.local import LocalFile
 from weightscope.checkpoint.opening import LARGEST_SMALL_FILE, TOKENIZER_FILES
+from weightscope.checkpoint.storage import LocalFile
 from weightscope.errors import CheckpointError, counted, printable
 from weightscope.findings import Finding, listed
 from weightscope.model import Model

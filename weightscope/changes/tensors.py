@@ -9,7 +9,7 @@ from math import prod, sqrt
 import numpy as np
 
 from weightscope.checkpoint import Tensor
-from weightscope.checkpoint.checkpoint import Block, batches, blocks_of, row_width
+from weightscope.checkpoint.blocks import Block, batches, blocks_of, row_width
 from weightscope.compute.cores import in_threads
 from weightscope.errors import counted
 from weightscope.files import Files

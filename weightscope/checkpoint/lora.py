@@ -16,19 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from weightscope.checkpoint.checkpoint import Checkpoint
+from weightscope.checkpoint.checkpoint import Checkpoint, DerivedTensor, StoredTensor, Tensor, WholeTensor
 from weightscope.checkpoint.config import MAX_BYTES, Config, read_json
+from weightscope.checkpoint.formats import ADAPTER, ADAPTER_WEIGHTS, LONE, PICKLE, TORCH_ADAPTER, how_to_convert
 from weightscope.checkpoint.hub import Repository
-from weightscope.checkpoint.local import (
-    ADAPTER,
-    ADAPTER_WEIGHTS,
-    LONE,
-    PICKLE,
-    TORCH_ADAPTER,
-    LocalFile,
-    how_to_convert,
-)
-from weightscope.checkpoint.tensor import DerivedTensor, StoredTensor, Tensor, WholeTensor
+from weightscope.checkpoint.storage import LocalFile
 from weightscope.errors import CheckpointError, counted
 
 PREFIX = "base_model.model."  # of every name that PEFT saves

@@ -14,9 +14,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from weightscope.checkpoint.checkpoint import StoredTensor, Tensor, WholeTensor
 from weightscope.checkpoint.config import Config, parse_json
-from weightscope.checkpoint.header import MAX_DIMENSIONS, Storage
-from weightscope.checkpoint.tensor import StoredTensor, Tensor, WholeTensor
+from weightscope.checkpoint.storage import MAX_DIMENSIONS, Storage
 from weightscope.errors import CheckpointError
 
 FP8 = ("F8_E4M3", "F8_E5M2")

@@ -44,7 +44,7 @@ def families_command(csv_file: Path | None, new: bool, families: str | None) -> 
     The last line says how many of the attention stacks in transformers are read exactly. --new tries the architectures
     of the installed transformers that were not counted, each on tiny random models.
     """
-    from weightscope.adopting.record import standing
+    from weightscope.architectures.proved import standing
     from weightscope.architectures.table import families_table
 
     if new:
@@ -63,13 +63,14 @@ def _newer() -> None:
 
     import_torch()
     from weightscope.adopting.adopt import PROOF
-    from weightscope.adopting.census import newcomers, run
+    from weightscope.adopting.newcomers import newcomers, verdicts
 
     kinds = newcomers()
     if not kinds:
         click.echo(f"the census covers every model_type of {PROOF}")
-    for row in run(kinds):
-        click.echo(" ".join(filter(None, (f"{row.type}:", row.verdict, row.kind, row.stack, row.reason))))
+    for kind in kinds:
+        for line in verdicts(kind):
+            click.echo(line)
 
 
 @command(
@@ -188,10 +189,11 @@ def draft_command(named: Any, source: str, out: Path | None) -> None:
 @command(
     "Show family, shapes, bytes an audit would read. Headers only.",
     [
-        "weightscope inspect embedded",
         "weightscope inspect openai-community/gpt2",
+        "weightscope inspect embedded",
         "weightscope inspect model/ --check",
     ],
+    first=True,
 )
 @with_source
 @click.option(

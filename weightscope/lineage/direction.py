@@ -10,7 +10,7 @@ import numpy as np
 from weightscope.attention.factored import inner
 from weightscope.changes.tensors import Pair, TensorChange
 from weightscope.checkpoint import Tensor
-from weightscope.checkpoint.checkpoint import Block, row_width
+from weightscope.checkpoint.blocks import Block, row_width
 from weightscope.lineage.surgery import Surgery
 from weightscope.metrics.weight_changes import CASTS, first_directions
 from weightscope.model import Model

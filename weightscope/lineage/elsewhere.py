@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weightscope.checkpoint import Tensor
-from weightscope.checkpoint.checkpoint import Block, blocks_of, row_width
+from weightscope.checkpoint.blocks import Block, blocks_of, row_width
 from weightscope.errors import counted, printable
 from weightscope.findings import listed
 from weightscope.model import Model

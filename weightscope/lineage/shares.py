@@ -8,7 +8,7 @@ from math import prod, sqrt
 import numpy as np
 
 from weightscope.checkpoint import Tensor
-from weightscope.checkpoint.checkpoint import Block, row_width
+from weightscope.checkpoint.blocks import Block, row_width
 from weightscope.lineage.verdict import Related
 from weightscope.metrics.weight_changes import evenly_spread
 from weightscope.model import Model

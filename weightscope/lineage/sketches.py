@@ -24,8 +24,7 @@ import numpy as np
 from weightscope.attention.factored import core_singular_values, inner, triangle
 from weightscope.attention.layer import Layer
 from weightscope.checkpoint.config import LARGEST, digest_of, parse_json
-from weightscope.checkpoint.header import HeaderDigest, header_length, parse_header
-from weightscope.checkpoint.local import OpenFile
+from weightscope.checkpoint.storage import HeaderDigest, OpenFile, header_length, parse_header
 from weightscope.compute.cores import in_threads
 from weightscope.display import ShowsShapes
 from weightscope.errors import CheckpointError, printable

@@ -13,7 +13,7 @@ from weightscope.attention.layer import Layer
 from weightscope.changes.basis import is_folded, is_permutation, rotation_between
 from weightscope.changes.tensors import Pair, TensorChange, first_pass, judged
 from weightscope.checkpoint import Tensor
-from weightscope.checkpoint.checkpoint import Block, row_width
+from weightscope.checkpoint.blocks import Block, row_width
 from weightscope.display import ShowsShapes
 from weightscope.lineage.matching import Match
 from weightscope.metrics.grids import bits_of, own_grid, precision

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from weightscope.checkpoint.beside import Beside
+from weightscope.checkpoint.checkpoint import Beside
 from weightscope.errors import counted
 from weightscope.findings import Finding, Member, finding, listed
 from weightscope.metrics.outliers import log_measure, off_trend, robust_z

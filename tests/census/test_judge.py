@@ -1,0 +1,132 @@
+"""The judge itself: a row that is right is exact, and one that is wrong in any one cell is called wrong."""
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weightscope as ws
+from weightscope.architectures import FAMILIES, Family
+from weightscope.architectures.cells import NO_BIASES, layer_norm
+from weightscope.checkpoint import open_checkpoint
+
+pytest.importorskip("torch", reason="tiny models are made by torch, which is not installed")
+transformers = pytest.importorskip("transformers", reason="tiny models are made by transformers, not installed")
+
+from tests.census.judge import Verdict, judge, readings  # noqa: E402
+from weightscope.adopting.comparison import Stored  # noqa: E402
+from weightscope.adopting.hooks import Observed  # noqa: E402
+from weightscope.adopting.tiny_models import SIZES  # noqa: E402
+from weightscope.adopting.trial import at_work  # noqa: E402
+
+pytestmark = pytest.mark.check
+
+CONFIG = "config.json"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[list[Observed], Stored, Path]]:
+    """A tiny model of a type, seen at work and saved."""
+
+    @cache
+    def make(kind: str) -> tuple[list[Observed], Stored, Path]:
+        model, observed = at_work(transformers.AutoConfig.for_model(kind), SIZES[:1], seed=1, start=37)
+        folder = tmp_path_factory.mktemp(kind)
+        model.save_pretrained(folder)
+        return observed, Stored(model, folder), folder
+
+    return make
+
+
+def row_of(kind: str) -> Family:
+    return next(row for row in FAMILIES if kind in row.model_types)
+
+
+def judged(made: Any, kind: str, row: Family, tmp_path: Path, **config: Any) -> Verdict:
+    """The verdict on a model of one stack, read by a row and with some values of its config replaced."""
+    observed, stored, folder = made(kind)
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    values = json.loads((folder / CONFIG).read_text())
+    (tmp_path / CONFIG).write_text(json.dumps(values | config))
+    (verdict,) = judge(observed, stored, [ws.Model(open_checkpoint(tmp_path), row)])
+    return verdict
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gpt2", "gpt_neox", "bert", "gemma2"])
+def test_a_row_that_is_right_is_exact(made: Any, kind: str, tmp_path: Path) -> None:
+    assert judged(made, kind, row_of(kind), tmp_path).verdict == "exact"
+
+
+ATTACKS: dict[str, tuple[str, Callable[[Family], Family]]] = {
+    "pairs are neighbours": ("qwen3", lambda row: row.but(rope__interleaved=True)),
+    "turned the other way": ("qwen3", lambda row: row.but(rope__backwards=True)),
+    "not rotated": ("qwen3", lambda row: row.but(rope=None)),
+    "a norm that centres": ("qwen3", lambda row: row.but(norm=layer_norm("input_layernorm", bias=False))),
+    "gains less one": ("qwen3", lambda row: row.but(norm__offset=1.0)),
+    "another norm's gains": ("qwen3", lambda row: row.but(norm__module="post_attention_layernorm")),
+    "no norm": ("qwen3", lambda row: row.but(norm=None)),
+    "another scale": ("qwen3", lambda row: row.but(scale=lambda config, layer: config.head_dim**-0.4)),
+    "no q/k-norm": ("qwen3", lambda row: row.but(qk_norm=None)),
+    "q/k-norm after rotation": ("qwen3", lambda row: row.but(qk_norm__rotated=True)),
+    "q/k-norm the wrong way round": ("qwen3", lambda row: row.but(qk_norm__query="self_attn.k_norm")),
+    "keys for values": ("qwen3", lambda row: row.but(key="self_attn.v_proj", value="self_attn.k_proj")),
+    "no biases": ("qwen2", lambda row: row.but(biases=NO_BIASES)),
+    "no softcap": ("gemma2", lambda row: row.but(steps__softcap=None)),
+    "no output bias": ("bert", lambda row: row.but(biases__output=False)),
+    "the other order of a fused tensor": ("gpt_neox", lambda row: row.but(layout=row_of("phi3").layout)),
+    "a norm before a post-norm layer": ("bert", lambda row: row.but(norm=layer_norm("attention.output.LayerNorm"))),
+    "layers the wrong way round": ("qwen3", lambda row: row.but(stored_layer=lambda config, layer: 1 - layer)),
+}  # fmt: skip
+
+
+LEFT_UNREAD = {"no q/k-norm", "q/k-norm the wrong way round"}  # a tensor of attention that no cell reads is refused
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_row_that_is_wrong_in_one_cell_is_not_exact(made: Any, attack: str, tmp_path: Path) -> None:
+    kind, change = ATTACKS[attack]
+    verdict = judged(made, kind, change(row_of(kind)), tmp_path)
+    assert verdict.verdict == ("refused" if attack in LEFT_UNREAD else "WRONG") and verdict.reason, verdict
+
+
+def test_a_rotation_of_another_base_is_called_wrong_where_it_matters(made: Any, tmp_path: Path) -> None:
+    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 12000.0}}
+    verdict = judged(made, "llama", row_of("llama"), tmp_path, **rope)
+    assert verdict.verdict == "WRONG" and "values are right" in verdict.reason
+
+
+@pytest.mark.parametrize("kind", ["cohere2", "ernie4_5", "granitemoe", "helium", "ministral3", "nemotron", "smollm3"])
+def test_what_is_nearly_a_llama_is_none(made: Any, kind: str, tmp_path: Path) -> None:
+    assert judged(made, kind, row_of("llama"), tmp_path).verdict != "exact"
+
+
+def test_a_stack_that_is_read_and_did_not_run_is_unseen(made: Any) -> None:
+    observed, stored, folder = made("bart")
+    encoder = [call for call in observed if call.module.startswith("encoder")]
+    verdicts = {verdict.row: verdict.verdict for verdict in judge(encoder, stored, *readings(folder))}
+    assert verdicts == {"bart.encoder": "exact", "bart.decoder": "unseen", "bart.cross": "unseen"}
+
+
+def test_what_weightscope_refuses_is_refused_in_its_words(made: Any, tmp_path: Path) -> None:
+    observed, stored, folder = made("llama")
+    (tmp_path / CONFIG).write_text('{"model_type": "of another world"}')
+    (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    (verdict,) = judge(observed, stored, *readings(tmp_path))
+    assert verdict.verdict == "refused" and "of another world" in verdict.reason
+
+
+def test_far_positions_are_those_that_the_model_was_given(made: Any) -> None:
+    observed, _, _ = made("llama")
+    np.testing.assert_array_equal(observed[0].positions, 37 + np.arange(SIZES[0].length))
+
+
+def test_windows_of_an_image_are_one_sequence_in_pieces(made: Any) -> None:
+    observed, _, _ = made("qwen2_5_vl_vision")
+    first = observed[0].attention
+    np.testing.assert_allclose(first.sum(axis=-1), 1, atol=1e-5)
+    assert first.shape[1:] == (64, 64) and np.count_nonzero(first[0, 0]) == 16
