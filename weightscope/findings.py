@@ -75,34 +75,25 @@ def kind_of(name: str) -> FindingKind:
 
 
 # What `compare` reports.
-finding(
-    "copied_layer", "layer that became a copy of another", severity="warning", rank=170,
-    look_next="Check whether the layers were repeated on purpose; if not, the export or the merge wrote one twice.",
-)  # fmt: skip
-finding(
-    "swapped_layers", "layers in another order", severity="warning", rank=180,
-    look_next="Check the export: put the layers back in order, and measure the loss of both.",
-)  # fmt: skip
-finding(
-    "other_computation", "config that computes something else", severity="warning", rank=220,
-    look_next="Check each key: with the same weights, another value gives other attention or other logits.",
-)  # fmt: skip
-finding(
-    "different_families", "checkpoints of different families", severity="warning", rank=230,
-    look_next="Check that comparing these heads makes sense: norms, positions and biases may enter them differently.",
-)  # fmt: skip
-finding(
-    "permuted_heads", "permuted heads", rank=50,
-    look_next="The layer computes the same; undo the permutation before you average, merge or subtract weights.",
-)  # fmt: skip
-finding(
-    "moved_most", "head that moved beyond the others", rank=60,
-    look_next="Compare its spectra before and after, and the tokens along its first directions in the two audits.",
-)  # fmt: skip
-finding(
-    "unmoved_layers", "layers that did not move", rank=70,
-    look_next="Check that they were frozen on purpose.",
-)  # fmt: skip
+finding("copied_layer", "layer that became a copy of another", severity="warning", rank=170,
+        look_next="Check whether the layers were repeated on purpose; if not, the export or the merge wrote one "
+                  "twice.")  # fmt: skip
+finding("swapped_layers", "layers in another order", severity="warning", rank=180,
+        look_next="Check the export: put the layers back in order, and measure the loss of both.")  # fmt: skip
+finding("other_computation", "config that computes something else", severity="warning", rank=220,
+        look_next="Check each key: with the same weights, another value gives other attention or other "
+                  "logits.")  # fmt: skip
+finding("different_families", "checkpoints of different families", severity="warning", rank=230,
+        look_next="Check that comparing these heads makes sense: norms, positions and biases may enter them "
+                  "differently.")  # fmt: skip
+finding("permuted_heads", "permuted heads", rank=50,
+        look_next="The layer computes the same; undo the permutation before you average, merge or subtract "
+                  "weights.")  # fmt: skip
+finding("moved_most", "head that moved beyond the others", rank=60,
+        look_next="Compare its spectra before and after, and the tokens along its first directions in the two "
+                  "audits.")  # fmt: skip
+finding("unmoved_layers", "layers that did not move", rank=70,
+        look_next="Check that they were frozen on purpose.")  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -136,9 +136,9 @@ def test_the_kind_of_a_change_is_found(
 ) -> None:
     weights = {name: w.copy() for name, w in base.items()}
     change(weights)
-    found = compared(base_folder, weights, tmp_path)
-    assert dict(found.kinds) == kinds
-    assert said in found.lead
+    comparison = compared(base_folder, weights, tmp_path)
+    assert dict(comparison.kinds) == kinds
+    assert said in comparison.lead
 
 
 def test_the_table_for_people_says_what_the_sentence_does(base: Weights, base_folder: Path, tmp_path: Path) -> None:
@@ -154,11 +154,11 @@ def test_the_table_for_people_says_what_the_sentence_does(base: Weights, base_fo
 def test_how_much_changed_is_numpys(base: Weights, base_folder: Path, tmp_path: Path) -> None:
     weights = {name: w.copy() for name, w in base.items()}
     fine_tune(weights)
-    found = compared(base_folder, weights, tmp_path)
-    for one in found.changes:
-        a, b = base[one.name].astype(np.float64), weights[one.name].astype(np.float64)
-        assert one.change == pytest.approx(np.linalg.norm(b - a) / np.linalg.norm(a), rel=1e-5)
-        assert one.largest == np.abs(b - a).max() and one.values_changed == (a != b).sum()
+    comparison = compared(base_folder, weights, tmp_path)
+    for change in comparison.changes:
+        a, b = base[change.name].astype(np.float64), weights[change.name].astype(np.float64)
+        assert change.change == pytest.approx(np.linalg.norm(b - a) / np.linalg.norm(a), rel=1e-5)
+        assert change.largest == np.abs(b - a).max() and change.values_changed == (a != b).sum()
 
 
 @pytest.mark.parametrize("save", [np.float32, np.float16, bfloat16], ids=["F32", "F16", "BF16"])
@@ -172,19 +172,19 @@ def test_the_rank_of_a_merge_is_found_up_to_the_rounding_of_what_it_is_saved_in(
         for name, weights in (("a", stored), ("b", merged)):
             write_checkpoint(tmp_path / name, weights)
             files.write(tmp_path / name / "model.safetensors", {key: files.bfloat16(w) for key, w in weights.items()})
-        found = compare_tensors(*(ws.open_model(tmp_path / name) for name in ("a", "b")))
+        comparison = compare_tensors(*(ws.open_model(tmp_path / name) for name in ("a", "b")))
     else:
-        found = compared(write_checkpoint(tmp_path / "a", stored), merged, tmp_path)
-    (one,) = (one for one in found.changes if one.kind != "identical")
-    assert (one.name, one.kind, one.rank) == (MATRIX, "low rank", 4)
+        comparison = compared(write_checkpoint(tmp_path / "a", stored), merged, tmp_path)
+    (change,) = (change for change in comparison.changes if change.kind != "identical")
+    assert (change.name, change.kind, change.rank) == (MATRIX, "low rank", 4)
 
 
 def test_names_are_matched_whatever_stands_before_them(base: Weights, base_folder: Path, tmp_path: Path) -> None:
     prefixed = {f"transformer.{name}": w for name, w in base.items()}
     folder = write_checkpoint(tmp_path / "b", base)
     save_file(prefixed, folder / "model.safetensors")
-    found = compare_tensors(ws.open_model(base_folder), ws.open_model(folder))
-    assert dict(found.kinds) == {"identical": 21}
+    comparison = compare_tensors(ws.open_model(base_folder), ws.open_model(folder))
+    assert dict(comparison.kinds) == {"identical": 21}
 
 
 FLOATS = [("BF16", "bfloat16"), ("F16", "float16"), ("F8_E4M3", "float8_e4m3fn"), ("F8_E5M2", "float8_e5m2")]
@@ -229,17 +229,17 @@ def test_compare_says_first_what_it_did_not_read(base: Weights, base_folder: Pat
     weights = {name: w.copy() for name, w in base.items()}
     merge_lora(weights)
     lose_and_gain(weights)
-    other = write_checkpoint(tmp_path / "b", weights)
+    changed = write_checkpoint(tmp_path / "b", weights)
     with undrawn():
-        result = CliRunner().invoke(main, ["compare", str(base_folder), str(other), "--out", str(tmp_path / "out")])
+        result = CliRunner().invoke(main, ["compare", str(base_folder), str(changed), "--out", str(tmp_path / "out")])
         assert "Not compared: 1 of 21 tensors (20 bytes of " in result.stdout.splitlines()[0], result.output
         assert not (tmp_path / "out" / "tensors.csv").exists()
-        command = ["compare", str(base_folder), str(other), "--all", "--out", str(tmp_path / "out")]
+        command = ["compare", str(base_folder), str(changed), "--all", "--out", str(tmp_path / "out")]
         result = CliRunner().invoke(main, command)
     first = result.stdout.splitlines()[0]
     assert "Not compared" not in first and "low rank, as by a merged LoRA (rank 4, 8)" in first
     assert len((tmp_path / "out" / "tensors.csv").read_text().splitlines()) == 23
     assert "Everything in the files" in (tmp_path / "out" / "report.html").read_text()
-    found = json.loads((tmp_path / "out" / "findings.json").read_text())
-    (finding,) = (one for one in found if one["kind"] == "tensor_missing")
-    assert [one["name"] for one in finding["members"]] == ["extra", "lm_head.weight"]
+    findings = json.loads((tmp_path / "out" / "findings.json").read_text())
+    (finding,) = (finding for finding in findings if finding["kind"] == "tensor_missing")
+    assert [member["name"] for member in finding["members"]] == ["extra", "lm_head.weight"]

@@ -155,13 +155,17 @@ def test_a_spike_is_told_with_the_tokens_along_it(tmp_path: Path) -> None:
         spike = np.outer(weights["wte.weight"][17], np.ones(8))
         weights["h.1.attn.c_attn.weight"][:, columns] += 9 * spike.astype(np.float32)
     audit = ws.audit(ws.open_model(write_checkpoint(tmp_path, weights, n_head=6)))
-    (finding,) = (one for one in audit.findings if one.kind == "spectral_spike" and one.head == 1 and one.map == "qk")
-    line = next(own.lines[0] for own in audit.directions if (own.layer, own.head) == (1, 1))
+    (finding,) = (
+        finding
+        for finding in audit.findings
+        if finding.kind == "spectral_spike" and finding.head == 1 and finding.map == "qk"
+    )
+    line = next(head.lines[0] for head in audit.directions if (head.layer, head.head) == (1, 1))
     assert finding.text.count("Along it: ") == 1 and line.map == "qk"
     for name, _, _, tokens in line.sides:
         assert f"{name} {tokens[0]!r}, {tokens[1]!r}" in finding.text
     without = ws.audit(ws.open_model(tmp_path), directions=0).findings
-    assert "Along it" not in str([one.text for one in without])
+    assert "Along it" not in str([finding.text for finding in without])
 
 
 def test_a_caveat_never_stands_without_its_preface(tmp_path: Path) -> None:

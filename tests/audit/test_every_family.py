@@ -25,11 +25,11 @@ OF_FACTORS = {"transposed_factors", "swapped_factors", "mixed_factors", "unbalan
 
 def audited(name: str, out: Path) -> ws.Model:
     """A fixture, audited by the command into `out`."""
-    it = fixture(name)
-    result = audit_of(it.folder, out, *(["--tower", it.case.tower] if it.case.tower else []))
+    model = fixture(name)
+    result = audit_of(model.folder, out, *(["--tower", model.case.tower] if model.case.tower else []))
     assert result.exit_code == 0, result.output
     assert result.output.splitlines()[-1] == str(out / "report.html")
-    return it.model
+    return model.model
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -89,11 +89,11 @@ def test_tokens_along_a_direction_are_the_nearest_that_enter_the_stream(name: st
     out = tmp_path / "out"
     model = audited(name, out)
     rows = stream_rows(model)  # (V, d)
-    for one in json.loads((out / "directions.json").read_text()):
-        layer = model.layer(one["layer"])
+    for head in json.loads((out / "directions.json").read_text()):
+        layer = model.layer(head["layer"])
         seen = rows - rows.mean(axis=1, keepdims=True) if layer.norm is not None and layer.norm.centred else rows
-        u = layer.head(one["head"]).qk.svd()[0]
-        line = one["lines"][0]
+        u = layer.head(head["head"]).qk.svd()[0]
+        line = head["lines"][0]
         along = np.linalg.norm(seen @ u[:, : line["last"]], axis=1) / np.linalg.norm(seen, axis=1)
         nearest = {
             side["rows"][0]: abs(side["cosines"][0]) for side in line["sides"] if side["name"].startswith("query")

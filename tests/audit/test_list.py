@@ -69,11 +69,11 @@ def test_those_that_fail_are_reported_and_the_others_finish(work: Path, first: R
 
 def test_resume_does_what_failed_or_changed_and_nothing_else(work: Path, first: Result, monkeypatch) -> None:
     asked: list[str] = []
-    whole = batch.measure_task
+    measure_task = batch.measure_task
 
     def counted(get_model, index, options, *ahead):
         asked.append(Path(get_model().source).name)
-        return whole(get_model, index, options, *ahead)
+        return measure_task(get_model, index, options, *ahead)
 
     monkeypatch.setattr(batch, "measure_task", counted)
     before = {row["name"]: row for row in table(work / "out")}
@@ -94,11 +94,11 @@ def test_resume_does_what_failed_or_changed_and_nothing_else(work: Path, first: 
 def test_a_checkpoint_whose_folder_was_written_by_another_audit_since_is_done_again(work: Path, tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text(f"{work}/step1\n")
     run("audit", tmp_path / "one.txt", "--out", tmp_path / "out")
-    whole = (tmp_path / "out" / "step1" / "heads.csv").read_bytes()
+    heads = (tmp_path / "out" / "step1" / "heads.csv").read_bytes()
     assert run("audit", work / "step3", "--out", tmp_path / "out" / "step1", "--layers", 0).exit_code == 0
-    assert (tmp_path / "out" / "step1" / "heads.csv").read_bytes() != whole
+    assert (tmp_path / "out" / "step1" / "heads.csv").read_bytes() != heads
     assert run("audit", tmp_path / "one.txt", "--out", tmp_path / "out", "--resume").exit_code == 0
-    assert (tmp_path / "out" / "step1" / "heads.csv").read_bytes() == whole
+    assert (tmp_path / "out" / "step1" / "heads.csv").read_bytes() == heads
 
 
 def test_one_list_at_a_time_writes_a_summary(work: Path, tmp_path: Path) -> None:
@@ -112,12 +112,12 @@ def test_one_list_at_a_time_writes_a_summary(work: Path, tmp_path: Path) -> None
 
 
 def test_a_defect_met_in_one_checkpoint_does_not_keep_the_others(work: Path, tmp_path: Path, monkeypatch) -> None:
-    whole = batch.measure_task
+    measure_task = batch.measure_task
 
     def defective(get_model, index, options, *ahead):
         if "step3" in get_model().source:
             raise ZeroDivisionError("layer 1")
-        return whole(get_model, index, options, *ahead)
+        return measure_task(get_model, index, options, *ahead)
 
     monkeypatch.setattr(batch, "measure_task", defective)
     (tmp_path / "two.txt").write_text(f"{work}/step3\n{work}/step1\n")

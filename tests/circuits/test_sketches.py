@@ -67,21 +67,21 @@ def test_the_strongest_pairs_of_gpt2_are_found_and_exact_and_most_others_estimat
 ) -> None:
     model = ws.open_model(shared("gpt2-attention"))
     layers = [2, 4, 5, 6]
-    found = wiring(model, layers, top=3)
+    sketched = wiring(model, layers, top=3)
     monkeypatch.undo()
-    whole = wiring(model, layers)
+    exact_wiring = wiring(model, layers)
     for kind in PROJECTIONS:
-        assert whole.exact[kind].sum() == np.isfinite(whole.pk[kind]).sum() == 6 * 144
+        assert exact_wiring.exact[kind].sum() == np.isfinite(exact_wiring.pk[kind]).sum() == 6 * 144
         for measure in MEASURES:
-            pairs = [edge.pair for edge in strongest(found, kind, measure, 3)]
-            assert pairs == [edge.pair for edge in strongest(whole, kind, measure, 3)]
-            assert all(found.exact[kind][pair] for pair in pairs)
-        exact = found.exact[kind]
-        np.testing.assert_allclose(found.pk[kind][exact], whole.pk[kind][exact], rtol=2e-5)
-        np.testing.assert_allclose(found.cs[kind][exact], whole.cs[kind][exact], rtol=2e-5)
-        assert exact.sum() < 6 * 144 and found.left == 0
-        others = np.isfinite(whole.pk[kind]) & ~exact
-        assert np.corrcoef(found.pk[kind][others], whole.pk[kind][others])[0, 1] > 0.8
+            pairs = [edge.pair for edge in strongest(sketched, kind, measure, 3)]
+            assert pairs == [edge.pair for edge in strongest(exact_wiring, kind, measure, 3)]
+            assert all(sketched.exact[kind][pair] for pair in pairs)
+        exact = sketched.exact[kind]
+        np.testing.assert_allclose(sketched.pk[kind][exact], exact_wiring.pk[kind][exact], rtol=2e-5)
+        np.testing.assert_allclose(sketched.cs[kind][exact], exact_wiring.cs[kind][exact], rtol=2e-5)
+        assert exact.sum() < 6 * 144 and sketched.left == 0
+        estimated = np.isfinite(exact_wiring.pk[kind]) & ~exact
+        assert np.corrcoef(sketched.pk[kind][estimated], exact_wiring.pk[kind][estimated])[0, 1] > 0.8
 
 
 @pytest.mark.usefixtures("nothing_is_small")
@@ -89,10 +89,10 @@ def test_where_too_many_are_alike_the_likeliest_are_computed_and_the_rest_counte
     embedded: ws.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(passes, "MOST_PAIRS", 10)
-    found = ws.circuits(embedded, top=5)
-    assert found.wiring.left > 0
-    assert any("estimates" in caveat for caveat in found.caveats)
-    assert any("more pairs that may be among the strongest" in caveat for caveat in found.caveats)
+    circuits = ws.circuits(embedded, top=5)
+    assert circuits.wiring.left > 0
+    assert any("estimates" in caveat for caveat in circuits.caveats)
+    assert any("more pairs that may be among the strongest" in caveat for caveat in circuits.caveats)
 
 
 @pytest.mark.check

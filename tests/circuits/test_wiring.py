@@ -81,13 +81,14 @@ def test_the_gauge_does_not_matter(seed: int, sizes: tuple[int, int], centred: b
     h, g = sizes
     d, r = 20, 4
     q, k, v, o = (rng.standard_normal(shape) for shape in ((h, d, r), (g, d, r), (g, d, r), (h, r, d)))
-    turn, other = (rng.standard_normal((g, r, r)) / 4 + np.eye(r) for _ in range(2))
+    turn, value_turn = (rng.standard_normal((g, r, r)) / 4 + np.eye(r) for _ in range(2))
 
     def of_heads(x: np.ndarray) -> np.ndarray:
         return np.repeat(x, h // g, axis=0)
 
     again = layer_of(
-        q @ of_heads(turn), k @ np.swapaxes(np.linalg.inv(turn), 1, 2), v @ other, of_heads(np.linalg.inv(other)) @ o,
+        q @ of_heads(turn), k @ np.swapaxes(np.linalg.inv(turn), 1, 2), v @ value_turn,
+        of_heads(np.linalg.inv(value_turn)) @ o,
         centred=centred,
     )  # fmt: skip
     first = layer_of(q, k, v, o, centred=centred)
@@ -163,13 +164,13 @@ def with_gain(model: Model, layer: Layer) -> Layer:
 
 
 def check_against_dense(model: Model) -> None:
-    found, layers = wiring(model), model.attention_layers
+    wired, layers = wiring(model), model.attention_layers
     for i, j in combinations(range(len(layers)), 2):
         first, second = (with_gain(model, model.layer(layers[index])) for index in (i, j))
         for a, b in product(range(first.n_heads), range(second.n_heads)):
             dense = dense_scores(first.head(a), second.head(b))
             for kind in PROJECTIONS:
-                got = found.pk[kind][i, a, j, b], found.cs[kind][i, a, j, b]
+                got = wired.pk[kind][i, a, j, b], wired.cs[kind][i, a, j, b]
                 assert got == pytest.approx(dense[kind], rel=2e-4, abs=1e-6), (i, a, j, b, kind)
 
 
@@ -187,10 +188,10 @@ def test_the_embedded_checkpoint_against_matrices_of_d_by_d(embedded: ws.Model) 
 
 
 def test_pairs_that_are_not_in_order_are_nan_and_layers_can_be_chosen(embedded: ws.Model) -> None:
-    found = wiring(embedded)
-    assert found.pk["q"].shape == (2, 8, 2, 8)
-    assert np.isfinite(found.pk["q"][0, :, 1]).all()
-    assert np.isnan(found.pk["q"][:, :, 0]).all() and np.isnan(found.pk["q"][1]).all()
+    wired = wiring(embedded)
+    assert wired.pk["q"].shape == (2, 8, 2, 8)
+    assert np.isfinite(wired.pk["q"][0, :, 1]).all()
+    assert np.isnan(wired.pk["q"][:, :, 0]).all() and np.isnan(wired.pk["q"][1]).all()
     assert wiring(embedded, [1]).pk["q"].shape == (1, 8, 1, 8)
 
 
@@ -205,13 +206,13 @@ def test_wiring_npz_holds_what_people_s_scripts_read(embedded: ws.Model) -> None
 
 def test_a_checkpoint_that_does_not_fit_is_gone_through_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     model = fixture("gpt2").model
-    whole = wiring(model)
+    complete = wiring(model)
     monkeypatch.setattr(passes, "WRITTEN_BYTES", 1)
     monkeypatch.setattr(passes, "PRODUCT_BYTES", 1)
     in_parts = wiring(model)
     for kind in PROJECTIONS:
-        np.testing.assert_allclose(in_parts.pk[kind], whole.pk[kind], rtol=1e-5)
-        np.testing.assert_allclose(in_parts.z("cs", kind), whole.z("cs", kind), rtol=1e-3)
+        np.testing.assert_allclose(in_parts.pk[kind], complete.pk[kind], rtol=1e-5)
+        np.testing.assert_allclose(in_parts.z("cs", kind), complete.z("cs", kind), rtol=1e-3)
 
 
 def test_other_array_libraries_give_the_same() -> None:

@@ -63,7 +63,9 @@ def studies(source: Path, text: Path, out: Path, *options: str) -> dict[str, lis
         "outliers": ["outliers", "--inputs", "4", "--sample", "2", "--length", "16"],
         "sinks": ["sinks", "--question", "kind", "--inputs", "2", "--length", "16"],
     }
-    return {name: [*own, source, "--text", text, "--out", out / name, *options] for name, own in few.items()}
+    return {
+        name: [*arguments, source, "--text", text, "--out", out / name, *options] for name, arguments in few.items()
+    }
 
 
 def run(*arguments: object) -> Result:

@@ -309,8 +309,8 @@ def tensors_of_heads(model: Model, layers: Sequence[int], tokens_read: bool = Fa
 
 def other_stacks(model: Model) -> str:
     """The other attention stacks of a checkpoint, in a sentence; empty where there are none."""
-    others = {name: stack for name, stack in model.stacks.items() if not model.is_read(stack)}
-    names = [name + " (not read)" * bool(stack.refusal) for name, stack in others.items()]
+    unread = {name: stack for name, stack in model.stacks.items() if not model.is_read(stack)}
+    names = [name + " (not read)" * bool(stack.refusal) for name, stack in unread.items()]
     return f"The file has other attention stacks, each a `tower` of its own: {', '.join(names)}." if names else ""
 
 

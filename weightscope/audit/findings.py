@@ -79,11 +79,9 @@ def findings_of(model: Model, heads: MeasuredHeads, standing: Standing | None = 
 # Weights that are not finite or overflow.
 
 
-@finding(
-    "not_finite", "weights that are not finite", severity="error", rank=10,
-    look_next="Read the tensor again from its source; if it is the same there, the training run or the "
-    "conversion broke it.",
-)  # fmt: skip
+@finding("not_finite", "weights that are not finite", severity="error", rank=10,
+         look_next="Read the tensor again from its source; if it is the same there, the training run or the conversion "
+                   "broke it.")  # fmt: skip
 def broken_layers(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
     """NaN and infinity in the attention tensors of each layer, and the heads that they reach."""
     for i, layer in enumerate(heads.layers.tolist()):
@@ -118,10 +116,9 @@ def _not_finite(
     )  # fmt: skip
 
 
-@finding(
-    "overflow", "weights that overflow", severity="error", rank=20,
-    look_next="Read the tensor again from its source; if it is the same there, the run diverged or a scale is wrong.",
-)  # fmt: skip
+@finding("overflow", "weights that overflow", severity="error", rank=20,
+         look_next="Read the tensor again from its source; if it is the same there, the run diverged or a scale is "
+                   "wrong.")  # fmt: skip
 def overflowing_layers(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
     """Layers with heads that have no numbers because finite weights are too large to compute with."""
     for i, layer in enumerate(heads.layers.tolist()):
@@ -170,10 +167,9 @@ def head_findings(
         yield from (*aggregated([*faulty.values(), *outliers], heads.n_heads), *layers)
 
 
-@finding(
-    "spectral_spike", "spectral spike", rank=80,
-    look_next="A sink candidate: see which tokens lie along its first direction, then measure its attention on text.",
-)  # fmt: skip
+@finding("spectral_spike", "spectral spike", rank=80,
+         look_next="A sink candidate: see which tokens lie along its first direction, then measure its attention on "
+                   "text.")  # fmt: skip
 def _faulty_heads(
     heads: MeasuredHeads, name: str, explained: Collection[int], standing: Standing | None
 ) -> dict[Place, Finding]:
@@ -206,14 +202,12 @@ def _faulty_heads(
 Fault = tuple[str, str, float, float, str]  # kind, measure, its value, its usual value, text
 
 
-@finding(
-    "zero_head", "zero head", severity="warning", rank=10,
-    look_next="Check whether the head was pruned on purpose; if not, compare with the checkpoint before it.",
-)  # fmt: skip
-@finding(
-    "near_dead_head", "near-dead head", severity="warning", rank=20,
-    look_next="Zero the head and measure the loss: it may be pruned, or its learning rate was too small.",
-)  # fmt: skip
+@finding("zero_head", "zero head", severity="warning", rank=10,
+         look_next="Check whether the head was pruned on purpose; if not, compare with the checkpoint before "
+                   "it.")  # fmt: skip
+@finding("near_dead_head", "near-dead head", severity="warning", rank=20,
+         look_next="Zero the head and measure the loss: it may be pruned, or its learning rate was too "
+                   "small.")  # fmt: skip
 def _fault(w: str, s: np.ndarray, norm: float, usual: float) -> Fault | None:
     """Whether a map of singular values s (r,) is zero or nearly so."""
     if norm == 0:
@@ -232,14 +226,12 @@ def _ranks_of_the_rest(heads: MeasuredHeads, name: str) -> np.ndarray:
     return np.where(alone, 0.0, effective_rank(spectra[..., 1:]))
 
 
-@finding(
-    "rank_collapsed", "rank-collapsed head", severity="warning", rank=30,
-    look_next="Look at its spectrum in the report and at the singular values of its two factors: which one collapsed?",
-)  # fmt: skip
-@finding(
-    "low_rank_heads", "heads of low rank", rank=30,
-    look_next="Usual in the first layer of decoders; compare with another checkpoint of the same architecture.",
-)  # fmt: skip
+@finding("rank_collapsed", "rank-collapsed head", severity="warning", rank=30,
+         look_next="Look at its spectrum in the report and at the singular values of its two factors: which one "
+                   "collapsed?")  # fmt: skip
+@finding("low_rank_heads", "heads of low rank", rank=30,
+         look_next="Usual in the first layer of decoders; compare with another checkpoint of the same "
+                   "architecture.")  # fmt: skip
 def _collapse(
     heads: MeasuredHeads, name: str, place: Place, s: np.ndarray, ranks: np.ndarray, standing: Standing | None
 ) -> Fault | None:
@@ -268,15 +260,12 @@ def _collapse(
     return kind, "effective_rank_of_the_rest", rank, known_median(ranks), f"{text}."
 
 
-@finding(
-    "outlier_head", "head outside the distribution", rank=90,
-    look_next="Compare its spectrum with its layer's other heads, and with the same head at another training step.",
-)  # fmt: skip
-@finding(
-    "layer_off_trend", "layer off the trend", rank=100,
-    look_next="Compare the layer with its neighbours: another scale here means another norm gain, learning rate "
-    "or merge.",
-)  # fmt: skip
+@finding("outlier_head", "head outside the distribution", rank=90,
+         look_next="Compare its spectrum with its layer's other heads, and with the same head at another training "
+                   "step.")  # fmt: skip
+@finding("layer_off_trend", "layer off the trend", rank=100,
+         look_next="Compare the layer with its neighbours: another scale here means another norm gain, learning rate "
+                   "or merge.")  # fmt: skip
 def _far_from_others(
     heads: MeasuredHeads, name: str, explained: Collection[int]
 ) -> tuple[list[Finding], dict[Place, Finding]]:
@@ -348,10 +337,9 @@ def outlier_gains(model: Model, layers: Sequence[int]) -> Iterator[Finding]:
             yield _dimensions(outsized, gains, text, layer=layer, measure="norm_gain", usual=usual)
 
 
-@finding(
-    "outlier_dimension", "outlier dimension", rank=140,
-    look_next="Expect massive activations in this dimension; keep it in higher precision when the model is quantised.",
-)  # fmt: skip
+@finding("outlier_dimension", "outlier dimension", rank=140,
+         look_next="Expect massive activations in this dimension; keep it in higher precision when the model is "
+                   "quantised.")  # fmt: skip
 def _dimensions(outsized: np.ndarray, values: np.ndarray, text: str, **about: Any) -> Finding:
     """A finding about dimensions, the most extreme first: outsized (k,) indices into values (d,)."""
     rest = f"; outsized too: {', '.join(map(str, outsized[1:NAMED]))}" if len(outsized) > 1 else ""
@@ -395,16 +383,12 @@ def positions_of(model: Model) -> tuple[np.ndarray | None, str]:
         return None, f"Position rows were not looked at: {error}."
 
 
-@finding(
-    "undertrained_rows", "undertrained embedding rows", rank=150,
-    look_next="Prompt with these tokens: rows that training rarely saw give erratic output; padding rows may be "
-    "removed.",
-)  # fmt: skip
-@finding(
-    "oversized_rows", "oversized embedding rows", rank=160,
-    look_next="See which tokens or positions these are: the first position and special tokens often carry a "
-    "sink's norm.",
-)  # fmt: skip
+@finding("undertrained_rows", "undertrained embedding rows", rank=150,
+         look_next="Prompt with these tokens: rows that training rarely saw give erratic output; padding rows may be "
+                   "removed.")  # fmt: skip
+@finding("oversized_rows", "oversized embedding rows", rank=160,
+         look_next="See which tokens or positions these are: the first position and special tokens often carry a "
+                   "sink's norm.")  # fmt: skip
 def _rows(
     what: str,
     tensor: str,

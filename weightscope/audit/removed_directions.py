@@ -304,7 +304,7 @@ def removed_findings(model: Model, removed: Sequence[Removed]) -> list[Finding]:
 
 def _finding(removed: Removed, tokens: str) -> Finding:
     k, side = removed.least.directions.shape[1], removed.side
-    which, it = ("One direction was", "it") if k == 1 else (f"{k} directions were", "them")
+    which, pronoun = ("One direction was", "it") if k == 1 else (f"{k} directions were", "them")
     usual = [
         energy for layer, energy in removed.energies.items() if layer not in removed.layers and np.isfinite(energy)
     ]
@@ -315,7 +315,7 @@ def _finding(removed: Removed, tokens: str) -> Finding:
         for matrix in side.layers[layer]
     ]
     text = (
-        f"{which} removed from {side.what} in {indexed('layer', removed.layers)}: the size along {it} is "
+        f"{which} removed from {side.what} in {indexed('layer', removed.layers)}: the size along {pronoun} is "
         f"{removed.left:.2g} of the mean over directions (probability of such a gap among random ones: "
         f"{10**-removed.score:.0e}){tokens}."
     )

@@ -74,7 +74,7 @@ def apart(places: set[tuple[int, int]], n: int, h: int, inches: np.ndarray) -> l
     across, down = LABEL / (inches * (0.8, 0.8 / 3)) * (n, h)  # of a label, in layers and heads
     kept: list[tuple[int, int]] = []
     for i, head in sorted(places):
-        if all(abs(i - j) >= across or abs(head - other) >= down for j, other in kept):
+        if all(abs(i - j) >= across or abs(head - other_head) >= down for j, other_head in kept):
             kept.append((i, head))
     return kept
 

@@ -179,7 +179,9 @@ def wiring_by_keys(model: Model, doubtful: Callable[[Wiring, slice], np.ndarray]
     with ThisProcess() as engine:
         get_model = partial(_itself, model)
         wired = _all_pairs(model, tuple(model.attention_layers), "cpu", True, engine, get_model, ("k",)).wiring
-        pairs = [np.argwhere(doubtful(wired, at)) + np.array([at.start, 0, 0, 0]) for at in wired.by_layer]
+        pairs = [
+            np.argwhere(doubtful(wired, writers)) + np.array([writers.start, 0, 0, 0]) for writers in wired.by_layer
+        ]
         i, a, j, b = np.concatenate(pairs).T
         queries = np.full_like(i, PROJECTIONS.index("q"))
         _compute(model, wired, np.stack([queries, i, a, j, b // wired.shared], axis=1), engine, get_model)
@@ -227,14 +229,14 @@ def _all_pairs(
         engine.submit(group, pass_task, get_model, layers, group, exact, device, kinds)
     shown = bar(what="wiring", unit="pair of layers", total=n * (n - 1) // 2)
     for group, value in _values(engine):
-        scores, own = value if isinstance(value, tuple) and len(value) == 2 else (value, {})
+        scores, measured = value if isinstance(value, tuple) and len(value) == 2 else (value, {})
         rest = n - group.start
         scores = array_of(scores, (2, len(kinds), len(group), h, rest, h), "pairs of layers")
         for number, kind in enumerate(kinds):
             pk[kind][group.start : group.stop, :, group.start :] = scores[0, number]
             cs[kind][group.start : group.stop, :, group.start :] = np.sqrt(np.maximum(scores[1, number], 0))
         for fact, kind in ((fact, kind) for fact in FACTS for kind in ("o", *PROJECTIONS)):
-            known = own.get(fact) if isinstance(own, dict) else None
+            known = measured.get(fact) if isinstance(measured, dict) else None
             number_of = known.get(kind) if isinstance(known, dict) else None
             facts[fact][kind][group.start :] = array_of(number_of, (rest, h), fact)
         shown.update(sum(n - 1 - i for i in group))
@@ -323,13 +325,13 @@ def _one_ahead(read: Callable[[int], Layer], indices: Sequence[int]) -> Iterator
         yield coming.result()
 
 
-def _keep(written: list[Written], own: Written, together: int) -> None:
+def _keep(written: list[Written], more: Written, together: int) -> None:
     """Add what a layer writes: to what the last ones write where all have so few rows, else by itself."""
-    alike = written and written[-1].rows.shape[1:] == own.rows.shape[1:]
-    if alike and (len(written[-1].weights) + len(own.weights)) * own.rows.shape[1] <= together:
+    alike = written and written[-1].rows.shape[1:] == more.rows.shape[1:]
+    if alike and (len(written[-1].weights) + len(more.weights)) * more.rows.shape[1] <= together:
         last = written.pop()
-        own = Written(np.concatenate([last.rows, own.rows]), np.concatenate([last.weights, own.weights]))
-    written.append(own)
+        more = Written(np.concatenate([last.rows, more.rows]), np.concatenate([last.weights, more.weights]))
+    written.append(more)
 
 
 def _meet(

@@ -17,7 +17,6 @@ import numpy as np
 
 from weightscope.compute.cores import in_threads, one_blas_thread, usable_cores
 from weightscope.compute.device import open_device
-from weightscope.detok import paper
 from weightscope.detok.first_layer import FirstLayer, bare_embeddings
 from weightscope.display import ShowsShapes
 from weightscope.embedded import COUNTS, FOLDER
@@ -144,24 +143,6 @@ def single_tokens(tokenizer: Any, texts: Iterable[str]) -> dict[str, int]:
         with suppress(CheckpointError):
             ids[text] = token_id(tokenizer, text)
     return ids
-
-
-def printed_ranks(first: FirstLayer, tokenizer: Any) -> Table:
-    """Tables 1 and 3 of the paper rank by rank, of those texts that are one token here, with the ranks found.
-
-    A token's rank is one more than how many score higher.
-    """
-    rows, scores_of = [], lru_cache(1)(first.token_scores)  # rows of one token follow each other
-    for table, head, current, previous in paper.RANKS:
-        ids = single_tokens(tokenizer, [current, *previous])
-        if current not in ids or head >= len(first.heads):
-            continue
-        scores = scores_of(ids[current])[head]  # (V,)
-        for text in [text for text in previous if text in ids]:
-            rank = 1 + int((scores > scores[ids[text]]).sum())
-            rows.append((table, head, current, text, previous[text], rank))
-    names = ("table", "head", "token", "previous", "rank_printed", Column("rank", meaning="found here"))
-    return Table.of_rows(names, rows, f"Tables 1 and 3, rank by rank. {paper.CONTRADICTION}")
 
 
 @phase("ROC curves")

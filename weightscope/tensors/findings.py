@@ -63,8 +63,8 @@ def on_top(name: str) -> str:
 
 def described(names: Sequence[str]) -> str:
     """The head that all of these tensors are parts of, or the names."""
-    (part, *others) = dict.fromkeys(map(on_top, names))
-    return listed(names, NAMED) if others or not part else part
+    (part, *rest) = dict.fromkeys(map(on_top, names))
+    return listed(names, NAMED) if rest or not part else part
 
 
 def _other_head(kinds: Mapping[str, str], architectures: str) -> list[str]:
@@ -80,15 +80,12 @@ def _other_head(kinds: Mapping[str, str], architectures: str) -> list[str]:
     return [n for n, part in tops.items() if kinds[n] == "new" or (kinds[n] == "missing" and part not in kept)]
 
 
-@finding(
-    "tensor_missing", "tensors that one checkpoint lacks", severity="warning", rank=140,
-    look_next="Check that both were saved completely: tied weights may be left out, others may have been lost.",
-)  # fmt: skip
-@finding(
-    "other_head", "another head on top", rank=40,
-    look_next="Usual where a language model was tuned for another task; if the head was to stay, it was lost on "
-    "the way.",
-)  # fmt: skip
+@finding("tensor_missing", "tensors that one checkpoint lacks", severity="warning", rank=140,
+         look_next="Check that both were saved completely: tied weights may be left out, others may have been "
+                   "lost.")  # fmt: skip
+@finding("other_head", "another head on top", rank=40,
+         look_next="Usual where a language model was tuned for another task; if the head was to stay, it was lost on "
+                   "the way.")  # fmt: skip
 def incomparable_tensors(kinds: Mapping[str, str], architectures: str = "") -> Iterator[Finding]:
     """Tensors of two checkpoints that cannot be compared: `kinds` is the kind of change by the tensor's name.
 
@@ -114,14 +111,10 @@ def incomparable_tensors(kinds: Mapping[str, str], architectures: str = "") -> I
             )  # fmt: skip
 
 
-@finding(
-    "other_weights", "transformers loads other weights", severity="warning", rank=210,
-    look_next="Move the files that are not meant to another folder, or name the file that is meant.",
-)  # fmt: skip
-@finding(
-    "weights_beside", "weight files that were not read", rank=10,
-    look_next="Name one of them to read it; move those that are not meant to another folder.",
-)  # fmt: skip
+@finding("other_weights", "transformers loads other weights", severity="warning", rank=210,
+         look_next="Move the files that are not meant to another folder, or name the file that is meant.")  # fmt: skip
+@finding("weights_beside", "weight files that were not read", rank=10,
+         look_next="Name one of them to read it; move those that are not meant to another folder.")  # fmt: skip
 def beside_findings(beside: Beside, label: str = "") -> Iterator[Finding]:
     """Weight files next to those that were read; graver where transformers loads them."""
     if beside.telling:
@@ -162,15 +155,12 @@ def _zero_tensors(facts: Facts) -> Iterator[Finding]:
             yield _of_tensors(zero, [0.0] * len(zero), kind="zero_tensor", measure="rms", number=0.0, text=text)
 
 
-@finding(
-    "zero_tensor", "tensor of zeros", severity="warning", rank=110,
-    look_next="Check whether this is intended: a conversion that skipped the tensor leaves zeros too.",
-)  # fmt: skip
-@finding(
-    "out_of_scale", "tensor out of scale", severity="warning", rank=120,
-    look_next="Read the tensor again from its source, and compare it with an earlier checkpoint: an exponent "
-    "may be wrong.",
-)  # fmt: skip
+@finding("zero_tensor", "tensor of zeros", severity="warning", rank=110,
+         look_next="Check whether this is intended: a conversion that skipped the tensor leaves zeros "
+                   "too.")  # fmt: skip
+@finding("out_of_scale", "tensor out of scale", severity="warning", rank=120,
+         look_next="Read the tensor again from its source, and compare it with an earlier checkpoint: an exponent may "
+                   "be wrong.")  # fmt: skip
 def scale_finding(name: str, rms: float, not_zero: bool = True, offset: float = 0.0) -> Iterator[Finding]:
     """A tensor whose root mean square, an offset added to it, no trained weights have; one that may be zero is judged
     by the upper limit.
@@ -200,10 +190,9 @@ def row_count(tensor: TensorFacts) -> int:
     return tensor.rows if sum(size > 1 for size in tensor.shape) > 1 else 1
 
 
-@finding(
-    "constant_rows", "rows of one value", rank=130,
-    look_next="See what the rows are for: padding, tokens that training never saw and pruned neurons are common.",
-)  # fmt: skip
+@finding("constant_rows", "rows of one value", rank=130,
+         look_next="See what the rows are for: padding, tokens that training never saw and pruned neurons are "
+                   "common.")  # fmt: skip
 def _constant_rows(facts: Facts, padding: int | None) -> Iterator[Finding]:
     for tensor in facts:
         if tensor.constant or row_count(tensor) == 1:
@@ -220,11 +209,9 @@ def _constant_rows(facts: Facts, padding: int | None) -> Iterator[Finding]:
                 yield Finding(kind="constant_rows", members=members, measure="rows", number=count, usual=0.0, text=text)
 
 
-@finding(
-    "duplicate_layers", "layers with the same tensors", severity="warning", rank=130,
-    look_next="Check whether the layers were copied on purpose, to make a model deeper; if so, expect them to "
-    "do the same.",
-)  # fmt: skip
+@finding("duplicate_layers", "layers with the same tensors", severity="warning", rank=130,
+         look_next="Check whether the layers were copied on purpose, to make a model deeper; if so, expect them to do "
+                   "the same.")  # fmt: skip
 def _duplicates(facts: Facts) -> Iterator[Finding]:
     """Layers that hold the same tensors throughout, and tensors elsewhere that are the same."""
     content = {
@@ -257,10 +244,8 @@ def _layer_of(name: str) -> tuple[str, int] | None:
     return (role.partition("*")[0], numbers[0]) if numbers else None
 
 
-@finding(
-    "duplicate_tensors", "tensors with the same values", rank=120,
-    look_next="Tied weights are meant to be equal, and buffers often are; other copies waste memory.",
-)  # fmt: skip
+@finding("duplicate_tensors", "tensors with the same values", rank=120,
+         look_next="Tied weights are meant to be equal, and buffers often are; other copies waste memory.")  # fmt: skip
 def _equal_tensors(facts: Facts) -> Iterator[Finding]:
     """Tensors with the same values; sets of the same roles, as in tied layers, are one finding."""
     groups: dict[str, list[TensorFacts]] = defaultdict(list)
@@ -277,15 +262,11 @@ def _equal_tensors(facts: Facts) -> Iterator[Finding]:
         yield _tensors("duplicate_tensors", tensors, text)
 
 
-@finding(
-    "removed_direction", "one direction removed", severity="warning", rank=190,
-    look_next="See which tokens lie along the direction: removing one is how refusals or a style are edited out "
-    "of a model.",
-)  # fmt: skip
-@finding(
-    "shared_direction", "changes along one direction", severity="warning", rank=200,
-    look_next="See which tokens lie along the direction: one edit was made in several places.",
-)  # fmt: skip
+@finding("removed_direction", "one direction removed", severity="warning", rank=190,
+         look_next="See which tokens lie along the direction: removing one is how refusals or a style are edited out "
+                   "of a model.")  # fmt: skip
+@finding("shared_direction", "changes along one direction", severity="warning", rank=200,
+         look_next="See which tokens lie along the direction: one edit was made in several places.")  # fmt: skip
 def changes_along_one_direction(members: Mapping[Member, Along], cosine: float, what: str) -> Finding:
     """Changes of rank one that share a direction, of `what` in words."""
     left = max(along.left for along in members.values())
@@ -306,10 +287,9 @@ def _tensors(kind: str, tensors: Facts, text: str) -> Finding:
     return _of_tensors(tensors, norms, kind=kind, measure="tensors", number=float(len(tensors)), text=text)
 
 
-@finding(
-    "odd_dtype", "unexpected dtype", severity="warning", rank=150,
-    look_next="Check how the checkpoint was saved: one tensor kept in another precision is often a slip.",
-)  # fmt: skip
+@finding("odd_dtype", "unexpected dtype", severity="warning", rank=150,
+         look_next="Check how the checkpoint was saved: one tensor kept in another precision is often a "
+                   "slip.")  # fmt: skip
 def _dtypes(facts: Facts) -> Iterator[Finding]:
     """dtypes that look like a slip: one that differs within a role, a lone one, float64, integers for weights."""
     odd: dict[str, dict[str, TensorFacts]] = defaultdict(dict)
@@ -334,10 +314,9 @@ def _dtypes(facts: Facts) -> Iterator[Finding]:
         yield _tensors("odd_dtype", list(tensors.values()), f"{names}: {problem}.")
 
 
-@finding(
-    "norm_off_role", "tensor off its role's norms", rank=110,
-    look_next="Compare it with the same tensor of neighbouring layers, and with an earlier checkpoint.",
-)  # fmt: skip
+@finding("norm_off_role", "tensor off its role's norms", rank=110,
+         look_next="Compare it with the same tensor of neighbouring layers, and with an earlier "
+                   "checkpoint.")  # fmt: skip
 def _norms(facts: Facts) -> Iterator[Finding]:
     """Tensors whose norm is off that of their neighbours in the role."""
     for role, members in by_role(facts).items():
