@@ -8,8 +8,8 @@ from itertools import groupby
 from math import inf, log
 from typing import Any, NamedTuple, TypeVar
 
-from weightscope.display import notebook
 from weightscope.errors import CheckpointError, counted, nearest, printable
+from weightscope.results import notebook
 from weightscope.tables import Column, Table, as_json, templates
 
 SEVERITIES = ("error", "warning", "note")  # the most severe first
@@ -74,28 +74,6 @@ def kind_of(name: str) -> FindingKind:
     return _registered.get(name) or finding_kinds()[name]
 
 
-# What `compare` reports.
-finding("copied_layer", "layer that became a copy of another", severity="warning", rank=170,
-        look_next="Check whether the layers were repeated on purpose; if not, the export or the merge wrote one "
-                  "twice.")  # fmt: skip
-finding("swapped_layers", "layers in another order", severity="warning", rank=180,
-        look_next="Check the export: put the layers back in order, and measure the loss of both.")  # fmt: skip
-finding("other_computation", "config that computes something else", severity="warning", rank=220,
-        look_next="Check each key: with the same weights, another value gives other attention or other "
-                  "logits.")  # fmt: skip
-finding("different_families", "checkpoints of different families", severity="warning", rank=230,
-        look_next="Check that comparing these heads makes sense: norms, positions and biases may enter them "
-                  "differently.")  # fmt: skip
-finding("permuted_heads", "permuted heads", rank=50,
-        look_next="The layer computes the same; undo the permutation before you average, merge or subtract "
-                  "weights.")  # fmt: skip
-finding("moved_most", "head that moved beyond the others", rank=60,
-        look_next="Compare its spectra before and after, and the tokens along its first directions in the two "
-                  "audits.")  # fmt: skip
-finding("unmoved_layers", "layers that did not move", rank=70,
-        look_next="Check that they were frozen on purpose.")  # fmt: skip
-
-
 @dataclass(frozen=True)
 class Member:
     """One of the heads, layers, rows, dimensions or tensors that a finding is about."""
@@ -121,9 +99,6 @@ class Finding:
     text: str  # the finding in a sentence
     members: tuple[Member, ...] = ()  # everything that it is about
     known: str = ""  # why it fails no gate: it is in a baseline, or somebody has accepted it
-
-    def __post_init__(self) -> None:
-        kind_of(self.kind)  # an error where it is not registered
 
     @property
     def title(self) -> str:

@@ -15,7 +15,7 @@ import weightscope as ws
 from tests.support.audit import audit_of
 from tests.support.figures import undrawn
 from tests.support.hub_server import Hub
-from weightscope.changes.tensors import compare_tensors
+from weightscope.changes.all_tensors import compare_tensors
 from weightscope.cli import main
 from weightscope.run_identity import RunIdentity
 

@@ -19,7 +19,7 @@ from weightscope.checkpoint.hub import Repository
 from weightscope.checkpoint.opening import downloaded
 from weightscope.checkpoint.remote import Ahead, BlockCache
 from weightscope.errors import CheckpointError
-from weightscope.text.tokenizer import tokenizer_file
+from weightscope.text.tokenizer import Tokenizer
 
 RANDOM = np.random.default_rng(0)
 LAYERS = 8
@@ -503,8 +503,8 @@ def test_a_repository_and_a_folder_have_the_same_tokenizer(remote: Hub, files: d
     remote.repositories["owner/model"] |= files
     for name, content in files.items():
         (local / name).write_bytes(content)
-    found = tokenizer_file("owner/model")
-    assert found.name == tokenizer_file(local).name
+    found = Tokenizer.find("owner/model")
+    assert found.name == Tokenizer.find(local).name
     fetched = {path.name for path in found.parent.iterdir()}
     assert fetched & {"tokenizer.json", "vocab.txt", "tokenizer.model"} <= {found.name}
 

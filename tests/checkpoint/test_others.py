@@ -18,7 +18,7 @@ from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.checkpoint.opening import locate
 from weightscope.cli import main
 from weightscope.embedded import FOLDER
-from weightscope.text.tokenizer import load_tokenizer
+from weightscope.text.tokenizer import Tokenizer
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 548105171\n"
 
@@ -195,7 +195,7 @@ def test_a_root_of_sentence_transformers_opens_its_transformer(tmp_path: Path) -
     (tmp_path / "modules.json").write_text(json.dumps(modules))
     opened = ws.open_model(tmp_path)
     assert np.array_equal(opened.layer(1).head(0).w_q, ws.open_model(inner).layer(1).head(0).w_q)
-    assert load_tokenizer(tmp_path).get_vocab_size() == 8000
+    assert Tokenizer.load(tmp_path).size == 8000
     (tmp_path / "modules.json").write_text(json.dumps(modules[1:]))
     with pytest.raises(ws.CheckpointError, match=r"names no Transformer among .* \(Pooling\)"):
         ws.open_model(tmp_path)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from weightscope.model import Model, largest_weight, unchecked_blocks
 from weightscope.progress import phase
 from weightscope.tensors.findings import scale_finding
 from weightscope.tensors.outside_maps import scale_findings
-from weightscope.text.tokenizer import token_text, tokenizer_at_hand
+from weightscope.text.tokenizer import Tokenizer
 
 SQUARE_OVERFLOWS = 1.8e19  # in float32; no weight is this large on purpose
 NEAR_DEAD = 1e-3  # of the median Frobenius norm: such a head writes or scores next to nothing
@@ -365,8 +364,8 @@ def embedding_rows(model: Model) -> Iterator[Finding]:
     else:
         rows = max(1, BLOCK_BYTES // (4 * stored.shape[1]))
         padding = model.config.get("pad_token_id")
-        tokenizer = tokenizer_at_hand(model)
-        name_of = None if tokenizer is None else partial(token_text, tokenizer)
+        tokenizer = Tokenizer.at_hand(model)
+        name_of = None if tokenizer is None else tokenizer.text
         padded = padding if type(padding) is int else None
         yield from _rows("token", stored.name, lambda: stored.blocks(rows), initial_std, padded, name_of)
     positions, _ = positions_of(model)

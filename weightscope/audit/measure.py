@@ -24,9 +24,8 @@ from weightscope.attention.layer import Layer
 from weightscope.compute import lapack
 from weightscope.compute.cores import in_threads
 from weightscope.compute.device import CPU, Device
-from weightscope.display import ShowsShapes
 from weightscope.metrics import spectra
-from weightscope.metrics.factors import column_energies, factor_arrays, row_arrays
+from weightscope.metrics.head_factors import column_energies, factor_arrays, row_arrays
 from weightscope.metrics.spaces import Probes, leading_blocks, probes, shown, space_sketch
 from weightscope.metrics.spectra import (
     affine_singular_values,
@@ -36,6 +35,7 @@ from weightscope.metrics.spectra import (
     symmetric_eigenvalues,
     symmetric_share,
 )
+from weightscope.results import ShowsShapes
 from weightscope.tables import Column, Table
 
 Arrays = Mapping[str, np.ndarray]  # by name, of one layer (H, ...) as `measure_layer` gives them, or of all (L, H, ...)

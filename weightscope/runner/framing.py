@@ -1,28 +1,23 @@
-"""The tokenizer of a model that is run, GGUF included, and the token that its texts begin with."""
+"""The tokenizer of a model that is run, GGUF included, and the special tokens around its texts."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from weightscope.checkpoint.opening import locate
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
 from weightscope.runner.loading import NO_CODE, first_line, import_torch
-from weightscope.text.sandbox import served
 from weightscope.text.sandbox_child import Loaded
-from weightscope.text.sequences import Framing, added_tokens
-from weightscope.text.tokenizer import load_tokenizer
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+from weightscope.text.sequences import Framing
+from weightscope.text.tokenizer import Tokenizer
 
 
-def tokenizer_of(model: Model) -> "Tokenizer":
+def tokenizer_of(model: Model) -> Tokenizer:
     """A model's tokenizer: from its folder or the Hub, or out of a GGUF file, which carries its own."""
     if not model.family.inputs.tokens:
         problem = f"a model of the family {model.family.name} sees images; this needs one that reads text"
         raise CheckpointError(problem, file=model.config.file)
-    gguf = _gguf(model) if model.tokenizer == model.source else None
-    return load_tokenizer(model.tokenizer) if gguf is None else _from_gguf(gguf)
+    if (file := gguf_file(model)) is None or model.tokenizer != model.source:
+        return Tokenizer.load(model.tokenizer)
+    return _of_gguf(file)
 
 
 def framing_of(model: Model) -> Framing:
@@ -30,8 +25,8 @@ def framing_of(model: Model) -> Framing:
     before them.
     """
     tokenizer = tokenizer_of(model)
-    added = added_tokens(tokenizer)
-    return Framing(tokenizer, added, () if added else (first_token(model),), model.config.n_positions)
+    before = () if tokenizer.around else (first_token(model),)
+    return Framing(tokenizer, tokenizer.around, before, model.config.n_positions)
 
 
 def first_token(model: Model) -> int:
@@ -39,11 +34,10 @@ def first_token(model: Model) -> int:
 
     Most tokenizers of the Qwen and GPT-NeoX families name one but never put it there themselves.
     """
-    gguf = _gguf(model)
-    if gguf is None:
+    if (file := gguf_file(model)) is None:
         named = [model.config.get(key) for key in ("bos_token_id", "eos_token_id")]
     else:
-        named = _from_gguf(gguf).facts["first"]
+        named = _of_gguf(file).facts["first"]
     tokens = [token for each in named for token in (each if isinstance(each, list) else [each]) if type(token) is int]
     if not tokens:
         problem = "neither 'bos_token_id' nor 'eos_token_id' is there, and a text needs a first token"
@@ -54,14 +48,15 @@ def first_token(model: Model) -> int:
     return tokens[0]
 
 
-def _gguf(model: Model) -> Path | None:
-    where = locate(model.source)
-    return where if isinstance(where, Path) and where.suffix == ".gguf" else None
+def gguf_file(model: Model) -> Path | None:
+    """The GGUF file that a model was opened from; None for another."""
+    file = Path(model.checkpoint.files[0].path)
+    return file if file.suffix == ".gguf" else None
 
 
-def _from_gguf(file: Path) -> Any:
+def _of_gguf(file: Path) -> Tokenizer:
     stat = file.stat()
-    return served(file, gguf_tokenizer, str(file), (stat.st_size, stat.st_mtime_ns))
+    return Tokenizer.sandboxed(file, gguf_tokenizer, str(file), (stat.st_size, stat.st_mtime_ns))
 
 
 def gguf_tokenizer(file: str, written: tuple[int, int]) -> Loaded:
