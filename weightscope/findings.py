@@ -54,7 +54,7 @@ def finding(
     severity : {"note", "warning", "error"}
         An error is broken, a warning is rarely intended, a note is worth knowing and common in trained models.
     rank : int
-        Place among the kinds of its severity: the lowest first, those of one rank by name.
+        Place among the kinds of its severity: the lowest first; kinds of one rank by name.
     """
     kind = FindingKind(name, title, look_next, severity, rank)
     if severity not in SEVERITIES or _registered.setdefault(name, kind) != kind:

@@ -70,7 +70,7 @@ def test_memory_does_not_grow_with_the_window() -> None:
     np.testing.assert_array_equal(layer.qk_forms((), 300)["mean300"], mean)
     tracemalloc.start()
     layer.qk_forms((), 20_000)
-    peak = tracemalloc.get_traced_memory()[1]  # of every thread: those of earlier tests may hold some
+    peak = tracemalloc.get_traced_memory()[1]  # of every thread: threads of earlier tests may hold some
     tracemalloc.stop()
     assert peak < 5_000 * layer.head_dim**2 * 8
 

@@ -155,7 +155,7 @@ def test_two_factors_exchanged_in_one_layer_are_named(trained: Weights, tmp_path
 
 
 def test_exchanged_biases_of_queries_and_keys_are_named(tmp_path: Path) -> None:
-    """A bias of keys changes no attention weight, and is never trained: that of queries is far longer."""
+    """A bias of keys changes no attention weight, and is never trained: the query bias is far longer."""
     weights = gpt2_weights(n_layers=LAYERS, d=D)
     for layer in range(LAYERS):
         weights[f"h.{layer}.ln_1.bias"][:] = 0

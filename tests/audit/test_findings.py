@@ -279,7 +279,7 @@ def test_findings_name_tokens_and_all_their_rows_are_in_the_table(tmp_path: Path
 
 
 def test_every_reported_kind_is_registered_and_every_registered_kind_is_reported() -> None:
-    """By the text of the package: names in `Finding(kind="...")`, and strings beside those of the registrations."""
+    """By the text of the package: names in `Finding(kind="...")`, and strings outside the registrations."""
     reported, texts = set(), set()
     for path in Path(ws.__file__).parent.rglob("*.py"):
         registrations = set()
@@ -392,7 +392,7 @@ def test_gains_that_are_stored_less_one_may_be_zero(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["attn.c_attn.bias", "attn.c_proj.bias"])
 def test_a_bias_that_one_layer_lacks_is_found(tmp_path: Path, name: str) -> None:
-    """Biases of all layers may be zero, as at the start of training, or those of most."""
+    """Biases of all layers may be zero, as at the start of training, or of most layers."""
     weights = gpt2_weights(n_layers=5)
     for zero in ((2,), (1, 2), (0, 1, 2), range(5)):
         changed = weights | {f"h.{layer}.{name}": np.zeros_like(weights[f"h.0.{name}"]) for layer in zero}

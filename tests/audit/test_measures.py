@@ -1,4 +1,4 @@
-"""An audit's numbers equal those of dense matrices."""
+"""An audit's numbers equal the numbers of dense matrices."""
 
 import json
 import tracemalloc
@@ -192,7 +192,7 @@ def test_every_number_of_a_layer_without_a_finite_head_is_nan(tmp_path: Path) ->
 
 
 def test_the_sizes_of_qk_say_that_they_are_without_the_factor_of_scores(embedded: ws.Model) -> None:
-    """Scores are `head.scale` times those of the measured matrix."""
+    """Scores are `head.scale` times the scores of the measured matrix."""
     audit, head = ws.audit(embedded, directions=0), embedded.layer(0).head(0)
     sizes = ("qk_sigma1", "qk_sigma2", "qk_frobenius")
     assert all("Without the factor 1/√d'" in audit.heads.column(name).meaning for name in sizes)

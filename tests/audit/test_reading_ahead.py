@@ -78,4 +78,4 @@ def test_of_a_file_here_the_system_is_told_what_will_be_read(tiny_gpt2: Path, mo
     (part,) = model.checkpoint["h.1.attn.c_attn.weight"].parts
     assert advised == {(part.entry.start, part.entry.stop)}
     monkeypatch.setattr(os, "posix_fadvise", listen)
-    model.checkpoint.prefetch(["h.1.attn.c_attn.weight"])  # what it says to that is no error
+    model.checkpoint.prefetch(["h.1.attn.c_attn.weight"])  # its refusal is no error

@@ -72,7 +72,7 @@ def test_what_is_equal_counts_half() -> None:
 
 
 def test_a_checkpoint_counts_as_one_however_many_heads_it_has() -> None:
-    """Above all heads of thirteen of fourteen checkpoints and above half of those of the last: 96.4."""
+    """Above all heads of thirteen of fourteen checkpoints and above half of the heads of the last: 96.4."""
     low, around = np.linspace(0, 1, 21), np.linspace(1, 3, 21)
     reference = reference_of(*[low] * 13, around)
     (percentile,), count = reference.percentiles("qk_sigma1", 1, np.array([2.0]))

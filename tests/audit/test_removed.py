@@ -61,7 +61,7 @@ def test_least_eigenvectors_are_those_of_a_dense_float64_decomposition() -> None
 
 
 def test_the_score_bounds_the_chance_of_a_gap() -> None:
-    """Gaps of independent exponential variables exceed s with probability 10^-s, those of random matrices less."""
+    """Gaps of independent exponential variables exceed s with probability 10^-s, gaps of random matrices less often."""
     rng, n = np.random.default_rng(0), 4000
     logs = np.sort(rng.exponential(size=(n, 200)), axis=1)[:, : RANKS + GAPS + 1]  # the k-th gap times (200 - k)
     gaps = np.diff(logs, axis=1) * (200 - np.arange(1, RANKS + GAPS + 1)) / np.arange(1, RANKS + GAPS + 1)

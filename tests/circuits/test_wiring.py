@@ -127,7 +127,7 @@ def test_factors_of_low_rank_count_by_their_rank(change: str) -> None:
 
 
 def test_what_a_rotated_head_reads_is_the_same_space_at_every_position() -> None:
-    """W_K R(p) has the columns of W_K, recombined: PK is that of a space closed under the rotation."""
+    """W_K R(p) has the columns of W_K, recombined: PK is the same as of a space closed under the rotation."""
     rng = np.random.default_rng(4)
     first, second = random_layer(rng, 24, 4), random_layer(rng, 24, 4)
     rotation = Rotation(inverse_powers(100.0, 4))

@@ -1,4 +1,4 @@
-"""AUROC of a sample of tokens: the values are those of the whole, and the intervals hold."""
+"""AUROC of a sample of tokens: the values equal the full computation, and the intervals hold."""
 
 from pathlib import Path
 

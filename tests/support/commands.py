@@ -69,7 +69,7 @@ def studies(source: Path, text: Path, out: Path, *options: str) -> dict[str, lis
 
 
 def run(*arguments: object) -> Result:
-    """A command in this process; what it raises is kept in the result."""
+    """A command in this process; an exception is kept in the result."""
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 

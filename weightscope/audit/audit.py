@@ -91,7 +91,7 @@ class AuditOptions:
             Reference.load(self.reference)  # an unreadable one is refused before the work starts
 
     def of_folder(self, name: str) -> "AuditOptions":
-        """Those of one audit of a list: its baseline is the folder of this name; none where only others have one."""
+        """Options for one audit of a list: its baseline is the folder of this name; none where only others have one."""
         folder = Path(self.baseline or "")
         if self.baseline is not None and (folder / name / BASELINE).is_file():
             return replace(self, baseline=folder / name)
@@ -343,7 +343,7 @@ class Audit(Result):
     notes : tuple of str
         What was left out, and why, in sentences.
     standing : Standing
-        Percentiles of the heads among those of other checkpoints.
+        Percentiles of the heads among the heads of other checkpoints.
     removed : list of Removed
         Directions that were removed from what layers write or read.
     coverage : str

@@ -1,4 +1,4 @@
-"""Heads that read and write, or score, in nearly the same spaces: one finding for each cluster of them.
+"""Heads that read and write, or score, in nearly the same spaces: one finding for each cluster.
 
 A copy also has nearly the same map: of the same sign, and alike in its weakest direction too. Heads with like spaces
 and another map are a note. Where two heads share keys or values, that factor proves nothing: the other is judged.

@@ -1,7 +1,7 @@
 """The four factors of a head, W_Q, W_K, W_V and W_O, compared: faults that no spectrum of one map shows.
 
-The Gram matrices of W_Q and W_K are alike, as they are trained together, and so are those of W_V and W_O; those of W_Q
-and W_V share nothing. Where this is not so, factors were swapped, mixed up or initialised anew. Noise that is added to
+The Gram matrices of W_Q and W_K are alike, as they are trained together, and so are W_V's and W_O's; W_Q and W_V
+share nothing. Where this is not so, factors were swapped, mixed up or initialised anew. Noise that is added to
 weights lifts what is weakest in them. Each factor uses the dimensions of the stream as it does in the other layers:
 where its other axis does instead, it is transposed. docs/audit.md says which checkpoints the limits were set on.
 """
@@ -29,7 +29,7 @@ UNBALANCED = ((0, 1, 8.0), (2, 3, 20.0))  # factors by which |W_Q| / |W_K| and |
 UNBALANCED_Z = 6.0
 NOISY, MOST_Z = 2.0, 6.0  # mean of z-scores, each cut at the second; trained layers reach 1.7
 LAYERS_FOR_NOISE = 8  # fewer have no trend to leave
-AGREEING = 5.0  # over the root of the width: more than the cosine of a profile with that of other layers is by chance
+AGREEING = 5.0  # over the root of the width: above the cosine that profiles of two layers have by chance
 ALL_LAYERS = 0.15  # of the profiles: more of them is common along the other axis where all layers are transposed
 EXCHANGED = (
     0.4  # cosine of the difference of two factors' profiles with that in other layers, if it is below minus this
@@ -218,7 +218,7 @@ def _misplaced(heads: MeasuredHeads) -> Misplaced:
         pairs = [(f, misplaced.transposed[f][i]) for f in (2, 3) if i in misplaced.transposed.get(f, ())]
         if as_partner.keys() == {2, 3}:
             instead = sum(float(as_partner[f][i]) - right for f, (_, right) in pairs)
-        else:  # no layer tells what is usual; a conversion that transposes squares transposes those of W_Q and W_K too
+        else:  # no layer tells what is usual; a conversion that transposes squares transposes W_Q and W_K too
             instead = 1.0 if alone else -1.0
         if instead > 0:
             misplaced.exchanged[i] = max((pair for _, pair in pairs), key=lambda pair: pair[1])
@@ -268,7 +268,7 @@ def _exchanged(
     model: Model, heads: MeasuredHeads, misplaced: Misplaced
 ) -> dict[str, dict[int, tuple[float, float, str]]]:
     """Layers in which W_Q and W_K, or W_V and W_O, are each other's; by map and position a number, its usual value and
-    what it is.
+    a description.
     """
     exchanged: dict[str, dict[int, tuple[float, float, str]]] = {"qk": {}, "vo": {}}
     if heads.shares_keys:

@@ -48,7 +48,7 @@ Place = tuple[int, int]  # position among the measured layers, and head
 def findings_of(model: Model, heads: MeasuredHeads, standing: Standing | None = None) -> Findings:
     """Everything about a model's heads and embeddings that a person should look at; nothing at initialisation.
 
-    With `standing`, collapsed ranks are judged among those of other checkpoints.
+    With `standing`, collapsed ranks are judged among the ranks of other checkpoints.
     """
     dimensions = list(outlier_dimensions(heads, "Residual" if model.family.memory is None else "Memory"))
     with phase("looking at embedding rows"):

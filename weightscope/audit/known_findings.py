@@ -1,4 +1,4 @@
-"""Findings that are known: those of an earlier audit, and those that somebody has judged. They stay, and fail no gate.
+"""Findings that are known: from an earlier audit, or reviewed by somebody. They stay, and fail no gate.
 
 A list of them has the columns of findings.csv, or is findings.json. A row applies to what agrees in all cells that say
 where; an empty cell agrees with everything. Where a row has the number, a finding that is worse is not known.

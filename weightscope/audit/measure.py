@@ -1,8 +1,8 @@
 """The measures of a head: the arrays that are computed of each layer, and the table of numbers made of them.
 
 Each projection is read once, for its Gram matrix, its triangle and its sketch. Every spectrum of a head, rotated or
-not, is then that of a small core. Heads are spread over threads with one BLAS thread each: on such small matrices that
-is faster than one head on all cores, and gives the same bits on any number of cores.
+not, is then the spectrum of a small core. Heads are spread over threads with one BLAS thread each: on such small
+matrices that is faster than one head on all cores, and gives the same bits on any number of cores.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

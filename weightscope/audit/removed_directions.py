@@ -28,7 +28,7 @@ from weightscope.text.tokenizer import Tokenizer, token_names
 FOUND = {True: 2.0, False: 4.0}
 LOOKED_AT = 1.0  # sets of layers that score less are not judged again
 RUN = 0.4  # share of the layers: a run this long has to be found
-KEPT = 128 << 20  # bytes of Gram matrices kept; those of wider streams are summed, one run of layers at a time
+KEPT = 128 << 20  # bytes of Gram matrices kept; in wider streams they are summed, one run of layers at a time
 WIDEST = 8192  # dimensions; a wider Gram matrix exceeds a quarter of a gigabyte
 ROWS = 2  # times the width: rows of a run that are read in a wide stream
 STRIP = 512  # columns of a Gram matrix that are computed at a time

@@ -30,7 +30,7 @@ UNREADABLE = (CheckpointError, OSError, EOFError, ValueError, KeyError, zipfile.
 class FinishedLayers:
     """A folder with one file per finished layer, named for the `identity` of everything that its numbers depend on.
 
-    Each file appears complete under its name or not at all. Layers of other weights or options are discarded; those of
+    Each file appears complete under its name or not at all. Layers of other weights or options are discarded; layers of
     this identity are kept with `resume`.
     """
 

@@ -129,8 +129,8 @@ class Role:
 
 
 # A head above several thresholds gets the first name. Wiring alone never names a previous-token head: being read by
-# keys identifies those of GPT-2, SmolLM2 and MiniLM no better than |W_QK| does. Nor does it name a sink: that score is
-# no better than the layer's index.
+# keys identifies such heads of GPT-2, SmolLM2 and MiniLM no better than |W_QK| does. Nor does it name a sink: that
+# score is no better than the layer's index.
 ROLES = (
     Role("previous token", "previous_token", 0.26, Tried(56, 73, 5, 0.51, 0.96, 0.66, 0.83)),
     Role("induction", "induction", 0.15, Tried(25, 27, 3, 0.50, 1.00, 0.82, 1.00)),
@@ -311,8 +311,8 @@ def looks_back(n: int) -> dict[str, int]:
 def by_wiring(wiring: Wiring) -> tuple[np.ndarray, np.ndarray]:
     """Largest share of a space that keys read, for the reader and for the writer; (L, H) twice.
 
-    Shares are above chance: 0 is that of random spaces and 1 is all of it. If queries read a head's output too, it
-    writes what all heads need, so the queries' share is subtracted for the writer.
+    Shares are above chance: 0 is the share of random spaces and 1 is the whole space. If queries read a head's output
+    too, it writes what all heads need, so the queries' share is subtracted for the writer.
     """
     of_readers, of_writers = np.full(wiring.rank["k"].shape, np.nan), []
     for spaces in wiring.by_layer:

@@ -105,7 +105,7 @@ def _product(rows: Any, columns: Any, device: Device) -> Any:
 #
 #     exp(-PROBES / (2 s) * (x - v + v ln(v / x)))
 #
-# which is that of a chi-squared variable of PROBES v / s degrees of freedom; directions that are kept, and so not
+# as for a chi-squared variable of PROBES v / s degrees of freedom; directions that are kept, and so not
 # random, make it no larger. `doubt` is the exponent, and grows with v. A pair is left an estimate where it exceeds ln(n
 # / FAILURE) at the value that the last of the strongest known pairs has. Each of the n pairs that truly are the
 # strongest has at least that value, so that with probability 1 - FAILURE none of them is left out.

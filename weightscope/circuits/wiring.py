@@ -54,7 +54,7 @@ class Wiring(ShowsShapes):
     concentration: dict[str, np.ndarray]
     n_kv_heads: int  # Heads that share one have the same PK for keys and values
     width: int  # Dimensions that spaces can differ in, d or d - 1
-    # (L, H, L, H): Whether a pair's measures are those of the weights; estimates from sketches where not, in large
+    # (L, H, L, H): Whether a pair's measures are exact; estimates from sketches where not, in large
     # models.
     exact: dict[str, np.ndarray]
     # Pairs that are estimates and may yet be among the strongest; 0 unless there were too many to be computed.
@@ -86,7 +86,7 @@ class Wiring(ShowsShapes):
         return float(self.width**-0.5)
 
     def z(self, measure: str, kind: str) -> np.ndarray:
-        """How many standard deviations "pk" or "cs" lies above that of random spaces or matrices, (L, H, L, H).
+        """How many standard deviations "pk" or "cs" lies above random spaces or matrices, (L, H, L, H).
 
         For CS it is the square's.
         """

@@ -164,7 +164,7 @@ class FirstLayer:
         return list(self.attention.heads)
 
     def head(self, index: int) -> Head:
-        """One of `heads`, with what it has computed kept; a CheckpointError where there is none of this index."""
+        """One of `heads`, with its cached products; a CheckpointError where there is none of this index."""
         return self.heads[self.attention.head(index).index]
 
     @cached_property
@@ -249,7 +249,7 @@ class FirstLayer:
             raise overflow(self.model, what, layer)
 
     def _scalars(self, norm: InnerNorm, x: np.ndarray) -> np.ndarray:
-        """What a norm of queries or keys multiplies those of x (n, d) by, (heads, n)."""
+        """The factor by which a norm multiplies the queries or keys of x (n, d), (heads, n)."""
         scalars = norm.scalars(x)
         self.check_finite("a q/k-norm", 1 / scalars, self.layer)  # of squares that are infinite, which leave nothing
         return scalars

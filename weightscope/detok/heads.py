@@ -35,7 +35,7 @@ from weightscope.text.sequences import works
 from weightscope.text.tokenizer import Tokenizer, TokenList
 
 FEWEST = 100  # items of a sample: the interval takes their means for normally distributed
-A_STRATUM = 20  # of them
+STRATUM_SIZE = 20  # items
 LEVEL = 0.95
 
 
@@ -44,16 +44,16 @@ class Stratified(ShowsShapes):
     """Items drawn at random, without replacement, from strata of a population (Cochran 1977, chapter 5)."""
 
     items: np.ndarray  # (n,): Ascending
-    stratum: np.ndarray  # (n,): Of each
+    stratum: np.ndarray  # (n,) stratum of each item
     sizes: np.ndarray  # (S,): How many items each stratum has in the population
 
     @classmethod
     def draw(cls, items: np.ndarray, by: np.ndarray, how_many: int, seed: int = 0) -> "Stratified":
-        """A sample of `items`, each stratum those of them that are nearest each other in `by`: items (N,), by (N,)."""
+        """A sample of `items`, stratified in groups that are near each other in `by`: items (N,), by (N,)."""
         if how_many < FEWEST:
             raise CheckpointError(f"a sample of {how_many} is too small for an interval that holds; {FEWEST} will do")
         rng, how_many = np.random.default_rng(seed), min(how_many, len(items))
-        strata = np.array_split(items[np.argsort(by, kind="stable")], max(1, how_many // A_STRATUM))
+        strata = np.array_split(items[np.argsort(by, kind="stable")], max(1, how_many // STRATUM_SIZE))
         sizes = np.array([len(members) for members in strata])
         ends = np.round(np.cumsum(sizes) / max(len(items), 1) * how_many).astype(int)  # as large a part of each
         drawn = [
@@ -162,7 +162,7 @@ def roc_curves(first: FirstLayer, counts: Counts, tokens: Mapping[str, int]) -> 
 # AUROC of all heads (Table 2)
 
 PRODUCTS_A_TASK = 50_000_000_000  # multiply-adds of a block of rows: half a second to a second of work
-FEWEST_ROWS = 8192  # of a block, so that laying out the keys for it stays below a hundredth of the work
+FEWEST_ROWS = 8192  # rows of a block, so that laying out the keys for it stays below a hundredth of the work
 
 
 TABLES: dict[str, Callable[["BigramAuroc"], Any]] = {

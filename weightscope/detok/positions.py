@@ -74,7 +74,7 @@ class PositionTerms(ShowsShapes, Result):
 
     @property
     def cliff(self) -> float | None:
-        """|T^p| of the last position over that of the one before it, in the median head, where it has a cliff."""
+        """|T^p| of the last position over |T^p| of the one before it, in the median head, where it has a cliff."""
         before, last = np.abs(self.t_p[:, -2:]).T  # (n_heads,) each
         ratio = float(np.median(last[before > 0] / before[before > 0])) if (before > 0).any() else 1.0
         return ratio if ratio < CLIFF else None
@@ -194,7 +194,7 @@ class Curve(NamedTuple):
 def spread_over_tokens(numerator: np.ndarray, sigma: SigmaStatistics) -> Curve:
     """numerator_j / sigma_j with sigma_j spread over the tokens that may stand at j (Fig. 3's band): numerator (n,).
 
-    The numerator knows no token, so its mean and percentiles are those of 1/sigma_j times the numerator, with the ends
+    The numerator knows no token, so its mean and percentiles follow from 1/sigma_j times the numerator, with the ends
     swapped where it is negative.
     """
     n = len(numerator)

@@ -1,4 +1,4 @@
-"""What stands out among all tensors of a checkpoint, and between those of two checkpoints."""
+"""What stands out among all tensors of a checkpoint, and between the tensors of two checkpoints."""
 
 import re
 from collections import Counter, defaultdict
@@ -40,7 +40,7 @@ def tensor_findings(
 ) -> Iterator[Finding]:
     """Everything about tensors that a person should look at; nothing at initialisation.
 
-    Tensors whose values the audit of heads has `judged` are checked only for what it does not check; the row of an
+    Tensors whose values the audit of heads has `judged` are checked only for other faults; the row of an
     embedding at index `padding` may be zero.
     """
     facts, judged = everything.facts, set(judged)
@@ -70,7 +70,7 @@ def _other_head(kinds: Mapping[str, str], architectures: str) -> list[str]:
     """Tensors of heads on top that only one checkpoint has, where the last is meant to do another task.
 
     `architectures` are the classes that the last checkpoint's config names: a language model needs its head, and of
-    one that says nothing a lost head is not excused. Nor is one of which a part is left.
+    one that says nothing a lost head is not excused. Nor is a head that has lost only a part.
     """
     if not architectures or PREDICTS_TOKENS.search(architectures):
         return []
@@ -298,7 +298,7 @@ def _dtypes(facts: Facts) -> Iterator[Finding]:
          look_next="Compare it with the same tensor of neighbouring layers, and with an earlier "
                    "checkpoint.")  # fmt: skip
 def _norms(facts: Facts) -> Iterator[Finding]:
-    """Tensors whose norm is off that of their neighbours in the role."""
+    """Tensors whose norm is off the norms of their neighbours in the role."""
     for role, members in by_role(facts).items():
         if len(members) < LEAST_ROLE or members[0].kind != "f":
             continue
