@@ -397,8 +397,8 @@ def test_a_bias_that_one_layer_lacks_is_found(tmp_path: Path, name: str) -> None
     for zero in ((2,), (1, 2), (0, 1, 2), range(5)):
         changed = weights | {f"h.{layer}.{name}": np.zeros_like(weights[f"h.0.{name}"]) for layer in zero}
         folder = write_checkpoint(tmp_path / str(len(zero)), changed)
-        zero = [finding for finding in ws.audit(folder, directions=0).findings if finding.kind == "zero_tensor"]
-        named = [member.name for finding in zero for member in finding.members]
+        found_zero = [finding for finding in ws.audit(folder, directions=0).findings if finding.kind == "zero_tensor"]
+        named = [member.name for finding in found_zero for member in finding.members]
         assert named == ([f"h.{layer}.{name}" for layer in zero] if len(zero) < 3 else [])
         everything = ws.audit(folder, directions=0, all_tensors=True).findings
-        assert everything.kinds["zero_tensor"] == len(zero)
+        assert everything.kinds["zero_tensor"] == len(found_zero)
