@@ -193,7 +193,7 @@ def test_a_few_heads_do_not_show_what_belongs_together(n_heads: int, kinds: list
     arrays = {"factor_likeness": likeness, "factor_spread": likeness, "factor_width": np.ones((2, 1, 4))}
     arrays["qk_singular_values"] = np.ones((2, n_heads, 32))
     heads = SimpleNamespace(arrays=arrays, table=range(2 * n_heads), layers=np.arange(2), n_heads=n_heads)
-    model = SimpleNamespace(family=SimpleNamespace(qk_norm=None))
+    model = SimpleNamespace(family=SimpleNamespace(scores=SimpleNamespace(qk_norm=None)))
     assert [finding.kind for _, finding in _unrelated(model, heads)] == kinds
 
 
@@ -236,10 +236,10 @@ def counted(source: str, *faults: str) -> dict[str, tuple[int, int, int, int]]:
 
 @pytest.mark.check
 def test_faults_planted_in_any_layer_of_a_vision_model_are_found() -> None:
-    planted = ("value bias of 10000", "Q times 30", "biases dropped")
+    named = ("value bias of 10000", "Q times 30", "biases dropped")
     gains = "gains of norms outside attention zero"
-    counts = counted(str(shared("vit-tiny")), *planted, gains, "layer initialised anew")
-    for fault in (*planted, gains, f"{gains}, in all layers"):
+    counts = counted(str(shared("vit-tiny")), *named, gains, "layer initialised anew")
+    for fault in (*named, gains, f"{gains}, in all layers"):
         assert counts[fault][:2] == (12, 12), fault
     assert counts["layer initialised anew"][2] >= 11
     assert not any(alarms for *_, alarms in counts.values())
