@@ -17,6 +17,7 @@ from tests.support.figures import undrawn
 from tests.support.provenance import without_footer
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.tiny_models import fixture
+from weightscope.audit.audit import FIGURES
 from weightscope.cli import main
 from weightscope.files import HIDDEN
 from weightscope.findings import SHOWN
@@ -24,9 +25,9 @@ from weightscope.findings import SHOWN
 FIRST_COLUMNS = ["layer", "head", "kv_head", "qk_sigma1", "qk_sigma2"]
 NEEDED = ["qk_frobenius", "qk_stable_rank", "qk_effective_rank", "vo_sigma1", "vo_sigma2", "vo_frobenius",
           "vo_stable_rank", "vo_effective_rank"]  # fmt: skip
+PICTURES = [f"{name}.{kind}" for name in FIGURES for kind in ("png", "svg")]
 RESULTS = ["heads.csv", "spectra.npz", "percentiles.csv", "findings.csv", "findings.json", "directions.json",
-           "report.html", "spectra.csv", "heads.png", "heads.svg", "spectra.png", "spectra.svg", "depth.png",
-           "depth.svg"]  # fmt: skip
+           "report.html", "spectra.csv", *PICTURES]  # fmt: skip
 
 
 def test_an_audit_leaves_its_results_and_nothing_else(out: Path) -> None:

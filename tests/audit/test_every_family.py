@@ -13,12 +13,12 @@ import weightscope as ws
 from analyses.experiments.planted_faults import initialised_anew
 from tests.support.audit import audit_of, names_in
 from tests.support.tiny_models import MECHANISMS, NAMES, fixture
-from weightscope.audit.audit import AuditOptions, measured_layer
+from weightscope.audit.audit import FIGURES, AuditOptions, measured_layer
 from weightscope.audit.factor_findings import factor_findings
 from weightscope.audit.measure import MeasuredHeads
 
 TABLES = ["findings.csv", "findings.json", "heads.csv", "percentiles.csv", "report.html", "spectra.npz"]
-FIGURES = [f"{name}.{kind}" for name in ("depth", "heads", "spectra") for kind in ("png", "svg")] + ["spectra.csv"]
+PICTURES = [f"{name}.{kind}" for name in FIGURES for kind in ("png", "svg")] + ["spectra.csv"]
 
 OF_FACTORS = {"transposed_factors", "swapped_factors", "mixed_factors", "unbalanced_factors", "noise_floor"}
 
@@ -38,7 +38,7 @@ def test_an_audit_ends_well_and_its_files_are_whole(name: str, tmp_path: Path) -
     model = audited(name, out)
     config, layers = model.config, list(model.attention_layers)
     reads_tokens = bool(model.family.inputs.tokens)
-    assert names_in(out) == sorted([*TABLES, *FIGURES, *(["directions.json"] if reads_tokens else [])])
+    assert names_in(out) == sorted([*TABLES, *PICTURES, *(["directions.json"] if reads_tokens else [])])
     with (out / "heads.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(int(row["layer"]), int(row["head"])) for row in rows] == [
