@@ -22,7 +22,7 @@ from benchmarks.commands import Cost
 from benchmarks.peers import PEERS, peer_cost
 from benchmarks.results import Bench, Measured
 from weightscope.circuits.passes import multiplications, wiring
-from weightscope.circuits.wiring import KINDS, Wiring
+from weightscope.circuits.wiring import PROJECTIONS, Wiring
 
 FLOOR = "the bare float32 products"
 AGREE = 1e-4  # largest difference of float32 scores of the same pair; PK is up to r
@@ -80,7 +80,7 @@ def peer_rows(source: str, python: str, ours: Cost, wired: Wiring) -> list[Measu
         apart = float(np.nanmax(np.abs(cost.result - scores)))  # NaN where no later layer reads
         if not apart <= AGREE:
             raise click.ClickException(f"{peer.title}: differs from ours by {apart:.2g}")
-        wall, cpu = len(KINDS) * cost.wall, len(KINDS) * cost.cpu
+        wall, cpu = len(PROJECTIONS) * cost.wall, len(PROJECTIONS) * cost.cpu
         note = f"three times keys; {cpu / ours.cpu:.1f} x in CPU time, {cpu:.1f} s; agrees to {apart:.0e}"
         measured.append(Measured(peer.title, wall, (wall / ours.wall,), "ours", None, note))
     return measured

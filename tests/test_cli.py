@@ -15,7 +15,7 @@ import weightscope as ws
 from tests.support import tasks
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.tiny_models import fixture
-from weightscope.audit import many
+from weightscope.audit import batch
 from weightscope.cli import main
 from weightscope.files import OutputFolder, check_writable
 
@@ -281,7 +281,7 @@ def test_a_letter_that_the_output_cannot_hold_is_spelled_out(
     encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As σ₁ where a Windows console is redirected, and a file's name that is not UTF-8 anywhere."""
-    monkeypatch.setattr(many, "report_task", tasks.tables_alone)
+    monkeypatch.setattr(batch, "report_task", tasks.tables_alone)
     checkpoint = write_checkpoint(tmp_path / "σ", gpt2_weights(n_layers=1))
     for out in (tmp_path / "σ₁", tmp_path / "\udcff"):
         result = CliRunner(charset=encoding).invoke(main, ["audit", str(checkpoint), "--out", str(out)])

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from tests.support.commands import run, undrawn, with_tokenizer, write_counts
+from tests.support.commands import run, with_tokenizer, write_counts
 from tests.support.documented import IN_A_SENTENCE, PAGES, ROOT, Line, check, lines_of, words_of
+from tests.support.figures import undrawn
 from weightscope.cli import main
 from weightscope.lineage.sketches import fingerprint
 

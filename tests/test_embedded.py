@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from weightscope.detok.first_layer import FirstLayer, ranked
-from weightscope.detok.positions import position_terms
+from weightscope.detok.first_layer import FirstLayer, position_terms, ranked
 from weightscope.embedded import COUNTS, FOLDER
 from weightscope.text.counts import load_counts
 from weightscope.text.tokenizer import Tokenizer

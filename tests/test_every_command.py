@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import commands, is_one_line, run, studies, undrawn, unsaved, with_tokenizer, write_counts
+from tests.support.commands import commands, is_one_line, run, studies, with_tokenizer, write_counts
+from tests.support.figures import undrawn, unsaved
 from tests.support.provenance import ends_with
 from tests.support.tiny_models import EACH_MECHANISM, fixture
 

@@ -13,8 +13,9 @@ import pytest
 from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
 
-from tests.support.commands import run, undrawn
+from tests.support.commands import run
 from tests.support.documented import Line, check, words_of
+from tests.support.figures import undrawn
 from weightscope.cli import main
 from weightscope.cli.command import FIRST, command
 from weightscope.cli.terminal import show

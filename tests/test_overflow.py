@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from tests.support.commands import Weights, commands, is_one_line, run, studies, undrawn, with_tokenizer, write_counts
+from tests.support.commands import Weights, commands, is_one_line, run, studies, with_tokenizer, write_counts
+from tests.support.figures import undrawn
 from weightscope.metrics.spaces import nearest_rows
 
 pytest.importorskip("tokenizers", reason="tokenizers come with the extra `bigrams`")

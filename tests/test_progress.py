@@ -14,7 +14,7 @@ import pytest
 import weightscope as ws
 from weightscope import progress
 from weightscope.audit.audit import AuditOptions, measure_task
-from weightscope.audit.many import report_task
+from weightscope.audit.batch import report_task
 from weightscope.cli.command import EndsInOneLine
 from weightscope.compare.compare import compare
 from weightscope.detok.first_layer import FirstLayer

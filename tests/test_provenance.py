@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from tests.support.commands import run, undrawn
+from tests.support.commands import run
+from tests.support.figures import undrawn
 from tests.support.hub_server import COMMIT, Hub
 from tests.support.provenance import ENVELOPE, envelope_in, footer_of, header_of, sha256, typed
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.audit.audit import AuditOptions, measure_task
-from weightscope.audit.many import report_task
+from weightscope.audit.batch import report_task
 from weightscope.checkpoint.storage import OpenFile
 from weightscope.cli import main
 from weightscope.errors import CheckpointError

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from tests.support.commands import run, undrawn
-from weightscope.audit import measures
+from tests.support.commands import run
+from tests.support.figures import undrawn
+from weightscope.audit import measure
 
 pytestmark = pytest.mark.docs
 
@@ -66,8 +67,8 @@ def test_what_contributing_names_is_there() -> None:
 
 def test_a_row_is_all_that_a_measure_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     (code,) = blocks(CONTRIBUTING, "python")
-    row = eval(code, {"Measure": measures.Measure})
-    monkeypatch.setattr(measures, "_SPECTRUM", (*measures._SPECTRUM, row))
+    row = eval(code, {"Measure": measure.Measure})
+    monkeypatch.setattr(measure, "_SPECTRUM", (*measure._SPECTRUM, row))
     audit = ws.audit(ws.open_model("embedded"), directions=0)
     for name in ("qk", "vo"):
         sums = audit.measured.spectra()[f"{name}_singular_values"].sum(axis=-1)

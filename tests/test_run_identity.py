@@ -17,7 +17,7 @@ import weightscope as ws
 from tests.support import tasks
 from tests.support.hub_server import COMMIT, Hub
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
-from weightscope.audit import many
+from weightscope.audit import batch
 from weightscope.audit.audit import AuditOptions
 from weightscope.audit.reference import OWN
 from weightscope.audit.resume import layers_identity, results_identity
@@ -39,7 +39,7 @@ def of(source: str | Path, **options: str) -> RunIdentity:
 def is_kept(*arguments: object) -> bool:
     """Whether `audit --resume` keeps what an earlier run has left. Figures are not drawn: they are no matter here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(many, "report_task", tasks.tables_alone)
+        patch.setattr(batch, "report_task", tasks.tables_alone)
         command = ["audit", *map(str, arguments), "--resume"]
         result = CliRunner().invoke(main, command, catch_exceptions=False)
     assert result.exit_code == 0, result.output

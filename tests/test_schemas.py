@@ -11,7 +11,8 @@ from jsonschema import Draft202012Validator, ValidationError
 from referencing import Registry, Resource
 
 import weightscope.pages
-from tests.support.commands import Weights, run, undrawn, with_tokenizer
+from tests.support.commands import Weights, run, with_tokenizer
+from tests.support.figures import undrawn
 from weightscope.cli import main
 
 SCHEMAS = Path(weightscope.pages.__file__).parent / "schemas"

@@ -12,8 +12,7 @@ import pytest
 
 import weightscope as ws
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
-from weightscope.detok.first_layer import FirstLayer
-from weightscope.detok.positions import position_terms
+from weightscope.detok.first_layer import FirstLayer, position_terms
 
 ROOT = str(Path(ws.__file__).parents[1])
 Weights = dict[str, np.ndarray]

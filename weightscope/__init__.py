@@ -36,12 +36,12 @@ is below it.
     tensors                     every tensor of a file by role, attention or not
     circuits                    what each head does, and which heads read what others write
     detok                       the first layer as a function of tokens and positions
-    pages findings              what all reports and figures share; the kinds of finding
+    pages findings              what all reports and figures share; findings and their kinds
     adopting                    find and verify a row for an unknown architecture (PyTorch)
     runner                      load a model, observe it, patch it (PyTorch)
     sources text                SOURCE as a user writes it; corpora, tokenizers, bigrams
     provenance                  which files a result is from
-    overflow run_identity       numbers too large for their type; what a resumed run depends on
+    run_identity                what a resumed run depends on
     model                       an opened checkpoint: its layers, heads and embeddings
     embeddings                  what enters and leaves the stack of layers
     architectures               a row for each architecture; which row reads a checkpoint, and how

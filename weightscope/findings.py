@@ -3,9 +3,10 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib import import_module
 from itertools import groupby
 from math import inf, log
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from weightscope.errors import CheckpointError, counted, nearest, printable
 from weightscope.results import notebook
@@ -16,207 +17,61 @@ SHOWN = 12  # findings on a terminal
 MOST_OPEN = 12  # findings of a kind that a page shows without a click
 
 
-class Kind(NamedTuple):
-    """A kind of finding."""
+class FindingKind(NamedTuple):
+    """A kind of finding, as `finding` registers it."""
 
+    name: str
     title: str
-    look_next: str  # what to look at next
-    # An error is broken, a warning is rarely intended, a note is worth knowing and common in trained models.
-    severity: str = "note"
+    look_next: str
+    severity: str
+    rank: int
+
+    @property
+    def place(self) -> tuple[int, int, str]:
+        """What kinds are sorted by, the most severe first."""
+        return SEVERITIES.index(self.severity), self.rank, self.name
 
 
-# The most severe first.
-KINDS: dict[str, Kind] = {
-    "not_finite": Kind(
-        "weights that are not finite",
-        "Read the tensor again from its source; if it is the same there, the training run or the conversion broke it.",
-        "error",
-    ),
-    "overflow": Kind(
-        "weights that overflow",
-        "Read the tensor again from its source; if it is the same there, the run diverged or a scale is wrong.",
-        "error",
-    ),
-    "zero_head": Kind(
-        "zero head",
-        "Check whether the head was pruned on purpose; if not, compare with the checkpoint before it.",
-        "warning",
-    ),
-    "near_dead_head": Kind(
-        "near-dead head",
-        "Zero the head and measure the loss: it may be pruned, or its learning rate was too small.",
-        "warning",
-    ),
-    "rank_collapsed": Kind(
-        "rank-collapsed head",
-        "Look at its spectrum in the report and at the singular values of its two factors: which one collapsed?",
-        "warning",
-    ),
-    "transposed_factors": Kind(
-        "factor transposed",
-        "Check the conversion: transpose the tensor, and measure the loss of both.",
-        "warning",
-    ),
-    "swapped_factors": Kind(
-        "two factors swapped",
-        "Check the conversion: swap the two tensors back, and measure the loss of both.",
-        "warning",
-    ),
-    "mixed_factors": Kind(
-        "factors that do not belong together",
-        "Check the conversion: some of its tensors may be those of another layer, or of another checkpoint.",
-        "warning",
-    ),
-    "untrained_layer": Kind(
-        "layer as initialised",
-        "Check whether the layer was added or reset on purpose, and whether it was trained since.",
-        "warning",
-    ),
-    "unbalanced_factors": Kind(
-        "factor off its partner's scale",
-        "Compare both tensors with an earlier checkpoint: a scale may have been applied to one alone.",
-        "warning",
-    ),
-    "large_bias": Kind(
-        "bias out of proportion",
-        "Read the tensor again from its source; compare it with the same bias of other layers.",
-        "warning",
-    ),
-    "noise_floor": Kind(
-        "layer with a noise floor",
-        "Compare the layer with an earlier checkpoint, and check how it was quantised or merged.",
-        "warning",
-    ),
-    "zero_tensor": Kind(
-        "tensor of zeros",
-        "Check whether this is intended: a conversion that skipped the tensor leaves zeros too.",
-        "warning",
-    ),
-    "out_of_scale": Kind(
-        "tensor out of scale",
-        "Read the tensor again from its source, and compare it with an earlier checkpoint: an exponent may be wrong.",
-        "warning",
-    ),
-    "duplicate_layers": Kind(
-        "layers with the same tensors",
-        "Check whether the layers were copied on purpose, to make a model deeper; if so, expect them to do the same.",
-        "warning",
-    ),
-    "tensor_missing": Kind(
-        "tensors that one checkpoint lacks",
-        "Check that both were saved completely: tied weights may be left out, others may have been lost.",
-        "warning",
-    ),
-    "odd_dtype": Kind(
-        "unexpected dtype",
-        "Check how the checkpoint was saved: one tensor kept in another precision is often a slip.",
-        "warning",
-    ),
-    "duplicate_heads": Kind(
-        "duplicate heads",
-        "Compare the two heads' attention on text; copied layers and unbroken symmetry look like this.",
-        "warning",
-    ),
-    "copied_layer": Kind(
-        "layer that became a copy of another",
-        "Check whether the layers were repeated on purpose; if not, the export or the merge wrote one twice.",
-        "warning",
-    ),
-    "swapped_layers": Kind(
-        "layers in another order",
-        "Check the export: put the layers back in order, and measure the loss of both.",
-        "warning",
-    ),
-    "removed_direction": Kind(
-        "one direction removed",
-        "See which tokens lie along the direction: removing one is how refusals or a style are edited out of a model.",
-        "warning",
-    ),
-    "shared_direction": Kind(
-        "changes along one direction",
-        "See which tokens lie along the direction: one edit was made in several places.",
-        "warning",
-    ),
-    "other_weights": Kind(
-        "transformers loads other weights",
-        "Move the files that are not meant to another folder, or name the file that is meant.",
-        "warning",
-    ),
-    "other_computation": Kind(
-        "config that computes something else",
-        "Check each key: with the same weights, another value gives other attention or other logits.",
-        "warning",
-    ),
-    "different_families": Kind(
-        "checkpoints of different families",
-        "Check that comparing these heads makes sense: norms, positions and biases may enter them differently.",
-        "warning",
-    ),
-    "weights_beside": Kind(
-        "weight files that were not read",
-        "Name one of them to read it; move those that are not meant to another folder.",
-    ),
-    "alike_heads": Kind(
-        "heads with nearly the same spaces",
-        "Compare the two heads' attention on text: their spaces are alike, their maps are not.",
-    ),
-    "low_rank_heads": Kind(
-        "heads of low rank",
-        "Usual in the first layer of decoders; compare with another checkpoint of the same architecture.",
-    ),
-    "other_head": Kind(
-        "another head on top",
-        "Usual where a language model was tuned for another task; if the head was to stay, it was lost on the way.",
-    ),
-    "permuted_heads": Kind(
-        "permuted heads",
-        "The layer computes the same; undo the permutation before you average, merge or subtract weights.",
-    ),
-    "moved_most": Kind(
-        "head that moved beyond the others",
-        "Compare its spectra before and after, and the tokens along its first directions in the two audits.",
-    ),
-    "unmoved_layers": Kind(
-        "layers that did not move",
-        "Check that they were frozen on purpose.",
-    ),
-    "spectral_spike": Kind(
-        "spectral spike",
-        "A sink candidate: see which tokens lie along its first direction, then measure its attention on text.",
-    ),
-    "outlier_head": Kind(
-        "head outside the distribution",
-        "Compare its spectrum with its layer's other heads, and with the same head at another training step.",
-    ),
-    "layer_off_trend": Kind(
-        "layer off the trend",
-        "Compare the layer with its neighbours: another scale here means another norm gain, learning rate or merge.",
-    ),
-    "norm_off_role": Kind(
-        "tensor off its role's norms",
-        "Compare it with the same tensor of neighbouring layers, and with an earlier checkpoint.",
-    ),
-    "duplicate_tensors": Kind(
-        "tensors with the same values",
-        "Tied weights are meant to be equal, and buffers often are; other copies waste memory.",
-    ),
-    "constant_rows": Kind(
-        "rows of one value",
-        "See what the rows are for: padding, tokens that training never saw and pruned neurons are common.",
-    ),
-    "outlier_dimension": Kind(
-        "outlier dimension",
-        "Expect massive activations in this dimension; keep it in higher precision when the model is quantised.",
-    ),
-    "undertrained_rows": Kind(
-        "undertrained embedding rows",
-        "Prompt with these tokens: rows that training rarely saw give erratic output; padding rows may be removed.",
-    ),
-    "oversized_rows": Kind(
-        "oversized embedding rows",
-        "See which tokens or positions these are: the first position and special tokens often carry a sink's norm.",
-    ),
-}
+Reporter = TypeVar("Reporter", bound=Callable[..., Any])
+ROOMS = ("weightscope.audit.audit", "weightscope.compare.compare")  # they import every module that reports findings
+LAST = 1000  # rank of a kind that has none of its own
+_registered: dict[str, FindingKind] = {}
+
+
+def finding(
+    name: str, title: str, *, look_next: str, severity: str = "note", rank: int = LAST
+) -> Callable[[Reporter], Reporter]:
+    """Register a kind of finding above the function that reports it.
+
+    Parameters
+    ----------
+    name : str
+        As in findings.csv.
+    title : str
+        As a person calls it.
+    look_next : str
+        What to look at next.
+    severity : {"note", "warning", "error"}
+        An error is broken, a warning is rarely intended, a note is worth knowing and common in trained models.
+    rank : int
+        Place among the kinds of its severity: the lowest first; kinds of one rank by name.
+    """
+    kind = FindingKind(name, title, look_next, severity, rank)
+    if severity not in SEVERITIES or _registered.setdefault(name, kind) != kind:
+        raise ValueError(f"{kind} is registered already, or has an unknown severity")
+    return lambda reporter: reporter
+
+
+def finding_kinds() -> dict[str, FindingKind]:
+    """Every kind of finding by its name, the most severe first."""
+    for room in ROOMS:
+        import_module(room)
+    return {kind.name: kind for kind in sorted(_registered.values(), key=lambda kind: kind.place)}
+
+
+def kind_of(name: str) -> FindingKind:
+    """The kind of this name; other rooms are imported only where it is not registered yet."""
+    return _registered.get(name) or finding_kinds()[name]
 
 
 @dataclass(frozen=True)
@@ -234,7 +89,7 @@ class Member:
 class Finding:
     """Something in a checkpoint that a person should look at."""
 
-    kind: str  # a key of `KINDS`
+    kind: str  # the name that `finding` registers
     layer: int | None = None  # None where it concerns several layers or the whole model
     head: int | None = None  # None where it concerns several heads or a whole layer
     map: str | None = None  # "qk" or "vo"
@@ -248,17 +103,17 @@ class Finding:
     @property
     def title(self) -> str:
         """The title of its kind."""
-        return KINDS[self.kind].title
+        return kind_of(self.kind).title
 
     @property
     def look_next(self) -> str:
         """What to look at next."""
-        return KINDS[self.kind].look_next
+        return kind_of(self.kind).look_next
 
     @property
     def severity(self) -> str:
         """How severe its kind is, one of `SEVERITIES`."""
-        return KINDS[self.kind].severity
+        return kind_of(self.kind).severity
 
     @property
     def items(self) -> tuple[int, ...]:
@@ -303,11 +158,9 @@ class Findings(list[Finding]):
     """
 
     def __init__(self, findings: Iterable[Finding] = ()) -> None:
-        ranks = list(KINDS)
-
-        def place(finding: Finding) -> tuple[float, ...]:
+        def place(finding: Finding) -> tuple[Any, ...]:
             layer, head = (inf if index is None else index for index in (finding.layer, finding.head))
-            return SEVERITIES.index(finding.severity), ranks.index(finding.kind), layer, head
+            return kind_of(finding.kind).place, layer, head
 
         super().__init__(sorted(findings, key=place))
 
@@ -345,7 +198,8 @@ class Findings(list[Finding]):
             return "No findings."
         parts = []
         for severity, count in self.severities.items():
-            kinds = [f"{n} × {KINDS[kind].title}" for kind, n in self.kinds.items() if KINDS[kind].severity == severity]
+            counts = [(kind_of(name), n) for name, n in self.kinds.items()]
+            kinds = [f"{n} × {kind.title}" for kind, n in counts if kind.severity == severity]
             if kinds:
                 parts.append(f"{counted(count, severity)} ({', '.join(kinds)})")
         known = sum(bool(finding.known) for finding in self)
@@ -394,17 +248,17 @@ COLUMNS = (
 
 def fails(kind: str, limits: Collection[str]) -> bool:
     """Whether `limits` name this kind, its severity or a milder one: a limit of warning includes errors."""
-    severity = KINDS[kind].severity
+    severity = kind_of(kind).severity
     return kind in limits or any(limit in SEVERITIES[SEVERITIES.index(severity) :] for limit in limits)
 
 
 def checked_limits(limits: Iterable[str]) -> tuple[str, ...]:
     """The limits that findings fail on; an error where one is neither a severity nor a kind."""
-    limits = tuple(limits)
+    limits, kinds = tuple(limits), finding_kinds()
     for limit in limits:
-        if limit not in {*SEVERITIES, *KINDS}:
-            known = f"{', '.join(SEVERITIES)}, or a kind of finding: {', '.join(KINDS)}"
-            near = nearest(limit, (*SEVERITIES, *KINDS))
+        if limit not in {*SEVERITIES, *kinds}:
+            known = f"{', '.join(SEVERITIES)}, or a kind of finding: {', '.join(kinds)}"
+            near = nearest(limit, (*SEVERITIES, *kinds))
             raise CheckpointError(f"`fail_on` is {limit!r}; it is {known}{near}")
     return limits
 

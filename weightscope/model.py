@@ -1,9 +1,11 @@
 """A checkpoint seen through its family: embeddings, layers and heads, read when asked for."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import astuple, fields, replace
 from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -626,3 +628,35 @@ def _turns(rotation: Any) -> Any:
         return None
     values = {cell.name: getattr(rotation, cell.name) for cell in fields(rotation)}
     return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values.items()}
+
+
+BLOCK_VALUES = 4 << 20  # values of a tensor read at a time
+
+
+def overflow(model: Model, what: str, layer: int | None = None, *, anywhere: bool = False) -> CheckpointError:
+    """The error that `what` overflows, with the largest weight of the layer and embeddings, or of all tensors."""
+    near = model.embedding_tensors + (model.attention_tensors(layer) if layer is not None else [])
+    value, name = largest_weight(model.checkpoint.values() if anywhere else near)
+    problem = f"{what} overflows: its largest weight is {value:.3g}, in {name}"
+    return CheckpointError(f"{problem}; read that tensor again from its source", file=model.checkpoint.name)
+
+
+def largest_weight(tensors: Iterable[Tensor]) -> tuple[float, str]:
+    """The largest finite magnitude in these tensors, and the tensor's name; (0, "") if none holds weights."""
+    largest = (0.0, "")
+    for tensor in tensors:
+        with suppress(CheckpointError):  # not weights
+            for block in unchecked_blocks(tensor) if tensor.shape else ():
+                magnitudes = np.where(np.isfinite(block), np.abs(block), 0)
+                largest = max(largest, (float(magnitudes.max(initial=0)), tensor.name))
+    return largest
+
+
+def unchecked_blocks(tensor: Tensor) -> Iterator[np.ndarray]:
+    """A tensor in blocks of rows, NaN and infinity included; a scalar as one block."""
+    unchecked = tensor.unchecked(set())
+    if tensor.shape:
+        rows = max(1, BLOCK_VALUES // max(1, prod(tensor.shape[1:])))
+        yield from (block for _, block in unchecked.blocks(rows))
+    else:
+        yield unchecked.read()

@@ -14,8 +14,8 @@ import click
 import numpy as np
 
 import weightscope as ws
+from analyses.experiments.held_out import held_out, over_models
 from analyses.inputs import out_option
-from weightscope.circuits.held_out import held_out, over_models
 from weightscope.circuits.measured import N_TEXTS, TEXT_LENGTH, behaviour
 from weightscope.circuits.names import head_roles
 from weightscope.circuits.passes import wiring

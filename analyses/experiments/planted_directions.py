@@ -18,7 +18,7 @@ import numpy as np
 
 import weightscope as ws
 from analyses.inputs import out_option
-from weightscope.audit.removed import FOUND, Matrix, Side, centred_norms, judge, sides
+from weightscope.audit.removed_directions import FOUND, Matrix, Side, centred_norms, judge, sides
 from weightscope.changes.rounding import CASTS
 from weightscope.cli.command import EndsInOneLine
 from weightscope.compute.cores import one_blas_thread

@@ -24,10 +24,9 @@ from weightscope.attention.layer import Layer
 from weightscope.attention.maps import Affine
 from weightscope.audit.audit import AuditOptions, measured_layer
 from weightscope.audit.duplicates import duplicates
-from weightscope.audit.factors import factor_findings
+from weightscope.audit.factor_findings import factor_findings
 from weightscope.audit.findings import embedding_rows, findings_of, head_findings
-from weightscope.audit.measures import Arrays, MeasuredHeads
-from weightscope.audit.others import scale_findings
+from weightscope.audit.measure import Arrays, MeasuredHeads
 from weightscope.audit.reference import OWN, Reference, Standing
 from weightscope.checkpoint import Checkpoint, Tensor
 from weightscope.checkpoint.checkpoint import DerivedTensor, WholeTensor
@@ -38,6 +37,7 @@ from weightscope.model import Opened
 from weightscope.progress import bar
 from weightscope.sources import folder_names
 from weightscope.tables import Table
+from weightscope.tensors.outside_maps import scale_findings
 
 FACTORS = ("q", "k", "v")
 OPTIONS = AuditOptions(deltas=(0,), directions=0)

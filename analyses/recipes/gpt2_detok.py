@@ -13,15 +13,16 @@ from pathlib import Path
 import click
 
 from analyses.inputs import first_available, out_option
+from analyses.recipes import detok_tables
+from analyses.recipes.detok_tables import neighbour_section, printed_ranks
 from weightscope import CheckpointError
 from weightscope.cli.command import EndsInOneLine
 from weightscope.cli.options import device_option, text_option
 from weightscope.detok import paper
-from weightscope.detok.first_layer import FirstLayer, ranked
-from weightscope.detok.heads import counts_for, measure_heads, printed_ranks, roc_curves, single_tokens
+from weightscope.detok.first_layer import FirstLayer, position_terms, ranked
+from weightscope.detok.heads import counts_for, measure_heads, roc_curves, single_tokens
 from weightscope.detok.on_text import TextCheck, run_on_texts
-from weightscope.detok.page import auroc_sections, neighbour_section, position_section, text_section
-from weightscope.detok.positions import position_terms
+from weightscope.detok.page import auroc_sections, position_section, text_section
 from weightscope.embedded import FOLDER
 from weightscope.files import OutputFolder
 from weightscope.pages.page import write_page
@@ -48,21 +49,21 @@ def main(source: str, counts_file: Path | None, shards: int, text: tuple[Path, .
     name = "the checkpoint that ships with weightscope" if embedded else model.name
     first, tokenizer = FirstLayer(model, device=device), Tokenizer.load(model.source)
     counts = counts_for(model, counts_file or (None if embedded else openwebtext_counts(tokenizer, shards)))
-    found = single_tokens(tokenizer, EMBEDDED_TOKENS if embedded else paper.TOKENS)
-    tokens = {text: token for text, token in found.items() if len(counts.row(token)[0])}
+    ids = single_tokens(tokenizer, EMBEDDED_TOKENS if embedded else detok_tables.TOKENS)
+    tokens = {text: token for text, token in ids.items() if len(counts.row(token)[0])}
     texts = read_texts(text)
 
     # compute
     auroc = measure_heads(first, counts)
     curves = roc_curves(first, counts, dict(list(tokens.items())[:2]))
     is_paper, n_heads = paper.is_of(model.name), len(first.heads)
-    heads = paper.there(paper.HEADS_OF_TABLES, n_heads) if is_paper else auroc.ranked["head"][:3]
-    previous = ranked(first, tokenizer, list(tokens.values()), top=paper.TOP if is_paper else 5, heads=heads)
+    heads = paper.there(detok_tables.HEADS_OF_TABLES, n_heads) if is_paper else auroc.ranked["head"][:3]
+    previous = ranked(first, tokenizer, list(tokens.values()), top=detok_tables.TOP if is_paper else 5, heads=heads)
     printed = printed_ranks(first, tokenizer) if is_paper else None
     terms = None if model.positions is None else position_terms(first)
     drawn = [] if terms is None else list(dict.fromkeys([int(auroc.ranked["head"][0]), terms.nearest_head()]))
     if is_paper:
-        drawn = paper.there([paper.HEAD_OF_FIG_3, *drawn], n_heads)
+        drawn = paper.there([detok_tables.HEAD_OF_FIG_3, *drawn], n_heads)
     check = None if terms is None else check_if_it_runs(first, texts, terms.query)
 
     # write and draw

@@ -9,9 +9,9 @@ import weightscope
 from weightscope.architectures.stanzas import FUNCTIONS, all_cells
 from weightscope.architectures.steps import step_classes
 from weightscope.audit.audit import Audit
-from weightscope.audit.measures import Measure, measures_of
+from weightscope.audit.measure import Measure, measures_of
 from weightscope.circuits.names import ROLES, ROLES_BY_WIRING
-from weightscope.findings import KINDS
+from weightscope.findings import finding_kinds
 from weightscope.formulas import prose
 from weightscope.tables import Table
 
@@ -96,7 +96,7 @@ def _level(auroc: float) -> str:
 
 def findings() -> str:
     """Every kind of finding."""
-    rows = ((f"`{name}`", kind.severity, kind.title, kind.look_next) for name, kind in KINDS.items())
+    rows = ((f"`{name}`", kind.severity, kind.title, kind.look_next) for name, kind in finding_kinds().items())
     return _table(("kind", "severity", "what", "what to look at next"), rows)
 
 

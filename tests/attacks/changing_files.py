@@ -16,7 +16,7 @@ from threading import Event, Thread
 from click.testing import CliRunner
 
 import weightscope as ws
-from tests.support.audit import undrawn
+from tests.support.figures import undrawn
 from weightscope.cli import main
 
 SMALL = Path(ws.__file__).parent / "embedded"

@@ -14,8 +14,8 @@ from click.testing import CliRunner, Result
 from tests.support import tasks
 from tests.support.provenance import without_command
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
-from weightscope.audit import many
-from weightscope.audit.many import KEPT, RESULT
+from weightscope.audit import batch
+from weightscope.audit.batch import KEPT, RESULT
 from weightscope.audit.resume import FinishedLayers
 from weightscope.cli import main
 from weightscope.errors import CheckpointError
@@ -36,7 +36,7 @@ def checkpoint(tmp_path: Path) -> Path:
 def audit(checkpoint: Path, out: Path, *options: str) -> Result:
     """`weightscope audit` without figures."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(many, "report_task", tasks.tables_alone)
+        patch.setattr(batch, "report_task", tasks.tables_alone)
         return CliRunner().invoke(main, ["audit", str(checkpoint), "--out", str(out), *options])
 
 

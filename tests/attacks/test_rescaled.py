@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
-from tests.support.audit import undrawn
+from tests.support.figures import undrawn
 from weightscope.cli import main
 
 SMALL = Path(ws.__file__).parent / "embedded"

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
 from tests.attacks.changing_files import run as run_on_changing_files
-from tests.support.audit import undrawn
+from tests.support.figures import undrawn
 from tests.support.hub_server import Hub
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.cli import main

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from tests.support.audit import undrawn
+from tests.support.figures import undrawn
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.audit.audit import AuditOptions
-from weightscope.audit.many import Job, audit_all
+from weightscope.audit.batch import Job, audit_all
 from weightscope.circuits.passes import wiring
 from weightscope.detok.first_layer import FirstLayer
 from weightscope.detok.heads import measure_heads

@@ -9,7 +9,7 @@ import weightscope as ws
 from weightscope.attention.layer import Layer
 from weightscope.attention.maps import Affine
 from weightscope.attention.norms import Norm
-from weightscope.audit.measure_layer import measure_layer
+from weightscope.audit.measure import measure_layer
 
 RNG = np.random.default_rng(0)
 H, G, D, E, R, N, M = 4, 2, 8, 6, 3, 5, 7

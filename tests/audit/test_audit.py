@@ -12,10 +12,12 @@ import pytest
 from click.testing import CliRunner
 
 import weightscope as ws
-from tests.support.audit import audit_of, names_in, undrawn
+from tests.support.audit import audit_of, names_in
+from tests.support.figures import undrawn
 from tests.support.provenance import without_footer
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.tiny_models import fixture
+from weightscope.audit.audit import FIGURES
 from weightscope.cli import main
 from weightscope.files import HIDDEN
 from weightscope.findings import SHOWN
@@ -23,9 +25,9 @@ from weightscope.findings import SHOWN
 FIRST_COLUMNS = ["layer", "head", "kv_head", "qk_sigma1", "qk_sigma2"]
 NEEDED = ["qk_frobenius", "qk_stable_rank", "qk_effective_rank", "vo_sigma1", "vo_sigma2", "vo_frobenius",
           "vo_stable_rank", "vo_effective_rank"]  # fmt: skip
+PICTURES = [f"{name}.{kind}" for name in FIGURES for kind in ("png", "svg")]
 RESULTS = ["heads.csv", "spectra.npz", "percentiles.csv", "findings.csv", "findings.json", "directions.json",
-           "report.html", "spectra.csv", "heads.png", "heads.svg", "spectra.png", "spectra.svg", "depth.png",
-           "depth.svg"]  # fmt: skip
+           "report.html", "spectra.csv", *PICTURES]  # fmt: skip
 
 
 def test_an_audit_leaves_its_results_and_nothing_else(out: Path) -> None:
@@ -154,13 +156,17 @@ def test_a_spike_is_told_with_the_tokens_along_it(tmp_path: Path) -> None:
         spike = np.outer(weights["wte.weight"][17], np.ones(8))
         weights["h.1.attn.c_attn.weight"][:, columns] += 9 * spike.astype(np.float32)
     audit = ws.audit(ws.open_model(write_checkpoint(tmp_path, weights, n_head=6)))
-    (finding,) = (one for one in audit.findings if one.kind == "spectral_spike" and one.head == 1 and one.map == "qk")
-    line = next(own.lines[0] for own in audit.directions if (own.layer, own.head) == (1, 1))
+    (finding,) = (
+        finding
+        for finding in audit.findings
+        if finding.kind == "spectral_spike" and finding.head == 1 and finding.map == "qk"
+    )
+    line = next(head.lines[0] for head in audit.directions if (head.layer, head.head) == (1, 1))
     assert finding.text.count("Along it: ") == 1 and line.map == "qk"
     for name, _, _, tokens in line.sides:
         assert f"{name} {tokens[0]!r}, {tokens[1]!r}" in finding.text
     without = ws.audit(ws.open_model(tmp_path), directions=0).findings
-    assert "Along it" not in str([one.text for one in without])
+    assert "Along it" not in str([finding.text for finding in without])
 
 
 def test_a_caveat_never_stands_without_its_preface(tmp_path: Path) -> None:

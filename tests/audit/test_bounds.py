@@ -32,11 +32,13 @@ def test_equal_heads_are_one_finding_and_compared_once_each(tmp_path: Path, monk
     compared, exactly = [], duplicates.likeness_of
     monkeypatch.setattr(duplicates, "likeness_of", lambda *heads: compared.append(heads) or exactly(*heads))
     audit = ws.audit(ws.open_model(write_checkpoint(tmp_path, weights, n_head=n_heads)), directions=0)
-    found = [finding for finding in audit.findings if finding.kind == "duplicate_heads"]
-    assert [finding.map for finding in found] == ["qk", "vo"]
+    findings = [finding for finding in audit.findings if finding.kind == "duplicate_heads"]
+    assert [finding.map for finding in findings] == ["qk", "vo"]
     everyone = {(layer, head) for layer in range(n_layers) for head in range(n_heads)}
-    for finding in found:
-        assert {(finding.layer if one.layer is None else one.layer, one.index) for one in finding.members} == everyone
+    for finding in findings:
+        assert {
+            (finding.layer if member.layer is None else member.layer, member.index) for member in finding.members
+        } == everyone
         assert "288 heads have the same spaces, layer 0 heads 0-11; layer 1 heads 0-11;" in finding.text
         assert finding.number == pytest.approx(1, abs=1e-6) and len(finding.text) < 500
     assert len(compared) == 2 * (len(everyone) - 1)
@@ -51,8 +53,8 @@ def test_a_cluster_is_what_is_linked_and_tells_its_weakest_link() -> None:
         (2, 4): Likeness(0.8, 0.1, 0.5),
         (1, 5): Likeness(1.0, 0.0, -1.0),
     }
-    found = list(clusters(sketches, sketches, lambda one, other: alike.get((one, other))))
-    assert found == [([0, 2, 4], (0.8, 0.2, 0.5, "")), ([1, 5], (1.0, 0.0, -1.0, ""))] == list(joined(alike))
+    clusters_found = list(clusters(sketches, sketches, lambda a, b: alike.get((a, b))))
+    assert clusters_found == [([0, 2, 4], (0.8, 0.2, 0.5, "")), ([1, 5], (1.0, 0.0, -1.0, ""))] == list(joined(alike))
 
 
 def test_heads_that_only_look_alike_are_compared_with_few() -> None:
@@ -68,7 +70,7 @@ def test_memory_does_not_grow_with_the_window() -> None:
     np.testing.assert_array_equal(layer.qk_forms((), 300)["mean300"], mean)
     tracemalloc.start()
     layer.qk_forms((), 20_000)
-    peak = tracemalloc.get_traced_memory()[1]  # of every thread: those of earlier tests may hold some
+    peak = tracemalloc.get_traced_memory()[1]  # of every thread: threads of earlier tests may hold some
     tracemalloc.stop()
     assert peak < 5_000 * layer.head_dim**2 * 8
 

@@ -43,17 +43,17 @@ def test_a_layer_is_read_from_the_tensors_that_are_listed_for_it(read: set[str],
 @pytest.mark.parametrize("name", EACH_MECHANISM)
 def test_every_tensor_that_is_read_is_named_if_it_is_broken(name: str, read: set[str], tmp_path: Path) -> None:
     """One value of every tensor of the file is spoilt; the audit must name all those it has read."""
-    it = fixture(name)
-    weights = load_file(it.folder / "model.safetensors")
+    model = fixture(name)
+    weights = load_file(model.folder / "model.safetensors")
     counts = {name for name, tensor in weights.items() if np.issubdtype(tensor.dtype, np.integer)}  # of batches
     for number, tensor in enumerate(tensor for name, tensor in weights.items() if name not in counts):
         tensor.flat[-1 if number % 2 else 0] = (np.nan, np.inf, -np.inf)[number % 3]
     save_file(weights, tmp_path / "model.safetensors")
-    shutil.copy(it.folder / "config.json", tmp_path)
-    audit = ws.audit(ws.open_model(tmp_path, tower=it.case.tower or None))
+    shutil.copy(model.folder / "config.json", tmp_path)
+    audit = ws.audit(ws.open_model(tmp_path, tower=model.case.tower or None))
     texts = [finding.text for finding in audit.findings if finding.kind == "not_finite"]
     assert read
-    assert {own for own in read if any(f" {own}" in text for text in texts)} == read
+    assert {tensor_name for tensor_name in read if any(f" {tensor_name}" in text for text in texts)} == read
     json.dumps(audit.findings.as_json(), allow_nan=False)
 
 
@@ -83,15 +83,15 @@ ALL = (0, 1, 2, 3)
     ],
 )
 def test_a_finding_says_what_is_reached(tensor: str, where, count: int, reached: set, tmp_path: Path) -> None:
-    found = broken(tensor, where, tmp_path)
-    assert {(one.map, one.items) for one in found} == reached
-    for one in found:
-        assert (one.layer, one.number) == (1, count)
-        assert f"({count} in {tensor})" in one.text
+    findings = broken(tensor, where, tmp_path)
+    assert {(finding.map, finding.items) for finding in findings} == reached
+    for finding in findings:
+        assert (finding.layer, finding.number) == (1, count)
+        assert f"({count} in {tensor})" in finding.text
 
 
 @pytest.mark.parametrize("tensor", ["wpe.weight", "wte.weight"])
 def test_rows_of_an_embedding_are_told_of_once(tensor: str, tmp_path: Path) -> None:
-    (one,) = broken(tensor, (3, slice(None)), tmp_path)
-    assert one.items == (3,)
-    assert f"1 row of {tensor}" in one.text
+    (finding,) = broken(tensor, (3, slice(None)), tmp_path)
+    assert finding.items == (3,)
+    assert f"1 row of {tensor}" in finding.text

@@ -10,7 +10,7 @@ import weightscope as ws
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.attention.factored import Factored
 from weightscope.audit import directions
-from weightscope.audit.measure_layer import Projection, _spectrum
+from weightscope.audit.measure import Projection, _spectrum
 from weightscope.metrics import spaces
 
 
@@ -20,10 +20,10 @@ def peak(folder: Path, n_layers: int) -> int:
     model = ws.open_model(write_checkpoint(folder, weights, n_head=8))
     heads = ws.audit(model, directions=2).measured  # what is imported and cached on the way is not its memory
     tracemalloc.start()
-    found, _ = directions.directions_of(model, heads, 2)
+    heads_read, _ = directions.directions_of(model, heads, 2)
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert len(found) == 8 * n_layers
+    assert len(heads_read) == 8 * n_layers
     return most
 
 
@@ -37,9 +37,9 @@ def test_memory_does_not_grow_with_layers(tmp_path: Path, monkeypatch: pytest.Mo
 def kept_of(w: Factored, how_many: int) -> tuple[np.ndarray, np.ndarray]:
     """What measuring keeps of a matrix's singular vectors."""
     factors = [factor.astype(float) for factor in (w.left, w.right)]
-    left, right = (Projection.of(one, one.T @ one, spaces.probes(len(one))) for one in factors)
-    found = _spectrum("w", left, right, len(w.left), how_many)
-    return found["w_left"], found["w_right"]
+    left, right = (Projection.of(factor, factor.T @ factor, spaces.probes(len(factor))) for factor in factors)
+    kept = _spectrum("w", left, right, len(w.left), how_many)
+    return kept["w_left"], kept["w_right"]
 
 
 @pytest.mark.parametrize("condition", [1.0, 1e3, 1e6])
@@ -48,15 +48,15 @@ def test_directions_from_what_was_kept_are_those_of_the_whole_matrix(condition: 
     mixed = np.diag(np.geomspace(1, 1 / condition, 8)) @ np.linalg.qr(rng.standard_normal((8, 8)))[0]
     w = Factored(rng.standard_normal((96, 8)) @ mixed, rng.standard_normal((80, 8)))
     u, s, vt = np.linalg.svd(w.dense())
-    kept = [np.pad(one, ((0, 0), (0, 2)), constant_values=np.nan) for one in kept_of(w, 3)]
-    found = spaces.directions_from(w, s[:8], *kept, 3)
-    assert len(found) == 3
-    for one in found:
-        columns = slice(one.block.start, one.block.stop)
-        for own, witness in ((one.left, u[:, columns]), (one.right, vt[columns].T)):
-            np.testing.assert_allclose(own @ own.T, witness @ witness.T, atol=1e-5)
-    largest = np.abs(found[0].left[:, 0]).argmax()
-    assert found[0].left[largest, 0] > 0
+    kept = [np.pad(vectors, ((0, 0), (0, 2)), constant_values=np.nan) for vectors in kept_of(w, 3)]
+    directions_found = spaces.directions_from(w, s[:8], *kept, 3)
+    assert len(directions_found) == 3
+    for direction in directions_found:
+        columns = slice(direction.block.start, direction.block.stop)
+        for side, witness in ((direction.left, u[:, columns]), (direction.right, vt[columns].T)):
+            np.testing.assert_allclose(side @ side.T, witness @ witness.T, atol=1e-5)
+    largest = np.abs(directions_found[0].left[:, 0]).argmax()
+    assert directions_found[0].left[largest, 0] > 0
 
 
 def test_directions_that_measuring_kept_are_not_looked_for_again(
@@ -66,12 +66,12 @@ def test_directions_that_measuring_kept_are_not_looked_for_again(
     asked_first = ws.audit(model, directions=2)
     without = ws.audit(model, directions=0).measured
     asked_later, _ = directions.directions_of(model, without, 2)
-    lines = [[line.as_json() for line in one.lines] for one in asked_first.directions]
-    assert lines == [[line.as_json() for line in one.lines] for one in asked_later]
+    lines = [[line.as_json() for line in head.lines] for head in asked_first.directions]
+    assert lines == [[line.as_json() for line in head.lines] for head in asked_later]
 
     monkeypatch.setattr(spaces, "leading_directions", None)  # not called
     again, _ = directions.directions_of(model, asked_first.measured, 2)
-    assert lines == [[line.as_json() for line in one.lines] for one in again]
+    assert lines == [[line.as_json() for line in head.lines] for head in again]
     with pytest.raises(TypeError):
         directions.directions_of(model, without, 2)
 
@@ -82,6 +82,6 @@ def test_dependent_columns_are_looked_for_in_the_whole_matrix() -> None:
     w = Factored(factor, np.eye(32, 4, dtype=np.float32))
     left, right = kept_of(w, 2)
     assert left.shape == right.shape == (4, 0)
-    found = spaces.directions_from(w, w.svdvals(), left, right, 2)
-    for one, whole in zip(found, spaces.leading_directions(w, 2), strict=True):
-        np.testing.assert_array_equal(one.left, whole.left)
+    directions_found = spaces.directions_from(w, w.svdvals(), left, right, 2)
+    for direction, expected in zip(directions_found, spaces.leading_directions(w, 2), strict=True):
+        np.testing.assert_array_equal(direction.left, expected.left)

@@ -13,23 +13,23 @@ import weightscope as ws
 from analyses.experiments.planted_faults import initialised_anew
 from tests.support.audit import audit_of, names_in
 from tests.support.tiny_models import MECHANISMS, NAMES, fixture
-from weightscope.audit.audit import AuditOptions, measured_layer
-from weightscope.audit.factors import factor_findings
-from weightscope.audit.measures import MeasuredHeads
+from weightscope.audit.audit import FIGURES, AuditOptions, measured_layer
+from weightscope.audit.factor_findings import factor_findings
+from weightscope.audit.measure import MeasuredHeads
 
 TABLES = ["findings.csv", "findings.json", "heads.csv", "percentiles.csv", "report.html", "spectra.npz"]
-FIGURES = [f"{name}.{kind}" for name in ("depth", "heads", "spectra") for kind in ("png", "svg")] + ["spectra.csv"]
+PICTURES = [f"{name}.{kind}" for name in FIGURES for kind in ("png", "svg")] + ["spectra.csv"]
 
 OF_FACTORS = {"transposed_factors", "swapped_factors", "mixed_factors", "unbalanced_factors", "noise_floor"}
 
 
 def audited(name: str, out: Path) -> ws.Model:
     """A fixture, audited by the command into `out`."""
-    it = fixture(name)
-    result = audit_of(it.folder, out, *(["--tower", it.case.tower] if it.case.tower else []))
+    model = fixture(name)
+    result = audit_of(model.folder, out, *(["--tower", model.case.tower] if model.case.tower else []))
     assert result.exit_code == 0, result.output
     assert result.output.splitlines()[-1] == str(out / "report.html")
-    return it.model
+    return model.model
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -38,7 +38,7 @@ def test_an_audit_ends_well_and_its_files_are_whole(name: str, tmp_path: Path) -
     model = audited(name, out)
     config, layers = model.config, list(model.attention_layers)
     reads_tokens = bool(model.family.inputs.tokens)
-    assert names_in(out) == sorted([*TABLES, *FIGURES, *(["directions.json"] if reads_tokens else [])])
+    assert names_in(out) == sorted([*TABLES, *PICTURES, *(["directions.json"] if reads_tokens else [])])
     with (out / "heads.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(int(row["layer"]), int(row["head"])) for row in rows] == [
@@ -89,11 +89,11 @@ def test_tokens_along_a_direction_are_the_nearest_that_enter_the_stream(name: st
     out = tmp_path / "out"
     model = audited(name, out)
     rows = stream_rows(model)  # (V, d)
-    for one in json.loads((out / "directions.json").read_text()):
-        layer = model.layer(one["layer"])
+    for head in json.loads((out / "directions.json").read_text()):
+        layer = model.layer(head["layer"])
         seen = rows - rows.mean(axis=1, keepdims=True) if layer.norm is not None and layer.norm.centred else rows
-        u = layer.head(one["head"]).qk.svd()[0]
-        line = one["lines"][0]
+        u = layer.head(head["head"]).qk.svd()[0]
+        line = head["lines"][0]
         along = np.linalg.norm(seen @ u[:, : line["last"]], axis=1) / np.linalg.norm(seen, axis=1)
         nearest = {
             side["rows"][0]: abs(side["cosines"][0]) for side in line["sides"] if side["name"].startswith("query")

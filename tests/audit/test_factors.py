@@ -14,7 +14,7 @@ from analyses.experiments.planted_faults import other_rotary_order, planted, til
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.tiny_models import fixture
 from tests.support.weights import package, shared
-from weightscope.audit.factors import _unrelated, _unrelated_pairs
+from weightscope.audit.factor_findings import _unrelated, _unrelated_pairs
 from weightscope.embedded import FOLDER
 from weightscope.findings import Finding
 from weightscope.metrics.head_factors import factor_arrays, row_arrays
@@ -155,7 +155,7 @@ def test_two_factors_exchanged_in_one_layer_are_named(trained: Weights, tmp_path
 
 
 def test_exchanged_biases_of_queries_and_keys_are_named(tmp_path: Path) -> None:
-    """A bias of keys changes no attention weight, and is never trained: that of queries is far longer."""
+    """A bias of keys changes no attention weight, and is never trained: the query bias is far longer."""
     weights = gpt2_weights(n_layers=LAYERS, d=D)
     for layer in range(LAYERS):
         weights[f"h.{layer}.ln_1.bias"][:] = 0
@@ -182,8 +182,8 @@ def test_a_pair_that_is_little_alike_is_no_warning_and_one_that_is_not_alike_is(
     for log_of_pair, layers in ((0.87, []), (0.5, [16])):
         likeness[16, :, 1] = np.exp(log_of_pair)
         heads = SimpleNamespace(arrays={"factor_likeness": likeness}, table=range(72), layers=np.arange(18))
-        found = list(_unrelated_pairs(heads, set()))
-        assert [(finding.layer, finding.kind) for finding in found] == [(layer, "mixed_factors") for layer in layers]
+        findings = list(_unrelated_pairs(heads, set()))
+        assert [(finding.layer, finding.kind) for finding in findings] == [(layer, "mixed_factors") for layer in layers]
 
 
 @pytest.mark.parametrize(("n_heads", "kinds"), [(4, []), (8, ["mixed_factors"])])
@@ -207,9 +207,9 @@ def test_a_transposed_projection_no_longer_belongs_to_its_values(tmp_path: Path,
         weights[name] = np.ascontiguousarray(weights[name].T)
     save_file(weights, tmp_path / "model" / "model.safetensors")
     findings = ws.audit(tmp_path / "model", directions=0).findings
-    found = [finding for finding in findings if finding.kind == "mixed_factors"]
-    assert [(finding.layer, finding.map) for finding in found] == [(layer, "vo") for layer in layers]
-    assert all("W_V and W_O are only" in finding.text and "transposed" in finding.text for finding in found)
+    mixed = [finding for finding in findings if finding.kind == "mixed_factors"]
+    assert [(finding.layer, finding.map) for finding in mixed] == [(layer, "vo") for layer in layers]
+    assert all("W_V and W_O are only" in finding.text and "transposed" in finding.text for finding in mixed)
 
 
 def test_what_rotation_does_to_every_head_is_not_common_to_layers() -> None:
@@ -236,10 +236,10 @@ def counted(source: str, *faults: str) -> dict[str, tuple[int, int, int, int]]:
 
 @pytest.mark.check
 def test_faults_planted_in_any_layer_of_a_vision_model_are_found() -> None:
-    found = ("value bias of 10000", "Q times 30", "biases dropped")
+    named = ("value bias of 10000", "Q times 30", "biases dropped")
     gains = "gains of norms outside attention zero"
-    counts = counted(str(shared("vit-tiny")), *found, gains, "layer initialised anew")
-    for fault in (*found, gains, f"{gains}, in all layers"):
+    counts = counted(str(shared("vit-tiny")), *named, gains, "layer initialised anew")
+    for fault in (*named, gains, f"{gains}, in all layers"):
         assert counts[fault][:2] == (12, 12), fault
     assert counts["layer initialised anew"][2] >= 11
     assert not any(alarms for *_, alarms in counts.values())
@@ -264,9 +264,9 @@ def test_the_table_of_faults_in_the_embedded_model_is_the_committed_one() -> Non
 def test_rotary_rows_in_the_other_order_are_right_if_they_are_paired_so() -> None:
     layer, x = fixture("llama").model.layer(0), np.random.default_rng(8).standard_normal((5, 16)).astype(np.float32)
     assert layer.rotation is not None and not layer.rotation.interleaved
-    other = other_rotary_order(layer)
-    assert not np.allclose(other.scores(x), layer.scores(x), atol=1e-3)
-    paired = replace(other, rotation=replace(layer.rotation, interleaved=True))
+    other_order = other_rotary_order(layer)
+    assert not np.allclose(other_order.scores(x), layer.scores(x), atol=1e-3)
+    paired = replace(other_order, rotation=replace(layer.rotation, interleaved=True))
     np.testing.assert_allclose(paired.scores(x), layer.scores(x), rtol=1e-5, atol=1e-6)
 
 
@@ -276,6 +276,6 @@ def test_tiled_heads_have_the_keys_of_their_index_modulo() -> None:
     tiled, order = tiled_heads(layer), [0, 2, 1, 3]  # heads 0 and 2 share the first keys and values
     q, k = layer.queries(x), layer.keys(x)
     expected = [layer.scale * q[h] @ k[h % 2].T for h in order]
-    plain = [replace(of, rotation=None).scores(x) for of in (tiled, layer)]
+    plain = [replace(variant, rotation=None).scores(x) for variant in (tiled, layer)]
     np.testing.assert_allclose(plain[0], expected, rtol=1e-5, atol=1e-6)
     assert not np.allclose(plain[0], plain[1][order], atol=1e-3)

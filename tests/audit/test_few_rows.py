@@ -7,7 +7,8 @@ from typing import NoReturn
 import numpy as np
 import pytest
 
-from tests.support.commands import is_one_line, run, undrawn
+from tests.support.commands import is_one_line, run
+from tests.support.figures import undrawn
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 
 
@@ -30,8 +31,8 @@ def test_an_audit_is_whole_but_for_the_rows_that_are_not(tensor: str, finite: in
         name: json.loads((tmp_path / "out" / name).read_text(), parse_constant=no_constant)
         for name in ("findings.json", "directions.json")
     }
-    (one,) = (finding for finding in read["findings.json"] if finding["kind"] == "not_finite")
-    assert one["number"] == broken and f"NaN or infinity in {broken} rows of {tensor}" in one["text"]
+    (finding,) = (finding for finding in read["findings.json"] if finding["kind"] == "not_finite")
+    assert finding["number"] == broken and f"NaN or infinity in {broken} rows of {tensor}" in finding["text"]
     rows = [row for head in read["directions.json"] for line in head["lines"] for side in line["sides"]
             for row in side["rows"]]  # fmt: skip
     assert tensor != "wte.weight" or {*rows} <= {*range(finite)}

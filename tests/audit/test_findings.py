@@ -1,5 +1,6 @@
 """Faults planted in real weights are found by kind and place, and nothing else is; new weights give none."""
 
+import ast
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.tiny_models import FIXTURES
 from tests.support.weights import shared
 from weightscope.files import Files
-from weightscope.findings import KINDS, SEVERITIES, Finding, Findings, aggregated, of_head, spans
+from weightscope.findings import SEVERITIES, Finding, Findings, aggregated, finding_kinds, kind_of, of_head, spans
 
 Weights = dict[str, np.ndarray]
 Place = tuple[str, int | None, int | None, str | None]
@@ -23,8 +24,8 @@ def found_in(folder: Path) -> Findings:
     return ws.audit(ws.open_model(folder), directions=0).findings
 
 
-def places(found: Findings) -> set[Place]:
-    return {(one.kind, one.layer, one.head, one.map) for one in found}
+def places(findings: Findings) -> set[Place]:
+    return {(finding.kind, finding.layer, finding.head, finding.map) for finding in findings}
 
 
 @pytest.fixture(scope="module")
@@ -137,12 +138,14 @@ def test_a_planted_fault_is_found_and_nothing_else(plant, place, vit, known, tmp
     plant(broken)
     save_file(broken, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
-    found = found_in(tmp_path)
+    findings = found_in(tmp_path)
     assert place not in known
-    assert places(found) - known == {place}
-    (finding,) = (one for one in found if (one.kind, one.layer, one.head, one.map) == place)
+    assert places(findings) - known == {place}
+    (finding,) = (
+        candidate for candidate in findings if (candidate.kind, candidate.layer, candidate.head, candidate.map) == place
+    )
     assert finding.text.endswith(".")
-    assert Findings([finding]).as_json()[0]["look_next"] == KINDS[place[0]].look_next
+    assert Findings([finding]).as_json()[0]["look_next"] == kind_of(place[0]).look_next
 
 
 def test_the_text_of_a_finding_says_where_its_number_comes_from(vit, tmp_path) -> None:
@@ -153,7 +156,7 @@ def test_the_text_of_a_finding_says_where_its_number_comes_from(vit, tmp_path) -
     plant_tiny_row(broken)
     save_file(broken, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
-    by_kind = {one.kind: one for one in found_in(tmp_path)}
+    by_kind = {finding.kind: finding for finding in found_in(tmp_path)}
     assert f"1 in {name(4, 'query')}" in by_kind["not_finite"].text
     assert by_kind["not_finite"].number == 1
     assert "layer 9 head 2" in by_kind["duplicate_heads"].text
@@ -165,11 +168,11 @@ def test_the_text_of_a_finding_says_where_its_number_comes_from(vit, tmp_path) -
 @pytest.mark.check
 def test_gpt2s_own_peculiarities_are_found() -> None:
     """Position 1023 was hardly trained (its norm is 0.12, the others' 3.37); layer 11 head 8 writes one direction."""
-    found = found_in(shared("gpt2-attention"))
-    rows_of_positions = next(one for one in found if one.kind == "undertrained_rows")
+    findings = found_in(shared("gpt2-attention"))
+    rows_of_positions = next(finding for finding in findings if finding.kind == "undertrained_rows")
     assert rows_of_positions.items == (1023,)
     assert rows_of_positions.number == pytest.approx(0.118, abs=1e-3)
-    assert ("spectral_spike", 11, 8, "vo") in places(found)
+    assert ("spectral_spike", 11, 8, "vo") in places(findings)
 
 
 def fresh_gpt2(n_layers: int, d: int, seed: int) -> Weights:
@@ -202,10 +205,10 @@ def test_a_fresh_initialisation_gives_no_findings(n_layers, d, n_heads, seed, tm
 def test_a_padding_row_is_zero_by_design(tmp_path) -> None:
     weights = fresh_gpt2(2, 32, 0)
     weights["wte.weight"][7] = 0
-    told = found_in(write_checkpoint(tmp_path / "told", weights, pad_token_id=7))
-    assert told == []
+    findings = found_in(write_checkpoint(tmp_path / "told", weights, pad_token_id=7))
+    assert findings == []
     untold = found_in(write_checkpoint(tmp_path / "untold", weights))
-    assert [(one.kind, one.items) for one in untold] == [("undertrained_rows", (7,))]
+    assert [(finding.kind, finding.items) for finding in untold] == [("undertrained_rows", (7,))]
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -216,11 +219,11 @@ def test_where_most_positions_are_untrained_it_is_they_that_are_named(known: boo
     trained = np.cumsum(rng.standard_normal((191, 32)), axis=0) * 0.05 + 1
     weights["wpe.weight"] = np.concatenate([trained, 0.02 * rng.standard_normal((321, 32))]).astype(np.float32)
     folder = write_checkpoint(tmp_path, weights, **({"initializer_range": 0.02} if known else {}))
-    (found,) = found_in(folder)
-    assert (found.kind, found.measure) == ("undertrained_rows", "position_norm")
-    assert found.text.startswith("321 of 512 position rows are as initialised, or hardly trained")
-    assert sorted(row.index for row in found.members) == [*range(191, 512)]
-    assert found.usual == pytest.approx(np.median(np.linalg.norm(trained, axis=1)), rel=1e-3)
+    (finding,) = found_in(folder)
+    assert (finding.kind, finding.measure) == ("undertrained_rows", "position_norm")
+    assert finding.text.startswith("321 of 512 position rows are as initialised, or hardly trained")
+    assert sorted(row.index for row in finding.members) == [*range(191, 512)]
+    assert finding.usual == pytest.approx(np.median(np.linalg.norm(trained, axis=1)), rel=1e-3)
 
 
 @pytest.mark.parametrize("value", ["0.02", -1, float("nan"), [0.02], True])
@@ -234,8 +237,8 @@ def test_a_nan_in_an_embedding_that_was_read_before_is_a_finding(tmp_path: Path)
     weights["wte.weight"][7, 3] = np.nan
     model = ws.open_model(write_checkpoint(tmp_path, weights))
     assert model.embeddings.n_tokens and model.layers[0] and model.first_layer
-    found = ws.audit(model, directions=0).findings
-    assert [one.items for one in found if one.measure == "token_rows"] == [(7,)]
+    findings = ws.audit(model, directions=0).findings
+    assert [finding.items for finding in findings if finding.measure == "token_rows"] == [(7,)]
     with pytest.raises(ws.CheckpointError, match="not finite"):
         model.embeddings.tokens  # noqa: B018
 
@@ -244,8 +247,8 @@ def test_heads_of_a_layer_that_collapse_for_one_reason_are_one_finding(tmp_path:
     weights = fresh_gpt2(3, 96, 0)
     u, s, vt = np.linalg.svd(weights["h.1.attn.c_attn.weight"][:, 96:192])  # all keys of layer 1
     weights["h.1.attn.c_attn.weight"][:, 96:192] = (u[:, :2] * s[:2]) @ vt[:2]
-    found = found_in(write_checkpoint(tmp_path, weights, n_head=8))
-    (finding,) = (one for one in found if one.kind == "rank_collapsed")
+    findings = found_in(write_checkpoint(tmp_path, weights, n_head=8))
+    (finding,) = (candidate for candidate in findings if candidate.kind == "rank_collapsed")
     assert (finding.kind, finding.severity, finding.layer, finding.head) == ("rank_collapsed", "warning", 1, None)
     assert finding.heads == list(finding.items) == list(range(8)) and finding.where == "layer 1 heads 0-7 qk"
     assert finding.text.startswith("8 of 8 heads (0-7), the farthest head ")
@@ -275,18 +278,43 @@ def test_findings_name_tokens_and_all_their_rows_are_in_the_table(tmp_path: Path
     assert files.contents["findings.csv"].decode() == rows.csv()
 
 
+def test_every_reported_kind_is_registered_and_every_registered_kind_is_reported() -> None:
+    """By the text of the package: names in `Finding(kind="...")`, and strings outside the registrations."""
+    reported, texts = set(), set()
+    for path in Path(ws.__file__).parent.rglob("*.py"):
+        registrations = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            called = getattr(node.func, "id", "") if isinstance(node, ast.Call) else ""
+            if called == "finding":
+                registrations |= set(ast.walk(node))
+            elif called in ("Finding", "of_head"):
+                reported |= {ast.literal_eval(k.value) for k in node.keywords if k.arg == "kind" and is_text(k.value)}
+            elif is_text(node) and node not in registrations:
+                texts.add(node.value)
+    assert reported and reported <= finding_kinds().keys() <= texts
+    with pytest.raises(KeyError):
+        _ = Finding(kind="never registered", measure="", number=1.0, text="").severity
+
+
+def is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
 def test_the_most_severe_findings_come_first_and_are_counted() -> None:
-    kinds = list(KINDS)
-    found = Findings(Finding(kind=kind, layer=0, measure="", number=1.0, text="") for kind in reversed(kinds))
-    assert [one.severity for one in found] == sorted((kind.severity for kind in KINDS.values()), key=SEVERITIES.index)
-    errors = found.severities["error"]
+    kinds = list(finding_kinds())
+    findings = Findings(Finding(kind=kind, layer=0, measure="", number=1.0, text="") for kind in reversed(kinds))
+    assert [finding.kind for finding in findings] == kinds
+    severities = [finding.severity for finding in findings]
+    assert severities == sorted(severities, key=SEVERITIES.index)
+    errors = findings.severities["error"]
     assert (
-        found.headline.startswith(f"Findings: {errors} error") and "1 × weights that are not finite" in found.headline
+        findings.headline.startswith(f"Findings: {errors} error")
+        and "1 × weights that are not finite" in findings.headline
     )
-    assert sum(found.severities.values()) == len(kinds)
-    assert {one.severity for one in found.that_fail(["warning"])} == {"error", "warning"}
-    assert [one.kind for one in found.that_fail(["zero_head"])] == ["zero_head"]
-    assert found.that_fail(["note"]) == found and not found.that_fail([])
+    assert sum(findings.severities.values()) == len(kinds)
+    assert {finding.severity for finding in findings.that_fail(["warning"])} == {"error", "warning"}
+    assert [finding.kind for finding in findings.that_fail(["zero_head"])] == ["zero_head"]
+    assert findings.that_fail(["note"]) == findings and not findings.that_fail([])
     assert Findings().headline == "No findings." and len(Findings().table) == 0
     assert spans([7, 2, 1, 0, 9, 10]) == "0-2, 7, 9-10"
 
@@ -296,8 +324,8 @@ def test_the_most_severe_findings_come_first_and_are_counted() -> None:
 )
 def test_findings_whose_numbers_have_no_ratio_are_put_together(number: float, usual: float) -> None:
     about = {"kind": "large_bias", "measure": "key_bias", "text": "Too long.", "usual": usual}
-    (one,) = aggregated([of_head(0, head, number=number, **about) for head in range(2)], 4)
-    assert one.heads == [0, 1] and one.severity == "warning"
+    (together,) = aggregated([of_head(0, head, number=number, **about) for head in range(2)], 4)
+    assert together.heads == [0, 1] and together.severity == "warning"
 
 
 def test_a_rank_that_is_usual_in_the_first_layer_is_a_note_and_a_lost_one_a_warning(tmp_path: Path) -> None:
@@ -308,8 +336,12 @@ def test_a_rank_that_is_usual_in_the_first_layer_is_a_note_and_a_lost_one_a_warn
         keys = weights[f"h.{layer}.attn.c_attn.weight"][:, 96:192].reshape(96, 8, 12)
         u, s, vt = np.linalg.svd(keys.transpose(1, 0, 2), full_matrices=False)
         keys.transpose(1, 0, 2)[heads] = ((u * (s * spectrum)[:, None]) @ vt)[heads]
-        found = found_in(write_checkpoint(tmp_path / f"{layer}-{heads}-{spectrum[-1]}", weights, n_head=8))
-        return {(one.kind, one.head) for one in found if one.layer == layer and one.kind != "layer_off_trend"}
+        findings = found_in(write_checkpoint(tmp_path / f"{layer}-{heads}-{spectrum[-1]}", weights, n_head=8))
+        return {
+            (finding.kind, finding.head)
+            for finding in findings
+            if finding.layer == layer and finding.kind != "layer_off_trend"
+        }
 
     falling, cut = 10.0 ** -np.minimum(np.arange(12), 5), np.arange(12) < 2.0
     assert kinds(0, slice(8), falling) == {("low_rank_heads", None)}
@@ -322,7 +354,9 @@ def test_a_head_of_one_direction_has_a_rank_and_a_number(tmp_path: Path) -> None
     weights = fresh_gpt2(2, 96, 0)
     keys = weights["h.1.attn.c_attn.weight"][:, 96:108]
     keys[:, 1:] = 0
-    (finding,) = (one for one in found_in(write_checkpoint(tmp_path, weights, n_head=8)) if one.map == "qk")
+    (finding,) = (
+        candidate for candidate in found_in(write_checkpoint(tmp_path, weights, n_head=8)) if candidate.map == "qk"
+    )
     assert (finding.kind, finding.head) == ("rank_collapsed", 0) and 0 <= finding.number <= 1
 
 
@@ -335,10 +369,10 @@ def test_a_gain_of_zero_that_attention_does_not_read_is_found(tmp_path: Path, ga
     weights[gain][:] = 0
     for everything in (False, True):
         audit = ws.audit(write_checkpoint(tmp_path / "b", weights), directions=0, all_tensors=everything)
-        found = [
+        zero = [
             finding for finding in audit.findings if finding.kind == "zero_tensor" and finding.severity == "warning"
         ]
-        assert [finding.members[0].name for finding in found if "ln_2.weight" in finding.text] == [gain]
+        assert [finding.members[0].name for finding in zero if "ln_2.weight" in finding.text] == [gain]
 
 
 def test_gains_that_are_stored_less_one_may_be_zero(tmp_path: Path) -> None:
@@ -346,25 +380,25 @@ def test_gains_that_are_stored_less_one_may_be_zero(tmp_path: Path) -> None:
     folder = tmp_path / "gemma2"
     shutil.copytree(FIXTURES / "gemma2", folder)
     weights = load_file(folder / "model.safetensors")
-    width = next(len(own) for name, own in weights.items() if name.endswith("input_layernorm.weight"))
+    width = next(len(gain) for name, gain in weights.items() if name.endswith("input_layernorm.weight"))
     weights["model.layers.0.pre_feedforward_layernorm.weight"] = np.zeros(width, np.float32)
     save_file(weights, folder / "model.safetensors")
     assert not ws.audit(folder, directions=0).findings.kinds["zero_tensor"]
     weights["model.layers.0.pre_feedforward_layernorm.weight"] -= 1
     save_file(weights, folder / "model.safetensors")
-    (finding,) = (one for one in ws.audit(folder, directions=0).findings if one.kind == "zero_tensor")
+    (finding,) = (candidate for candidate in ws.audit(folder, directions=0).findings if candidate.kind == "zero_tensor")
     assert finding.text == "model.layers.0.pre_feedforward_layernorm.weight + 1: zero throughout."
 
 
 @pytest.mark.parametrize("name", ["attn.c_attn.bias", "attn.c_proj.bias"])
 def test_a_bias_that_one_layer_lacks_is_found(tmp_path: Path, name: str) -> None:
-    """Biases of all layers may be zero, as at the start of training, or those of most."""
+    """Biases of all layers may be zero, as at the start of training, or of most layers."""
     weights = gpt2_weights(n_layers=5)
     for zero in ((2,), (1, 2), (0, 1, 2), range(5)):
         changed = weights | {f"h.{layer}.{name}": np.zeros_like(weights[f"h.0.{name}"]) for layer in zero}
         folder = write_checkpoint(tmp_path / str(len(zero)), changed)
-        found = [one for one in ws.audit(folder, directions=0).findings if one.kind == "zero_tensor"]
-        named = [member.name for one in found for member in one.members]
+        found_zero = [finding for finding in ws.audit(folder, directions=0).findings if finding.kind == "zero_tensor"]
+        named = [member.name for finding in found_zero for member in finding.members]
         assert named == ([f"h.{layer}.{name}" for layer in zero] if len(zero) < 3 else [])
         everything = ws.audit(folder, directions=0, all_tensors=True).findings
-        assert everything.kinds["zero_tensor"] == len(found)
+        assert everything.kinds["zero_tensor"] == len(found_zero)

@@ -12,9 +12,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 import weightscope as ws
-from tests.support.audit import undrawn
+from tests.support.figures import undrawn
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
-from weightscope.audit.known import LARGEST, MOST_ALIKE, MOST_CELLS, MOST_ROWS, Entry, read_entries, with_known
+from weightscope.audit.known_findings import LARGEST, MOST_ALIKE, MOST_CELLS, MOST_ROWS, Entry, read_entries, with_known
 from weightscope.cli import main
 from weightscope.findings import Finding, Findings, Member
 
@@ -47,7 +47,11 @@ def test_only_what_the_baseline_does_not_have_fails(work: Path, tmp_path: Path, 
     gate = ("--baseline", work / "earlier", "--fail-on", "warning")
     result = run("audit", work / name, "--out", tmp_path, *gate)
     assert result.exit_code == status, result.output
-    known = [one["known"] for one in json.loads((tmp_path / "findings.json").read_text()) if one["kind"] == "zero_head"]
+    known = [
+        finding["known"]
+        for finding in json.loads((tmp_path / "findings.json").read_text())
+        if finding["kind"] == "zero_head"
+    ]
     assert known == [["in the baseline"], [""]][status == 3]
     page = (tmp_path / "report.html").read_text()
     assert ('<small class="known">in the baseline</small>' in page) is (status == 0)
@@ -68,7 +72,7 @@ def test_rows_copied_from_findings_csv_are_accepted_and_an_entry_too_many_is_nam
     assert result.exit_code == 0, result.output
     assert "1 entry matches no finding (rank_collapsed layer 3)" in result.output.replace("\n", " ")
     audit = ws.audit(ws.open_model(work / "one"), accept=tmp_path / "accept.csv", directions=0)
-    assert [one.known for one in audit.findings if one.kind == "zero_head"] == ["accepted"]
+    assert [finding.known for finding in audit.findings if finding.kind == "zero_head"] == ["accepted"]
     assert not audit.findings.that_fail(["warning"]) and "known" in audit.findings.headline
     assert audit.summary()["known"] == 1 and any("matches no finding" in note for note in audit.notes)
 
@@ -76,7 +80,9 @@ def test_rows_copied_from_findings_csv_are_accepted_and_an_entry_too_many_is_nam
 def test_a_short_file_says_where_and_why_and_an_empty_cell_is_any(work: Path, tmp_path: Path) -> None:
     (tmp_path / "accept.csv").write_text("kind,layer,reason\nzero_head,0,pruned on purpose\n")
     audit = ws.audit(ws.open_model(work / "two"), accept=tmp_path / "accept.csv", directions=0)
-    assert [one.known for one in audit.findings if one.kind == "zero_head"] == ["accepted: pruned on purpose"]
+    assert [finding.known for finding in audit.findings if finding.kind == "zero_head"] == [
+        "accepted: pruned on purpose"
+    ]
 
 
 @pytest.mark.parametrize(("number", "known"), [(7.9, True), (7.5, True), (5.0, False), (12.0, True)])
@@ -90,8 +96,8 @@ def test_what_is_worse_by_more_than_a_tenth_is_not_known(tmp_path: Path, number:
     (tmp_path / "earlier.json").write_text(json.dumps(Findings([finding(7.9)]).as_json()))
     (tmp_path / "earlier.csv").write_text(Findings([finding(7.9)]).table.csv())
     for name in ("earlier.json", "earlier.csv"):
-        (found,), left = with_known(Findings([finding(number)]), read_entries(tmp_path / name, "accepted"))
-        assert bool(found.known) is known and not left and ("Worse than it was" in found.text) is not known
+        (marked,), left = with_known(Findings([finding(number)]), read_entries(tmp_path / name, "accepted"))
+        assert bool(marked.known) is known and not left and ("Worse than it was" in marked.text) is not known
 
 
 def test_the_findings_of_an_audit_are_all_in_it_as_its_own_baseline(tmp_path: Path) -> None:
@@ -100,7 +106,9 @@ def test_the_findings_of_an_audit_are_all_in_it_as_its_own_baseline(tmp_path: Pa
     with undrawn():
         audit.write(tmp_path)
     again = ws.audit(ws.open_model("embedded"), directions=0, all_tensors=True, baseline=tmp_path)
-    assert {one.known for one in again.findings} == {"in the baseline"} and not again.findings.that_fail(["note"])
+    assert {finding.known for finding in again.findings} == {"in the baseline"} and not again.findings.that_fail(
+        ["note"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -157,9 +165,9 @@ TOO_LONG = {
 
 @pytest.mark.parametrize("what", TOO_LONG)
 def test_a_list_that_would_take_long_is_refused(what: str, tmp_path: Path) -> None:
-    content, said = TOO_LONG[what]
+    content, message = TOO_LONG[what]
     (tmp_path / "accept").write_text(content())
-    with pytest.raises(ws.CheckpointError, match=said):
+    with pytest.raises(ws.CheckpointError, match=message):
         read_entries(tmp_path / "accept", "accepted")
 
 
@@ -196,7 +204,9 @@ def test_a_vocabulary_of_rows_is_looked_up_and_not_searched() -> None:
     members = tuple(Member("token", i, number=1.0) for i in range(8_000))
     finding = Finding(kind="undertrained_rows", measure="token_norm", number=1.0, usual=5.0, text="", members=members)
     entries = [Entry({"kind": finding.kind, "item": "token", "index": str(i)}, "accepted") for i in range(7_999)]
-    (found,), left = with_known(Findings([finding]), entries)
-    assert not found.known and not left
-    (found,), left = with_known(Findings([finding]), [*entries, Entry({"kind": finding.kind, "index": "7999"}, "seen")])
-    assert found.known and not left
+    (marked,), left = with_known(Findings([finding]), entries)
+    assert not marked.known and not left
+    (marked,), left = with_known(
+        Findings([finding]), [*entries, Entry({"kind": finding.kind, "index": "7999"}, "seen")]
+    )
+    assert marked.known and not left

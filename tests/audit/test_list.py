@@ -11,7 +11,7 @@ import weightscope as ws
 from tests.attacks.attacks import TOKENIZERS
 from tests.support import tasks
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
-from weightscope.audit import many
+from weightscope.audit import batch
 from weightscope.audit.directions import directions_of
 from weightscope.cli import main
 from weightscope.files import HIDDEN, OutputFolder
@@ -21,7 +21,7 @@ from weightscope.sources import read_list
 def run(*arguments: object) -> Result:
     """A command, without drawing figures: how they look is no matter here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(many, "report_task", tasks.tables_alone)
+        patch.setattr(batch, "report_task", tasks.tables_alone)
         return CliRunner().invoke(main, [str(argument) for argument in arguments], catch_exceptions=False)
 
 
@@ -69,13 +69,13 @@ def test_those_that_fail_are_reported_and_the_others_finish(work: Path, first: R
 
 def test_resume_does_what_failed_or_changed_and_nothing_else(work: Path, first: Result, monkeypatch) -> None:
     asked: list[str] = []
-    whole = many.measure_task
+    measure_task = batch.measure_task
 
     def counted(get_model, index, options, *ahead):
         asked.append(Path(get_model().source).name)
-        return whole(get_model, index, options, *ahead)
+        return measure_task(get_model, index, options, *ahead)
 
-    monkeypatch.setattr(many, "measure_task", counted)
+    monkeypatch.setattr(batch, "measure_task", counted)
     before = {row["name"]: row for row in table(work / "out")}
     write_checkpoint(work / "step2", gpt2_weights(seed=2))
     write_checkpoint(work / "step4", gpt2_weights(seed=4))
@@ -94,11 +94,11 @@ def test_resume_does_what_failed_or_changed_and_nothing_else(work: Path, first: 
 def test_a_checkpoint_whose_folder_was_written_by_another_audit_since_is_done_again(work: Path, tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text(f"{work}/step1\n")
     run("audit", tmp_path / "one.txt", "--out", tmp_path / "out")
-    whole = (tmp_path / "out" / "step1" / "heads.csv").read_bytes()
+    heads = (tmp_path / "out" / "step1" / "heads.csv").read_bytes()
     assert run("audit", work / "step3", "--out", tmp_path / "out" / "step1", "--layers", 0).exit_code == 0
-    assert (tmp_path / "out" / "step1" / "heads.csv").read_bytes() != whole
+    assert (tmp_path / "out" / "step1" / "heads.csv").read_bytes() != heads
     assert run("audit", tmp_path / "one.txt", "--out", tmp_path / "out", "--resume").exit_code == 0
-    assert (tmp_path / "out" / "step1" / "heads.csv").read_bytes() == whole
+    assert (tmp_path / "out" / "step1" / "heads.csv").read_bytes() == heads
 
 
 def test_one_list_at_a_time_writes_a_summary(work: Path, tmp_path: Path) -> None:
@@ -112,14 +112,14 @@ def test_one_list_at_a_time_writes_a_summary(work: Path, tmp_path: Path) -> None
 
 
 def test_a_defect_met_in_one_checkpoint_does_not_keep_the_others(work: Path, tmp_path: Path, monkeypatch) -> None:
-    whole = many.measure_task
+    measure_task = batch.measure_task
 
     def defective(get_model, index, options, *ahead):
         if "step3" in get_model().source:
             raise ZeroDivisionError("layer 1")
-        return whole(get_model, index, options, *ahead)
+        return measure_task(get_model, index, options, *ahead)
 
-    monkeypatch.setattr(many, "measure_task", defective)
+    monkeypatch.setattr(batch, "measure_task", defective)
     (tmp_path / "two.txt").write_text(f"{work}/step3\n{work}/step1\n")
     result = run("audit", tmp_path / "two.txt", "--out", tmp_path / "out")
     assert result.exit_code == 2
@@ -145,7 +145,7 @@ def test_names_that_a_spreadsheet_would_take_for_formulas_are_kept_like_others(
     monkeypatch.chdir(tmp_path)
     assert run("audit", "list.txt", "--out", "out").exit_code == 0
     assert [row["name"] for row in table(tmp_path / "out")] == ["'=a", "'+b", "'@c"]
-    monkeypatch.setattr(many, "measure_task", None)  # not called
+    monkeypatch.setattr(batch, "measure_task", None)  # not called
     assert run("audit", "list.txt", "--out", "out", "--resume").exit_code == 0
     assert [row["status"] for row in table(tmp_path / "out")] == ["ok"] * 3
 

@@ -1,4 +1,4 @@
-"""An audit's numbers equal those of dense matrices."""
+"""An audit's numbers equal the numbers of dense matrices."""
 
 import json
 import tracemalloc
@@ -30,9 +30,9 @@ def assert_as_dense(model: ws.Model, layer: int, heads: range) -> None:
         head = model.layer(layer).head(h)
         for name, w in (("qk", head.qk), ("vo", head.vo)):
             expected = dense_singular_values(w.left, w.right)
-            found = measured[f"{name}_singular_values"][0, h]
-            assert np.abs(found - expected[: len(found)]).max() < 1e-6 * expected[0], (layer, h, name)
-            assert expected[len(found) :].max() < 1e-6 * expected[0]
+            spectrum = measured[f"{name}_singular_values"][0, h]
+            assert np.abs(spectrum - expected[: len(spectrum)]).max() < 1e-6 * expected[0], (layer, h, name)
+            assert expected[len(spectrum) :].max() < 1e-6 * expected[0]
 
 
 @pytest.mark.check
@@ -85,20 +85,20 @@ def test_a_layer_without_rotation_has_the_same_w_qk_in_every_form() -> None:
     """SmolLM3: layer 1 does not rotate and layer 0 does, so that the table has the columns of distances."""
     model = ws.open_model(FIXTURES / "smollm3")
     assert [layer.rotation is None for layer in model.layers] == [False, True]
-    found = ws.audit(model, directions=0).measured.arrays
-    forms = {name: s for name, s in found.items() if name.startswith("qk_singular_values_")}
+    arrays = ws.audit(model, directions=0).measured.arrays
+    forms = {name: s for name, s in arrays.items() if name.startswith("qk_singular_values_")}
     assert sorted(forms) == ["qk_singular_values_delta1", "qk_singular_values_mean64"]
     for s in forms.values():
-        np.testing.assert_allclose(s[1], found["qk_singular_values"][1], rtol=1e-12)
-        assert not np.allclose(s[0], found["qk_singular_values"][0], rtol=1e-3)
+        np.testing.assert_allclose(s[1], arrays["qk_singular_values"][1], rtol=1e-12)
+        assert not np.allclose(s[0], arrays["qk_singular_values"][0], rtol=1e-3)
 
 
 @pytest.mark.parametrize("fixture", FORMS)
 def test_every_form_of_a_head_is_measured_as_the_head_has_it(fixture: str) -> None:
     """Distances, the mean over a window, what turns and what does not, biases and shared key-value heads."""
     model = ws.open_model(FIXTURES / fixture)
-    found = ws.audit(model, deltas=(0, 1, 5), window=7, directions=0).measured
-    for i, index in enumerate(found.layers.tolist()):
+    measured = ws.audit(model, deltas=(0, 1, 5), window=7, directions=0).measured
+    for i, index in enumerate(measured.layers.tolist()):
         layer = model.layer(index)
         for h, head in enumerate(layer.heads):
             forms: dict[str, Factored] = {"": head.qk}
@@ -112,23 +112,27 @@ def test_every_form_of_a_head_is_measured_as_the_head_has_it(fixture: str) -> No
                         f"_{name}": Factored(head.qk.left[:, dims], head.qk.right[:, dims])
                         for name, dims in (("free", still), ("turning", layer.rotation.turning))
                     }
-            names = {name for name in found.arrays if name.startswith("qk_singular_values")}
+            names = {name for name in measured.arrays if name.startswith("qk_singular_values")}
             assert names == {f"qk_singular_values{form}" for form in forms}
             for form, w in forms.items():
                 expected = dense_singular_values(w.left, w.right)
-                s = found.arrays[f"qk_singular_values{form}"][i, h]
+                s = measured.arrays[f"qk_singular_values{form}"][i, h]
                 kept = min(len(s), len(expected))
-                np.testing.assert_allclose(s[:kept], expected[:kept], atol=2e-6 * found.grid("qk_sigma1")[i, h])
+                np.testing.assert_allclose(s[:kept], expected[:kept], atol=2e-6 * measured.grid("qk_sigma1")[i, h])
             expected = dense_singular_values(head.vo.left, head.vo.right)
-            s = found.arrays["vo_singular_values"][i, h]
+            s = measured.arrays["vo_singular_values"][i, h]
             np.testing.assert_allclose(s[: len(expected)], expected[: len(s)], atol=2e-6 * expected[0])
-            assert found.grid("qk_bias_norm")[i, h] == pytest.approx(np.linalg.norm(head.qk_bias), rel=1e-4, abs=1e-6)
-            assert found.grid("vo_bias_norm")[i, h] == pytest.approx(np.linalg.norm(head.vo_bias), rel=1e-4, abs=1e-6)
-            assert found.grid("kv_head")[i, h] == head.kv_head
-        shares = found.arrays["qk_column_share"][i]
+            assert measured.grid("qk_bias_norm")[i, h] == pytest.approx(
+                np.linalg.norm(head.qk_bias), rel=1e-4, abs=1e-6
+            )
+            assert measured.grid("vo_bias_norm")[i, h] == pytest.approx(
+                np.linalg.norm(head.vo_bias), rel=1e-4, abs=1e-6
+            )
+            assert measured.grid("kv_head")[i, h] == head.kv_head
+        shares = measured.arrays["qk_column_share"][i]
         dense = sum(head.qk.dense() ** 2 / head.qk.frobenius() ** 2 for head in layer.heads)
         np.testing.assert_allclose(shares, dense.sum(axis=0) / len(layer.heads), atol=1e-5)
-    assert found.caveats == tuple(dict.fromkeys(c for i in found.layers.tolist() for c in model.layer(i).caveats))
+    assert measured.caveats == tuple(dict.fromkeys(c for i in measured.layers.tolist() for c in model.layer(i).caveats))
 
 
 def test_values_that_are_not_finite_reach_their_heads_alone(checkpoint: Path, tmp_path: Path) -> None:
@@ -136,13 +140,13 @@ def test_values_that_are_not_finite_reach_their_heads_alone(checkpoint: Path, tm
     weights["h.5.attn.c_attn.weight"][3, 48 + 12] = np.nan  # W_K of head 1
     weights["h.8.attn.c_proj.weight"][40, 0] = np.inf  # W_O of head 3
     broken = ws.audit(ws.open_model(write_checkpoint(tmp_path / "broken", weights))).measured
-    whole = ws.audit(ws.open_model(checkpoint)).measured
+    every_layer = ws.audit(ws.open_model(checkpoint)).measured
     for name, place in (("qk", (5, 1)), ("vo", (8, 3))):
         unknown = np.isnan(broken.grid(f"{name}_frobenius"))
         assert np.argwhere(unknown).tolist() == [list(place)]
         assert broken.grid(f"{name}_route")[place] == "none"
         sigma1 = f"{name}_sigma1"
-        np.testing.assert_array_equal(broken.grid(sigma1)[~unknown], whole.grid(sigma1)[~unknown])
+        np.testing.assert_array_equal(broken.grid(sigma1)[~unknown], every_layer.grid(sigma1)[~unknown])
 
 
 def test_an_audit_holds_one_layer_at_a_time(checkpoint: Path) -> None:
@@ -179,8 +183,8 @@ def test_every_number_of_a_layer_without_a_finite_head_is_nan(tmp_path: Path) ->
     weights["h.1.attn.c_attn.weight"][5] = np.nan
     weights["h.1.attn.c_attn.bias"][:] = 0
     weights["h.1.ln_1.bias"][:] = 0
-    found = ws.audit(ws.open_model(write_checkpoint(tmp_path, weights)), directions=0).measured
-    for name, values in found.arrays.items():
+    measured = ws.audit(ws.open_model(write_checkpoint(tmp_path, weights)), directions=0).measured
+    for name, values in measured.arrays.items():
         if name.startswith(("factor_", "row_", "output_")) or "column_energies" in name:  # some factors are finite
             continue
         if values.dtype.kind in "fc" and name != "o_sketch":  # W_O alone is finite
@@ -188,7 +192,7 @@ def test_every_number_of_a_layer_without_a_finite_head_is_nan(tmp_path: Path) ->
 
 
 def test_the_sizes_of_qk_say_that_they_are_without_the_factor_of_scores(embedded: ws.Model) -> None:
-    """Scores are `head.scale` times those of the measured matrix."""
+    """Scores are `head.scale` times the scores of the measured matrix."""
     audit, head = ws.audit(embedded, directions=0), embedded.layer(0).head(0)
     sizes = ("qk_sigma1", "qk_sigma2", "qk_frobenius")
     assert all("Without the factor 1/√d'" in audit.heads.column(name).meaning for name in sizes)

@@ -10,8 +10,8 @@ import weightscope as ws
 from tests.support.hub_server import Hub
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.audit.audit import END, AuditOptions, measure_task, tensors_of_heads
-from weightscope.audit.others import other_gains
 from weightscope.model import Model
+from weightscope.tensors.outside_maps import other_gains
 
 
 @pytest.fixture
@@ -49,7 +49,9 @@ def test_gains_that_attention_does_not_read_are_here_too_and_judged(hub: Hub, tm
     measure_task(lambda: model, 1, AuditOptions(), END)
     assert not model.checkpoint.bytes_to_fetch(gains)
     audit = ws.audit(model, directions=0)
-    assert [one.members[0].name for one in audit.findings if one.kind == "zero_tensor"] == ["h.0.ln_2.weight"]
+    assert [finding.members[0].name for finding in audit.findings if finding.kind == "zero_tensor"] == [
+        "h.0.ln_2.weight"
+    ]
     assert not audit.coverage and model.checkpoint.bytes_fetched >= model.checkpoint.nbytes  # nothing is left unread
 
 
@@ -64,16 +66,16 @@ def test_a_next_layer_that_cannot_be_had_does_not_keep_this_one(remote: Model, h
 def test_of_a_file_here_the_system_is_told_what_will_be_read(tiny_gpt2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not hasattr(os, "posix_fadvise"):
         pytest.skip("this system takes no advice")
-    model, told = ws.open_model(tiny_gpt2), set()
+    model, advised = ws.open_model(tiny_gpt2), set()
 
     def listen(descriptor: int, start: int, length: int, advice: int) -> None:
         assert advice == os.POSIX_FADV_WILLNEED
-        told.add((start, start + length))
+        advised.add((start, start + length))
         raise OSError("not on this file system")
 
-    monkeypatch.setattr(os, "posix_fadvise", lambda *said: told.add((said[1], said[1] + said[2])))
+    monkeypatch.setattr(os, "posix_fadvise", lambda *said: advised.add((said[1], said[1] + said[2])))
     model.checkpoint.prefetch(["h.1.attn.c_attn.weight"])
     (part,) = model.checkpoint["h.1.attn.c_attn.weight"].parts
-    assert told == {(part.entry.start, part.entry.stop)}
+    assert advised == {(part.entry.start, part.entry.stop)}
     monkeypatch.setattr(os, "posix_fadvise", listen)
-    model.checkpoint.prefetch(["h.1.attn.c_attn.weight"])  # what it says to that is no error
+    model.checkpoint.prefetch(["h.1.attn.c_attn.weight"])  # its refusal is no error

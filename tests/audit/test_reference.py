@@ -15,9 +15,9 @@ from click.testing import CliRunner, Result
 import weightscope as ws
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.audit import page as audit_page
-from weightscope.audit.measures import MeasuredHeads
+from weightscope.audit.make_reference import make_reference
+from weightscope.audit.measure import MeasuredHeads
 from weightscope.audit.reference import OWN, SHARES, Known, Reference, phrase, share_below, thirds_of
-from weightscope.audit.reference_list import make_reference
 from weightscope.cli import main
 from weightscope.errors import CheckpointError
 
@@ -49,7 +49,7 @@ def known(name: str, sha256: str = "") -> Known:
 
 def reference_of(*quantiles: np.ndarray) -> Reference:
     """Of one measure, the same in each third."""
-    rows = np.array([[[own] * 3] for own in quantiles], np.float32)
+    rows = np.array([[[of_checkpoint] * 3] for of_checkpoint in quantiles], np.float32)
     return Reference(tuple(known(f"m{i}") for i in range(len(rows))), ("qk_sigma1",), rows)
 
 
@@ -57,7 +57,7 @@ def test_the_share_below_a_value_is_that_of_the_heads() -> None:
     values = np.random.default_rng(0).normal(size=2001)
     quantiles = np.quantile(values, SHARES).astype(np.float32)
     asked = np.linspace(-2, 2, 41)
-    counted = [(values < one).mean() for one in asked]
+    counted = [(values < value).mean() for value in asked]
     np.testing.assert_allclose(share_below(quantiles, asked), counted, atol=0.03)
     ends = share_below(quantiles, np.array([-9.0, 9.0, np.inf, -np.inf, np.nan]))
     np.testing.assert_array_equal(ends, [0, 1, 1, 0, np.nan])
@@ -72,7 +72,7 @@ def test_what_is_equal_counts_half() -> None:
 
 
 def test_a_checkpoint_counts_as_one_however_many_heads_it_has() -> None:
-    """Above all heads of thirteen of fourteen checkpoints and above half of those of the last: 96.4."""
+    """Above all heads of thirteen of fourteen checkpoints and above half of the heads of the last: 96.4."""
     low, around = np.linspace(0, 1, 21), np.linspace(1, 3, 21)
     reference = reference_of(*[low] * 13, around)
     (percentile,), count = reference.percentiles("qk_sigma1", 1, np.array([2.0]))
@@ -98,7 +98,7 @@ def test_layers_are_in_thirds_of_the_whole_depth() -> None:
 
 def test_a_list_makes_a_reference_and_the_list_it_writes_makes_it_again(three: Path, made: Path) -> None:
     first = Reference.load(made)
-    assert [one.name for one in first.checkpoints] == ["model-1", "model-2", "model-3"]
+    assert [known_checkpoint.name for known_checkpoint in first.checkpoints] == ["model-1", "model-2", "model-3"]
     assert first.quantiles.shape[1:] == (len(first.measures), 3, 21) and np.isfinite(first.quantiles).all()
     assert {"qk_sigma1", "qk_gap", "vo_copying_score"} < set(first.measures)
     np.testing.assert_array_equal(make_reference(made.with_suffix(".csv")).quantiles, first.quantiles)
@@ -111,17 +111,24 @@ def test_a_list_makes_a_reference_and_the_list_it_writes_makes_it_again(three: P
 
 def test_an_audit_says_where_its_heads_stand_among_the_others(three: Path, made: Path, tmp_path: Path) -> None:
     """A checkpoint of the reference is not compared with itself, all of it audited or not."""
-    other = write_checkpoint(tmp_path / "other", gpt2_weights(n_layers=6, seed=4))
-    audit = ws.audit(ws.open_model(other), reference=made, directions=0)
-    assert [one.name for one in audit.standing.reference.checkpoints] == ["model-1", "model-2", "model-3"]
+    folder = write_checkpoint(tmp_path / "other", gpt2_weights(n_layers=6, seed=4))
+    audit = ws.audit(ws.open_model(folder), reference=made, directions=0)
+    assert [known_checkpoint.name for known_checkpoint in audit.standing.reference.checkpoints] == [
+        "model-1",
+        "model-2",
+        "model-3",
+    ]
     heads = {seed: ws.audit(ws.open_model(three / f"model-{seed}"), directions=0).heads for seed in (1, 2, 3)}
-    own = audit.heads["vo_sigma1"].reshape(6, 4)
+    sizes = audit.heads["vo_sigma1"].reshape(6, 4)
     for i, (layer, head) in enumerate(zip(audit.percentiles["layer"], audit.percentiles["head"], strict=True)):
         third = slice(2 * (layer // 2), 2 * (layer // 2) + 2)
-        shares = [(one["vo_sigma1"].reshape(6, 4)[third] < own[layer, head]).mean() for one in heads.values()]
+        shares = [(table["vo_sigma1"].reshape(6, 4)[third] < sizes[layer, head]).mean() for table in heads.values()]
         assert audit.percentiles["vo_sigma1"][i] == pytest.approx(100 * np.mean(shares), abs=100 / 8)
     itself = ws.audit(ws.open_model(three / "model-2"), layers=[0], reference=made, directions=0).standing
-    assert itself.itself and [one.name for one in itself.reference.checkpoints] == ["model-1", "model-3"]
+    assert itself.itself and [known_checkpoint.name for known_checkpoint in itself.reference.checkpoints] == [
+        "model-1",
+        "model-3",
+    ]
     assert "is left out" in itself.described and "2 checkpoints. That is few" in itself.described
 
 
@@ -155,7 +162,7 @@ def test_the_own_reference_has_the_numbers_of_the_embedded_checkpoint(tmp_path: 
     reference = Reference.load(OWN)
     (tmp_path / "embedded.csv").write_text("source\nembedded\n")
     again = make_reference(tmp_path / "embedded.csv")
-    (place,) = (i for i, one in enumerate(reference.checkpoints) if one.source == "embedded")
+    (place,) = (i for i, known_checkpoint in enumerate(reference.checkpoints) if known_checkpoint.source == "embedded")
     assert again.checkpoints[0].sha256 == reference.checkpoints[place].sha256
     there = [reference.measures.index(name) for name in again.measures]
     np.testing.assert_allclose(again.quantiles[0], reference.quantiles[place][there], rtol=2e-3, atol=1e-6)
@@ -165,7 +172,10 @@ def test_the_own_reference_says_of_what_it_is_made() -> None:
     reference = Reference.load(OWN)
     assert OWN.stat().st_size < 100_000
     assert len(reference.checkpoints) >= 7
-    assert all(one.licence and one.origin and len(one.sha256) == 64 for one in reference.checkpoints)
+    assert all(
+        known_checkpoint.licence and known_checkpoint.origin and len(known_checkpoint.sha256) == 64
+        for known_checkpoint in reference.checkpoints
+    )
     assert OWN.with_suffix(".csv").read_text() == reference.table.csv()
 
 
@@ -298,7 +308,7 @@ def test_another_reference_is_another_page(three: Path, made: Path, tmp_path: Pa
     copy.write_bytes(made.read_bytes())
     before = results_identity(model, AuditOptions(reference=str(copy)))
     Reference.load(made).without(Reference.load(made).checkpoints[0].sha256).save(copy)
-    assert len({one.digest for one in (with_own, with_made, before)}) == 3
+    assert len({identity.digest for identity in (with_own, with_made, before)}) == 3
     assert results_identity(model, AuditOptions(reference=str(copy))) != before
 
 

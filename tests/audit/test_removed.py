@@ -7,7 +7,7 @@ import pytest
 
 import weightscope as ws
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
-from weightscope.audit import removed
+from weightscope.audit import removed_directions
 from weightscope.audit.audit import Audit
 from weightscope.changes.rounding import CASTS
 from weightscope.findings import Finding
@@ -55,13 +55,13 @@ def random_gram(rng: np.random.Generator, rows: int = 600, d: int = 300, sizes=1
 def test_least_eigenvectors_are_those_of_a_dense_float64_decomposition() -> None:
     gram = random_gram(RNG) / 600
     values, vectors = np.linalg.eigh(gram.astype(np.float64))
-    least, found = least_eigenvectors(gram.copy(), 20)
+    least, directions = least_eigenvectors(gram.copy(), 20)
     assert least[:8] == pytest.approx(values[:8], rel=1e-3) and least == pytest.approx(values[:20], rel=0.05)
-    assert np.linalg.svd(vectors[:, :8].T @ found[:, :8], compute_uv=False).min() > 0.999
+    assert np.linalg.svd(vectors[:, :8].T @ directions[:, :8], compute_uv=False).min() > 0.999
 
 
 def test_the_score_bounds_the_chance_of_a_gap() -> None:
-    """Gaps of independent exponential variables exceed s with probability 10^-s, those of random matrices less."""
+    """Gaps of independent exponential variables exceed s with probability 10^-s, gaps of random matrices less often."""
     rng, n = np.random.default_rng(0), 4000
     logs = np.sort(rng.exponential(size=(n, 200)), axis=1)[:, : RANKS + GAPS + 1]  # the k-th gap times (200 - k)
     gaps = np.diff(logs, axis=1) * (200 - np.arange(1, RANKS + GAPS + 1)) / np.arange(1, RANKS + GAPS + 1)
@@ -101,10 +101,10 @@ def test_layers_anywhere_whose_least_directions_agree_are_a_set() -> None:
 
 
 @pytest.mark.parametrize("layers", [range(LAYERS), range(3, 8), (0, 2, 5, 8, 11)])
-@pytest.mark.parametrize("kept", [removed.KEPT, 0])
+@pytest.mark.parametrize("kept", [removed_directions.KEPT, 0])
 def test_an_audit_finds_the_layers_and_the_direction(base: Weights, tmp_path: Path, monkeypatch, layers, kept) -> None:
     """Wide streams, whose Gram matrices are not kept, show runs of layers."""
-    monkeypatch.setattr(removed, "KEPT", kept)
+    monkeypatch.setattr(removed_directions, "KEPT", kept)
     audit = audited(tmp_path, cut(base, layers))
     if not kept and layers == (0, 2, 5, 8, 11):
         assert not removals(audit)
@@ -112,14 +112,14 @@ def test_an_audit_finds_the_layers_and_the_direction(base: Weights, tmp_path: Pa
     (finding,) = removals(audit)
     assert finding.severity == "warning" and finding.number < 0.02
     assert set(finding.items) == set(layers)
-    assert {one.name for one in finding.members if one.what == "tensor"} == {
+    assert {member.name for member in finding.members if member.what == "tensor"} == {
         f"h.{layer}.attn.c_proj.weight" for layer in layers
     }
-    (found,) = audit.removed
-    assert abs(found.least.directions[:, 0] @ DIRECTION) > 0.99 and "along it: " in finding.text
+    (removed,) = audit.removed
+    assert abs(removed.least.directions[:, 0] @ DIRECTION) > 0.99 and "along it: " in finding.text
     exact = [base[f"h.{layer}.attn.c_proj.weight"].astype(np.float64) for layer in range(LAYERS) if layer not in layers]
-    energies = [float(((w @ found.least.directions) ** 2).sum() / ((w**2).sum() / D)) for w in exact]
-    assert [found.energies[i] for i in range(LAYERS) if i not in layers] == pytest.approx(energies, rel=0.02)
+    energies = [float(((w @ removed.least.directions) ** 2).sum() / ((w**2).sum() / D)) for w in exact]
+    assert [removed.energies[i] for i in range(LAYERS) if i not in layers] == pytest.approx(energies, rel=0.02)
 
 
 def test_most_of_a_direction_may_be_left(base: Weights, tmp_path: Path) -> None:
@@ -155,9 +155,9 @@ def test_a_removed_direction_is_found_beside_a_scaled_dimension(base: Weights, t
         weights[f"h.{layer}.attn.c_proj.weight"][:, 40] *= np.float32(factor)
     audit = audited(tmp_path, weights)
     assert len(removals(audit)) == 1
-    (found,) = audit.removed
-    others = np.delete(found.least.directions[:, 0], 40)
-    assert abs(others @ np.delete(DIRECTION, 40)) > 0.9 * np.linalg.norm(others)
+    (removed,) = audit.removed
+    elsewhere = np.delete(removed.least.directions[:, 0], 40)
+    assert abs(elsewhere @ np.delete(DIRECTION, 40)) > 0.9 * np.linalg.norm(elsewhere)
 
 
 def test_what_is_read_is_looked_at_with_all_tensors(base: Weights, tmp_path: Path) -> None:
@@ -167,9 +167,9 @@ def test_what_is_read_is_looked_at_with_all_tensors(base: Weights, tmp_path: Pat
     assert "what attention reads" in finding.text and len(finding.items) == LAYERS
 
 
-@pytest.mark.parametrize("kept", [removed.KEPT, 0])
+@pytest.mark.parametrize("kept", [removed_directions.KEPT, 0])
 def test_weights_that_are_not_finite_are_left_out(base: Weights, tmp_path: Path, monkeypatch, kept: int) -> None:
-    monkeypatch.setattr(removed, "KEPT", kept)
+    monkeypatch.setattr(removed_directions, "KEPT", kept)
     weights = {name: np.full_like(w, np.nan) if "c_proj.weight" in name else w for name, w in base.items()}
     audit = audited(tmp_path, weights)
     assert not removals(audit) and any("removed" in note and "finite" in note for note in audit.notes)
@@ -185,14 +185,14 @@ def test_a_layer_that_is_not_finite_hides_nothing_of_the_others(base: Weights, t
 def test_why_nothing_can_be_said(base: Weights, tmp_path: Path) -> None:
     narrow = audited(tmp_path / "narrow", gpt2_weights(n_layers=4, d=48, vocab=50))
     assert any("the stream has 48 dimensions" in note for note in narrow.notes)
-    one = audited(tmp_path / "one", base, layers=[3])
-    assert any("fewer than two of these layers" in note for note in one.notes)
+    layer_three = audited(tmp_path / "one", base, layers=[3])
+    assert any("fewer than two of these layers" in note for note in layer_three.notes)
     model = ws.open_model(write_checkpoint(tmp_path / "bits", base))
-    (side,) = removed.sides(model, model.attention_layers, everything=False)
-    assert not removed.judge(side, D, centred=True).why
-    coarse = type("Coarse", (removed.Side,), {"bits": 2.6})(side.what, side.writes, side.layers)
+    (side,) = removed_directions.sides(model, model.attention_layers, everything=False)
+    assert not removed_directions.judge(side, D, centred=True).why
+    coarse = type("Coarse", (removed_directions.Side,), {"bits": 2.6})(side.what, side.writes, side.layers)
     hidden = "rounding to 2.6 bits leaves more along any direction than a removal would"
-    assert removed.judge(coarse, D, centred=True).why == hidden
+    assert removed_directions.judge(coarse, D, centred=True).why == hidden
 
 
 def test_rounding_is_blamed_only_where_weights_were_rounded(base: Weights, tmp_path: Path) -> None:
@@ -223,6 +223,6 @@ def test_a_cut_by_a_public_tool_is_found(tmp_path: Path) -> None:
     tool.bake_direction(model, torch.tensor(DIRECTION))
     model.to(torch.bfloat16).save_pretrained(tmp_path)
     audit = ws.audit(tmp_path, directions=0, all_tensors=True)
-    writers = [one for one in audit.removed if one.side.writes]
-    assert len(writers) == len(audit.removed) == 2 and all(one.layers == [*range(6)] for one in writers)
-    assert all(abs(one.least.directions[:, 0] @ DIRECTION) > 0.99 for one in writers)
+    writers = [removed for removed in audit.removed if removed.side.writes]
+    assert len(writers) == len(audit.removed) == 2 and all(removed.layers == [*range(6)] for removed in writers)
+    assert all(abs(removed.least.directions[:, 0] @ DIRECTION) > 0.99 for removed in writers)

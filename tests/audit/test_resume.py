@@ -15,7 +15,7 @@ import weightscope as ws
 from tests.support.audit import audit_of, names_in
 from tests.support.provenance import without_footer
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
-from weightscope.audit import many
+from weightscope.audit import batch
 from weightscope.audit.audit import AuditOptions, measure_task
 from weightscope.audit.resume import FinishedLayers, layers_identity
 from weightscope.files import HIDDEN
@@ -54,15 +54,15 @@ def test_a_run_killed_twice_ends_with_the_same_bytes(checkpoint: Path, out: Path
 
 def interrupted(checkpoint: Path, out: Path, *options: str) -> Result:
     """An audit in which somebody presses Ctrl-C at layer 2."""
-    whole = many.measure_task
+    measure_task = batch.measure_task
 
     def until(get_model, index, options, *ahead):
         if index == 2:
             raise KeyboardInterrupt
-        return whole(get_model, index, options, *ahead)
+        return measure_task(get_model, index, options, *ahead)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(many, "measure_task", until)
+        patch.setattr(batch, "measure_task", until)
         return audit_of(checkpoint, out, *options)
 
 
@@ -113,7 +113,7 @@ def test_directions_of_another_audit_do_not_stay(checkpoint: Path, tmp_path: Pat
 def test_of_two_audits_at_once_one_ends_in_a_line_and_the_other_has_a_folder_of_its_own(
     checkpoint: Path, out: Path, tmp_path: Path
 ) -> None:
-    other = write_checkpoint(tmp_path / "other", gpt2_weights(n_layers=12, d=48, vocab=60, seed=1))
+    second_model = write_checkpoint(tmp_path / "other", gpt2_weights(n_layers=12, d=48, vocab=60, seed=1))
     code, shared_out = "from weightscope.cli import main; main()", tmp_path / "out"
     environment = os.environ | {"PYTHONPATH": str(Path(ws.__file__).parents[1])}
     running = [
@@ -121,31 +121,31 @@ def test_of_two_audits_at_once_one_ends_in_a_line_and_the_other_has_a_folder_of_
             [sys.executable, "-c", code, "audit", str(source), "--out", str(shared_out)],
             env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
-        for source in (checkpoint, other)
+        for source in (checkpoint, second_model)
     ]  # fmt: skip
-    said = [process.communicate()[1] for process in running]
+    messages = [process.communicate()[1] for process in running]
     codes = [process.returncode for process in running]
-    assert sorted(codes) == [0, 2], said
-    refused = said[codes.index(2)]
+    assert sorted(codes) == [0, 2], messages
+    refused = messages[codes.index(2)]
     assert refused.startswith("weightscope: out: another run is writing into this folder") and refused.count("\n") == 1
     alone = out
     if codes[1] == 0:
         alone = tmp_path / "alone"
-        assert audit_of(other, alone).exit_code == 0
+        assert audit_of(second_model, alone).exit_code == 0
     for name in ("heads.csv", "spectra.npz", "findings.json", "directions.json"):
         assert (shared_out / name).read_bytes() == (alone / name).read_bytes(), name
 
 
 def test_finished_layers_are_not_measured_again_unless_something_has_changed(checkpoint, tmp_path, monkeypatch) -> None:
     measured: list[int] = []
-    whole = many.measure_task
+    measure_task = batch.measure_task
 
     def counted(get_model, index, options, *ahead):
         measured.append(index)
-        return whole(get_model, index, options, *ahead)
+        return measure_task(get_model, index, options, *ahead)
 
     assert interrupted(checkpoint, tmp_path).exit_code == 130
-    monkeypatch.setattr(many, "measure_task", counted)
+    monkeypatch.setattr(batch, "measure_task", counted)
     assert audit_of(checkpoint, tmp_path, "--resume").exit_code == 0
     assert measured == list(range(2, 12))
     measured.clear()
@@ -200,14 +200,14 @@ def test_a_finished_layer_with_a_flipped_bit_is_measured_again(tmp_path: Path) -
     finished = FinishedLayers(tmp_path, RunIdentity.of(), LAYERS, resume=False)
     finished.put(0, {"x": np.arange(8.0), "caveats": np.array([], dtype=str)})
     (file,) = finished.folder.glob("layer-*.npz")
-    whole = file.read_bytes()
-    for bit in range(0, 8 * len(whole), 13):
-        broken = bytearray(whole)
+    content = file.read_bytes()
+    for bit in range(0, 8 * len(content), 13):
+        broken = bytearray(content)
         broken[bit // 8] ^= 1 << bit % 8
         file.write_bytes(broken)
         assert finished.get(0) is None, bit
     assert 0 in FinishedLayers(tmp_path, RunIdentity.of(), LAYERS, resume=True).left
-    file.write_bytes(whole)
+    file.write_bytes(content)
     np.testing.assert_array_equal(finished.get(0)["x"], np.arange(8.0))
 
 
@@ -232,16 +232,16 @@ def test_without_locks_one_audit_ends_in_a_line_and_the_other_has_its_own_layers
         for index in finished.left[:layers]:
             finished.put(index, measure_task(lambda: model, index, options))
 
-    one = begun(models[0], tmp_path)
-    go_on(one, models[0], 2)
-    other = begun(models[1], tmp_path)
-    go_on(other, models[1], 2)
-    go_on(one, models[0], 1)
+    first = begun(models[0], tmp_path)
+    go_on(first, models[0], 2)
+    second = begun(models[1], tmp_path)
+    go_on(second, models[1], 2)
+    go_on(first, models[0], 1)
     with pytest.raises(ws.CheckpointError, match=r"layer 0 was finished, and another audit of this folder"):
-        one.all()
-    go_on(other, models[1], 1)
+        first.all()
+    go_on(second, models[1], 1)
     undisturbed = begun(models[1], tmp_path / "undisturbed")
     go_on(undisturbed, models[1], 3)
     for index, measured in undisturbed.all().items():
         for name, values in measured.items():
-            np.testing.assert_array_equal(other.all()[index][name], values)
+            np.testing.assert_array_equal(second.all()[index][name], values)

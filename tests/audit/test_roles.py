@@ -12,9 +12,9 @@ from tests.support.browser import Page
 from tests.support.embedded_heads import permuted, real
 from tests.support.tiny_gpt2 import write_checkpoint
 from tests.support.weights import shared
-from weightscope.audit import circuits
-from weightscope.audit.circuits import named_wiring, roles_of, with_roles
+from weightscope.audit.findings import with_roles
 from weightscope.circuits import names
+from weightscope.circuits.names import affordable_names, affordable_wiring
 from weightscope.files import Files
 from weightscope.findings import Finding, Findings, Member
 
@@ -22,38 +22,38 @@ from weightscope.findings import Finding, Findings, Member
 @pytest.mark.check
 def test_findings_of_gpt2_call_its_heads_by_their_roles(monkeypatch: pytest.MonkeyPatch) -> None:
     model = ws.open_model(shared("gpt2-attention"))
-    found = ws.audit(model, layers=[4], directions=0)
-    assert found.roles[4, 11] == "feeds keys" and found.roles[5, 1] == "keys read a head"
-    whole = named_wiring(model)
-    assert whole is not None and np.array_equal(names.head_names(model), whole[1])  # from queries of a few pairs alone
-    monkeypatch.setattr(circuits, "AFFORDABLE", 0)
-    assert roles_of(model) == {}
+    audit = ws.audit(model, layers=[4], directions=0)
+    assert audit.roles[4, 11] == "feeds keys" and audit.roles[5, 1] == "keys read a head"
+    wired = affordable_wiring(model)
+    assert wired is not None and np.array_equal(names.head_names(model), wired[1])  # from queries of a few pairs alone
+    monkeypatch.setattr(names, "AFFORDABLE", 0)
+    assert affordable_names(model) == {}
 
 
 def test_heads_that_tokens_name_need_no_wiring(embedded: ws.Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = named_wiring(embedded)
-    assert found is not None
+    wired = affordable_wiring(embedded)
+    assert wired is not None
     monkeypatch.setattr(names, "wiring_by_keys", None)
-    assert np.array_equal(names.head_names(embedded), found[1])
+    assert np.array_equal(names.head_names(embedded), wired[1])
 
 
 def test_a_head_that_stands_out_is_named_where_its_finding_is() -> None:
     members = (Member("head", 2, number=3.0), Member("head", 5, number=4.0), Member("dimension", 5))
     spike = {"kind": "spectral_spike", "map": "qk", "measure": "qk_gap", "number": 4.0, "usual": 1.1, "text": ""}
     several = Finding(layer=1, members=members, **spike)
-    one = Finding(layer=4, head=11, members=(Member("head", 11, number=4.0),), **spike)
-    found = with_roles(Findings([several, one]), {(4, 11): "previous token", (1, 5): "induction"})
-    assert [finding.where for finding in found] == ["layer 1 heads 2, 5 (5: induction) qk",
+    single = Finding(layer=4, head=11, members=(Member("head", 11, number=4.0),), **spike)
+    findings = with_roles(Findings([several, single]), {(4, 11): "previous token", (1, 5): "induction"})
+    assert [finding.where for finding in findings] == ["layer 1 heads 2, 5 (5: induction) qk",
                                                     "layer 4 head 11 (previous token) qk"]  # fmt: skip
-    assert [member.name for member in found[0].members] == ["", "induction", ""]
+    assert [member.name for member in findings[0].members] == ["", "induction", ""]
 
 
 def test_the_page_names_a_head_that_is_chosen(
     embedded: ws.Model, tab: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = np.full((2, 8), "", object)
-    found[1, 4] = "previous token"
-    monkeypatch.setattr(circuits, "head_names", lambda model: found)
+    roles = np.full((2, 8), "", object)
+    roles[1, 4] = "previous token"
+    monkeypatch.setattr(names, "head_names", lambda model: roles)
     audit = ws.audit(embedded, directions=0)
     assert audit.roles == {(1, 4): "previous token"}
     audit.write(tmp_path)
@@ -77,27 +77,27 @@ def test_roles_and_edges_that_moved_are_those_that_were_moved(tmp_path: Path) ->
     attention[:, columns] = (real()["h.0.attn.c_proj.weight"][32 * 3 : 32 * 4] / real()["h.1.ln_1.weight"]).T
     changed["h.1.attn.c_attn.weight"] = attention
     before, after = opened(tmp_path / "a", real()), opened(tmp_path / "b", permuted(changed, 1, order))
-    found = ws.compare(before, after)
-    assert found.circuits is not None
-    edges = found.circuits.edges
+    comparison = ws.compare(before, after)
+    assert comparison.circuits is not None
+    edges = comparison.circuits.edges
     first = {name: edges[name][0] for name in edges.names}
     assert (first["kind"], first["from_head"], first["to_head"]) == ("k", 3, 6)
     assert first["pk_b"] == pytest.approx(32, rel=1e-3) and first["pk_change"] > 20
     assert {(row_kind, head) for row_kind, head in zip(edges["kind"], edges["to_head"], strict=True)} == {("k", 6)}
-    heads = found.circuits.roles
+    heads = comparison.circuits.roles
     assert (1, 6, "", "keys read a head") in zip(*(heads[name] for name in heads.names), strict=True)
     files = Files()
-    found.write_files(files)
+    comparison.write_files(files)
     assert {"roles.csv", "edges.csv"} <= set(files.contents)
 
 
 def test_the_same_heads_in_another_order_have_the_same_roles_and_edges(tmp_path: Path) -> None:
     before = opened(tmp_path / "a", real())
     after = opened(tmp_path / "b", permuted(real(), 1, [3, 0, 1, 2, 7, 6, 5, 4]))
-    found = ws.compare(before, after).circuits
-    assert found is not None and len(found.roles) == len(found.edges) == 0
+    changes = ws.compare(before, after).circuits
+    assert changes is not None and len(changes.roles) == len(changes.edges) == 0
 
 
 def test_a_large_model_s_circuits_are_not_compared(embedded: ws.Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(circuits, "AFFORDABLE", 0)
+    monkeypatch.setattr(names, "AFFORDABLE", 0)
     assert ws.compare(embedded, embedded).circuits is None

@@ -31,14 +31,14 @@ def everything_in(path: Path) -> Everything:
 
 
 def by_name(everything: Everything) -> dict[str, TensorFacts]:
-    return {one.name: one for one in everything.facts}
+    return {tensor.name: tensor for tensor in everything.facts}
 
 
-def assert_as_numpy_has_it(one: TensorFacts, w: np.ndarray) -> None:
+def assert_as_numpy_has_it(tensor: TensorFacts, w: np.ndarray) -> None:
     w = w.astype(np.float64)
-    assert one.rms == pytest.approx(np.sqrt((w**2).mean()), rel=1e-5)
-    assert (one.least, one.most) == (w.min(), w.max())
-    assert one.zero_rows == (0 if w.ndim < 2 else (w == 0).all(axis=1).sum())
+    assert tensor.rms == pytest.approx(np.sqrt((w**2).mean()), rel=1e-5)
+    assert (tensor.least, tensor.most) == (w.min(), w.max())
+    assert tensor.zero_rows == (0 if w.ndim < 2 else (w == 0).all(axis=1).sum())
 
 
 @pytest.fixture
@@ -51,13 +51,13 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 def weights() -> Weights:
     """A model of no known family, with a row of zeros and values that float32 cannot square."""
     rng = np.random.default_rng(0)
-    found = {f"block.{i}.mix.{part}": rng.standard_normal(shape).astype(np.float32)
+    weights = {f"block.{i}.mix.{part}": rng.standard_normal(shape).astype(np.float32)
              for i in range(6) for part, shape in (("weight", (40, 24)), ("bias", (40,)))}  # fmt: skip
-    found |= {"ids": np.arange(300), "half": rng.standard_normal((30, 20)).astype(np.float16), "double": np.ones(3)}
-    found["block.2.mix.weight"][17] = 0
-    found["block.3.mix.weight"][5] *= 1e30
-    found["block.4.mix.weight"] *= np.float32(1e-30)
-    return found
+    weights |= {"ids": np.arange(300), "half": rng.standard_normal((30, 20)).astype(np.float16), "double": np.ones(3)}
+    weights["block.2.mix.weight"][17] = 0
+    weights["block.3.mix.weight"][5] *= 1e30
+    weights["block.4.mix.weight"] *= np.float32(1e-30)
+    return weights
 
 
 @pytest.mark.parametrize("where", ["file", "shards", "hub"])
@@ -75,19 +75,19 @@ def test_the_numbers_are_numpys(where: str, weights: Weights, hub: Hub, tmp_path
     else:
         hub.repositories["m"] = {"model.safetensors": (tmp_path / "model.safetensors").read_bytes()}
         checkpoint = open_checkpoint("m")
-    found = by_name(read_everything(checkpoint))
-    assert set(found) == set(checkpoint)
-    for name, one in found.items():
-        assert_as_numpy_has_it(one, weights[name])
-    assert found["block.2.mix.weight"].first_zero == (17,)
+    facts_by_name = by_name(read_everything(checkpoint))
+    assert set(facts_by_name) == set(checkpoint)
+    for name, tensor in facts_by_name.items():
+        assert_as_numpy_has_it(tensor, weights[name])
+    assert facts_by_name["block.2.mix.weight"].first_zero == (17,)
 
 
 def test_gguf_and_quantised_weights_are_read_as_what_they_amount_to(small_blocks: None, tmp_path: Path) -> None:
     raw = np.random.default_rng(0).integers(0, 120, (8, 32), dtype=np.uint8)
     write(tmp_path / "m.safetensors", {"w": ("F8_E4M3", (8, 32), raw.tobytes()), "w_scale": np.full(1, 2, np.float32)})
-    (one,) = everything_in(tmp_path / "m.safetensors").facts
-    assert_as_numpy_has_it(one, open_checkpoint(tmp_path / "m.safetensors")["w"].read())
-    assert one.dtype == "F8_E4M3 x scale"
+    (tensor,) = everything_in(tmp_path / "m.safetensors").facts
+    assert_as_numpy_has_it(tensor, open_checkpoint(tmp_path / "m.safetensors")["w"].read())
+    assert tensor.dtype == "F8_E4M3 x scale"
 
 
 @pytest.mark.check
@@ -102,9 +102,9 @@ def test_a_gguf_file_is_read_in_blocks_as_its_tensors_are_whole() -> None:
 
 def test_numbers_of_a_dtype_that_nobody_knows_are_said_not_to_be_read(tmp_path: Path) -> None:
     path = write(tmp_path / "m.safetensors", {"w": np.ones(4, np.float32), "z": ("C64", (2,), bytes(16))})
-    found = everything_in(path)
-    assert [one.name for one in found.facts] == ["w"]
-    assert "1 tensor could not be" in found.lead and "'z'" in found.lead and "C64" in found.lead
+    everything = everything_in(path)
+    assert [tensor.name for tensor in everything.facts] == ["w"]
+    assert "1 tensor could not be" in everything.lead and "'z'" in everything.lead and "C64" in everything.lead
 
 
 # What is planted in tensors that no head is made of, and the finding it makes
@@ -204,14 +204,16 @@ def test_a_mask_is_no_weight_and_a_padding_row_is_zero_by_design(tmp_path: Path)
     weights = fresh() | {"h.0.attn.bias": np.tril(np.ones((1, 1, 32, 32), np.uint8))}
     weights["wte.weight"][7] = 0
     save_file(weights, tmp_path / "m.safetensors")
-    found = everything_in(tmp_path / "m.safetensors")
-    assert [one.kind for one in tensor_findings(found, padding=7)] == []
-    assert [one.kind for one in tensor_findings(found)] == ["constant_rows"]
+    everything = everything_in(tmp_path / "m.safetensors")
+    assert [finding.kind for finding in tensor_findings(everything, padding=7)] == []
+    assert [finding.kind for finding in tensor_findings(everything)] == ["constant_rows"]
 
 
 def test_bfloat16_twins_are_told_from_tensors_that_agree_in_norm_and_range(tmp_path: Path) -> None:
-    one = np.random.default_rng(0).standard_normal((64, 24)).astype(np.float32)
-    path = write(tmp_path / "m.safetensors", {"a": bfloat16(one), "b": bfloat16(one), "c": bfloat16(one[::-1])})
+    matrix = np.random.default_rng(0).standard_normal((64, 24)).astype(np.float32)
+    path = write(
+        tmp_path / "m.safetensors", {"a": bfloat16(matrix), "b": bfloat16(matrix), "c": bfloat16(matrix[::-1])}
+    )
     assert [each.same_as for each in everything_in(path).facts] == ["", "a", ""]
 
 
@@ -259,9 +261,9 @@ def test_audit_all_reads_everything_and_tells_it_on_its_page(gpt2: Path, tmp_pat
     assert "Attention only" not in result.output
     assert len((out / "tensors.csv").read_text().splitlines()) == 83
     assert len((out / "roles.csv").read_text().splitlines()) == 13
-    found = [one for one in json.loads((out / "findings.json").read_text()) if one["kind"] == "not_finite"]
-    assert [one["members"][0]["name"] for one in found if one["map"] is None] == ["h.1.mlp.c_fc.weight"]
-    assert any(one["map"] == "qk" for one in found)
+    broken = [finding for finding in json.loads((out / "findings.json").read_text()) if finding["kind"] == "not_finite"]
+    assert [finding["members"][0]["name"] for finding in broken if finding["map"] is None] == ["h.1.mlp.c_fc.weight"]
+    assert any(finding["map"] == "qk" for finding in broken)
     page = (out / "report.html").read_text()
     assert "Everything in the file" in page and "h.*.mlp.c_fc.weight" in page
     again = audit_of(gpt2, out, "--resume")
@@ -269,9 +271,9 @@ def test_audit_all_reads_everything_and_tells_it_on_its_page(gpt2: Path, tmp_pat
 
 
 def test_python_has_the_same(gpt2: Path) -> None:
-    found = ws.audit(ws.open_model(gpt2), directions=0, all_tensors=True)
-    assert found.everything is not None and len(found.everything.table) == 82
-    assert len(found.as_json()["tensors"]) == 82
+    audit = ws.audit(ws.open_model(gpt2), directions=0, all_tensors=True)
+    assert audit.everything is not None and len(audit.everything.table) == 82
+    assert len(audit.as_json()["tensors"]) == 82
     nothing_else = ws.audit(ws.open_model(gpt2), directions=0)
     assert nothing_else.everything is None and nothing_else.lead.count("Attention only") == 1
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
-from weightscope.audit import many
+from weightscope.audit import batch
 from weightscope.audit.audit import AuditOptions
-from weightscope.audit.many import Job, audit_all
-from weightscope.audit.worker_validation import Report, arrays_of, report_of
+from weightscope.audit.batch import Job, Report, audit_all, report_of
+from weightscope.audit.resume import arrays_of
 from weightscope.engine import open_engine
 from weightscope.errors import CheckpointError
 from weightscope.sources import Source
@@ -58,7 +58,7 @@ def test_an_audit_writes_nothing_of_a_report_that_names_files_elsewhere(tmp_path
     def hostile(get_model, layers, options, provenance):
         return Report({"../stolen": b"x"}, "", SUMMARY)
 
-    monkeypatch.setattr(many, "report_task", hostile)
+    monkeypatch.setattr(batch, "report_task", hostile)
     checkpoint = write_checkpoint(tmp_path / "model", gpt2_weights(n_layers=1))
     with open_engine("local") as engine:
         job = Job(Source.named(str(checkpoint)), tmp_path / "results" / "model")

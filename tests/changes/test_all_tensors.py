@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 import weightscope as ws
 from tests.support import files
-from tests.support.audit import undrawn
+from tests.support.figures import undrawn
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.changes.all_tensors import TensorChanges, compare_tensors
 from weightscope.changes.rounding import CASTS, casts_between

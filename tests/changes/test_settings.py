@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
-from tests.support.audit import undrawn
+from tests.support.figures import undrawn
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.tiny_models import FIXTURES, NAMES, fixture
 from weightscope.architectures.computed import COMPUTATION, NONE, Difference, differences, stated

@@ -12,7 +12,8 @@ from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
-from tests.support.audit import audit_of, undrawn
+from tests.support.audit import audit_of
+from tests.support.figures import undrawn
 from tests.support.hub_server import Hub
 from weightscope.changes.all_tensors import compare_tensors
 from weightscope.cli import main

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from safetensors.numpy import save_file
 
 import weightscope as ws
-from tests.support.audit import undrawn
+from tests.support.figures import undrawn
 from tests.support.hub_server import Hub
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.checkpoint import open_checkpoint

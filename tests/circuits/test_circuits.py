@@ -35,11 +35,11 @@ def run(*arguments: object) -> tuple[int, str]:
 
 
 def test_the_command_writes_wiring_edges_roles_a_figure_and_a_page(tmp_path: Path) -> None:
-    status, said = run("embedded", "--out", tmp_path, "--top", 5)
-    assert status == 0, said
-    assert said.splitlines()[-1] == str(tmp_path / "report.html")
-    assert said.startswith("16 heads in 2 layers, 0 of them named from the weights alone. The keys of")
-    assert "like a" not in said + (tmp_path / "report.html").read_text()
+    status, printed = run("embedded", "--out", tmp_path, "--top", 5)
+    assert status == 0, printed
+    assert printed.splitlines()[-1] == str(tmp_path / "report.html")
+    assert printed.startswith("16 heads in 2 layers, 0 of them named from the weights alone. The keys of")
+    assert "like a" not in printed + (tmp_path / "report.html").read_text()
     assert {path.name for path in tmp_path.iterdir() if path.is_file()} == FILES
     edges = list(csv.DictReader(io.StringIO((tmp_path / "edges.csv").read_text())))
     assert [row["rank"] for row in edges] == ["1", "2", "3", "4", "5"] * 6
@@ -51,13 +51,13 @@ def test_the_command_writes_wiring_edges_roles_a_figure_and_a_page(tmp_path: Pat
 
 
 def test_python_gives_the_same_without_a_folder(embedded: ws.Model) -> None:
-    found = ws.circuits(embedded, top=5)
-    assert len(found.heads) == 16 and len(found.edges) == 30
-    assert "<table" in found._repr_html_()
+    circuits = ws.circuits(embedded, top=5)
+    assert len(circuits.heads) == 16 and len(circuits.edges) == 30
+    assert "<table" in circuits._repr_html_()
     files = Files()
-    found.write_files(files)
+    circuits.write_files(files)
     assert set(files.contents) == FILES
-    assert found.plot().axes
+    assert circuits.plot().axes
 
 
 SAME_STREAM = {  # what config.json is changed to, and whether attention and network then read the same stream
@@ -80,14 +80,14 @@ def test_the_config_decides_whether_a_network_reads_the_same_stream_as_attention
 
 def test_layers_can_be_chosen_and_have_to_be_attention(tmp_path: Path) -> None:
     assert run("embedded", "--out", tmp_path, "--layers", "1")[0] == 0
-    status, said = run("embedded", "--out", tmp_path, "--layers", "0,7")
-    assert status == 2 and "no layer 7: the model has 2" in said
+    status, printed = run("embedded", "--out", tmp_path, "--layers", "0,7")
+    assert status == 2 and "no layer 7: the model has 2" in printed
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "gptj", "vit"])
 def test_families_of_every_kind_give_all_files(name: str, tmp_path: Path) -> None:
-    found = ws.circuits(fixture(name).model)
-    found.write(tmp_path)
+    circuits = ws.circuits(fixture(name).model)
+    circuits.write(tmp_path)
     assert {path.name for path in tmp_path.iterdir() if path.is_file()} == FILES
 
 
@@ -109,28 +109,28 @@ def test_every_name_has_a_colour_of_its_own_which_no_line_has() -> None:
 def test_a_channel_is_the_first_singular_direction_of_what_passes_between_two_heads(embedded: ws.Model) -> None:
     wired = wiring(embedded)
     edge = strongest(wired, "k", "pk", 1)[0]
-    (found,) = channels(embedded, wired, [edge])
+    (channel,) = channels(embedded, wired, [edge])
     a, b = embedded.layer(0).head(edge.a), embedded.layer(1).head(edge.b)
     left, s, _ = np.linalg.svd(a.vo.dense().astype(np.float64) @ b.qk.dense().T)
     passed = left[:, 0] @ a.vo.dense()
-    assert abs(found.direction @ passed) / np.linalg.norm(passed) == pytest.approx(1, abs=1e-5)
-    assert found.share == pytest.approx(s[0] ** 2 / (s**2).sum(), rel=1e-5)
-    (tokens,) = channel_tokens(embedded, [found.direction])
+    assert abs(channel.direction @ passed) / np.linalg.norm(passed) == pytest.approx(1, abs=1e-5)
+    assert channel.share == pytest.approx(s[0] ** 2 / (s**2).sum(), rel=1e-5)
+    (tokens,) = channel_tokens(embedded, [channel.direction])
     raised, lowered = (side.split(" ") for side in tokens.split(" | "))
-    logits = np.concatenate([rows for _, rows in embedded.unembedding.blocks()]) @ found.direction
+    logits = np.concatenate([rows for _, rows in embedded.unembedding.blocks()]) @ channel.direction
     name = token_names(Tokenizer.at_hand(embedded))
     assert tokens.startswith(repr(name(int(logits.argmax())))) and len(raised) >= 5 <= len(lowered)
 
 
 @pytest.mark.check
 def test_bigram_counts_name_detokenization_heads(embedded: ws.Model) -> None:
-    found = ws.circuits(embedded, counts=FOLDER / "counts.npz")
-    scores = found.roles.scores["detokenization"]
+    circuits = ws.circuits(embedded, counts=FOLDER / "counts.npz")
+    scores = circuits.roles.scores["detokenization"]
     assert scores[0, 6] == pytest.approx(0.805, abs=5e-4) and np.isnan(scores[1]).all()
-    at = found.named["detokenization"].index("0.6")
-    assert found.scores_of("detokenization")[at] == f"{scores[0, 6]:.2f}"
+    place = circuits.named["detokenization"].index("0.6")
+    assert circuits.scores_of("detokenization")[place] == f"{scores[0, 6]:.2f}"
     files = Files()
-    found.write_files(files)
+    circuits.write_files(files)
     assert f'data-head="0.6">0.6</button> <small>{scores[0, 6]:.2f}</small>' in files.contents["report.html"].decode()
 
 
@@ -145,11 +145,11 @@ def test_scores_of_sampled_tokens_have_intervals(embedded: ws.Model) -> None:
 @pytest.mark.check
 def test_gpt2_s_heads_are_named_by_their_wiring() -> None:
     """4.11 is the best known previous-token head, which induction heads read; the five are the strongest of those."""
-    found = ws.circuits(ws.open_model(shared("gpt2-attention")))
-    assert found.named["feeds keys"] == ["4.11"]
-    assert {"5.1", "5.5", "6.9", "7.2", "7.10"} <= set(found.named["keys read a head"])
-    assert "induction" not in found.named
-    assert "4.7" in found.named["identity"]
+    circuits = ws.circuits(ws.open_model(shared("gpt2-attention")))
+    assert circuits.named["feeds keys"] == ["4.11"]
+    assert {"5.1", "5.5", "6.9", "7.2", "7.10"} <= set(circuits.named["keys read a head"])
+    assert "induction" not in circuits.named
+    assert "4.7" in circuits.named["identity"]
 
 
 @pytest.mark.check
@@ -158,24 +158,24 @@ def test_as_many_heads_are_drawn_as_in_the_paper() -> None:
     model = ws.open_model(shared("gpt2-attention"))
     model.family = model.family.but(norms__before=None)
     wired = wiring(model)
-    for measure, labelled, others in (("pk", 24, 28), ("cs", 16, 30)):
+    for measure, labelled, unlabelled in (("pk", 24, 28), ("cs", 16, 30)):
         drawn = set()
         for scores in getattr(wired, measure).values():
             largest = np.argsort(-np.nan_to_num(scores, nan=-np.inf).ravel())[:20]
             i, a, j, b = np.unravel_index(largest, scores.shape)
             drawn |= {*zip(i, a, strict=True), *zip(j, b, strict=True)}
-        assert len(drawn) == labelled + others
+        assert len(drawn) == labelled + unlabelled
 
 
 @pytest.mark.parametrize("width", [1280, 390])
 def test_the_page_asks_for_nothing_fits_and_can_be_used_with_keys(width: int, tab: Page, tmp_path: Path) -> None:
-    found = ws.circuits(ws.open_model("embedded"))
-    found.write(tmp_path)
+    circuits = ws.circuits(ws.open_model("embedded"))
+    circuits.write(tmp_path)
     tab.open(tmp_path / "report.html", width)
     assert tab.complaints == [] and len(tab.requests) == 1
     assert tab.run("document.documentElement.scrollWidth <= innerWidth")
     assert tab.run("document.querySelectorAll('#diagram circle').length") == 16
-    strongest = found.strongest_edges["to"][0].split(" of ")[1]
+    strongest = circuits.strongest_edges["to"][0].split(" of ")[1]
     chosen = "document.getElementById('chosen').textContent"
     assert tab.run(chosen) == f"Head {strongest}" == "Head 1.5"
     tab.run("document.getElementById('diagram').focus()")
@@ -201,11 +201,11 @@ def test_the_diagram_fits_or_scrolls_in_its_own_box(tab: Page, tmp_path: Path) -
 
 
 def test_the_page_lists_the_strongest_edges_in_few_columns_with_words(embedded: ws.Model) -> None:
-    found = ws.circuits(embedded)
-    shown = found.strongest_edges
+    circuits = ws.circuits(embedded)
+    shown = circuits.strongest_edges
     assert len(shown) == 20 and len(shown.columns) == 6
-    assert list(shown["pk_z"]) == sorted(found.edges["pk_z"][found.edges["ranked_by"] == "pk"])[::-1][:20]
-    row = found.edges.where(found.edges["ranked_by"] == "pk").sorted_by("pk_z", descending=True).records()[0]
+    assert list(shown["pk_z"]) == sorted(circuits.edges["pk_z"][circuits.edges["ranked_by"] == "pk"])[::-1][:20]
+    row = circuits.edges.where(circuits.edges["ranked_by"] == "pk").sorted_by("pk_z", descending=True).records()[0]
     assert shown["to"][0].startswith(f"values of {row['to_layer']}.{row['to_head']}") and row["kind"] == "v"
     assert shown["of"][0] == 32 and not any("_" in column.heading for column in shown.columns)
     assert not len(ws.circuits(embedded, layers=[0]).strongest_edges)
@@ -224,6 +224,6 @@ def test_names_in_a_hostile_checkpoint_s_path_are_text(tmp_path: Path) -> None:
 
 
 def test_the_strongest_link_stands_beside_what_random_spaces_share(embedded: ws.Model) -> None:
-    """Two random spaces of 32 of 255 dimensions (a LayerNorm takes one of 256) share 32^2 / 255 of them."""
-    found = ws.circuits(embedded)
-    assert f"of the 32 dimensions of 0.1 (random spaces: {32 * 32 / 255:.1f})" in found.lead
+    """Two random spaces of 32 of 255 dimensions (a LayerNorm takes one of 256) share 32^2 / 255 dimensions."""
+    circuits = ws.circuits(embedded)
+    assert f"of the 32 dimensions of 0.1 (random spaces: {32 * 32 / 255:.1f})" in circuits.lead

@@ -103,8 +103,8 @@ def test_layers_beside_attention_are_the_eager_model_s(case: Case, tmp_path: Pat
         network(**inputs_of(case))
     assert len(seen["in"]) == len(seen["attended"]) == model.config.n_layers
     for index, (x, attended, out) in enumerate(zip(*seen.values(), strict=True)):
-        found = rest_of_layer(model, row, index, x, attended)
-        np.testing.assert_allclose(found, out, rtol=0, atol=1e-5 * max(1, np.abs(out).max()), err_msg=str(index))
+        output = rest_of_layer(model, row, index, x, attended)
+        np.testing.assert_allclose(output, out, rtol=0, atol=1e-5 * max(1, np.abs(out).max()), err_msg=str(index))
 
 
 def unwindowed(config: dict[str, Any]) -> dict[str, Any]:
@@ -148,14 +148,14 @@ def changed(name: str, folder: Path, **config: Any) -> ws.Model:
 
 def test_gemma_s_gelu_is_the_approximate_one_whatever_its_first_configs_say(tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=(5, 16)).astype(np.float32)
-    found = []
-    for said in ("gelu", "gelu_pytorch_tanh"):
-        model = changed("gemma", tmp_path / said, hidden_act=said)
-        assert transformers.AutoConfig.from_pretrained(tmp_path / said).hidden_act == "gelu_pytorch_tanh"
+    outputs = []
+    for activation in ("gelu", "gelu_pytorch_tanh"):
+        model = changed("gemma", tmp_path / activation, hidden_act=activation)
+        assert transformers.AutoConfig.from_pretrained(tmp_path / activation).hidden_act == "gelu_pytorch_tanh"
         row = model.family.mlp
         assert row is not None
-        found.append(rest_of_layer(model, row, 0, x, x))
-    np.testing.assert_array_equal(*found)
+        outputs.append(rest_of_layer(model, row, 0, x, x))
+    np.testing.assert_array_equal(*outputs)
 
 
 def test_a_layer_that_no_row_can_say_is_not_followed(tmp_path: Path) -> None:

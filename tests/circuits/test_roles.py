@@ -62,9 +62,9 @@ def test_a_fresh_initialisation_has_no_names(tmp_path: Path, weights: dict[str, 
         else array * 0 + ("ln" in name and "weight" in name)
         for name, array in weights.items()
     }
-    found = ws.circuits(written_to(tmp_path / "fresh", fresh))
-    assert found.roles.lacking is None
-    assert found.named == {}
+    circuits = ws.circuits(written_to(tmp_path / "fresh", fresh))
+    assert circuits.roles.lacking is None
+    assert circuits.named == {}
 
 
 def test_a_previous_token_head_put_in_by_hand_is_named(tmp_path: Path, weights: dict[str, np.ndarray]) -> None:
@@ -83,11 +83,11 @@ def test_a_previous_token_head_put_in_by_hand_is_named(tmp_path: Path, weights: 
     attention = weights["transformer.h.0.attn.c_attn.weight"].copy()
     attention[:, head_slice(0, 5)], attention[:, head_slice(1, 5)] = 6 * axes @ turn, 6 * axes
     planted["transformer.h.0.attn.c_attn.weight"] = attention
-    found = ws.circuits(written_to(tmp_path / "previous", planted))
-    assert found.heads.where((found.heads["layer"] == 0) & (found.heads["head"] == 5))["role"].tolist() == [
+    circuits = ws.circuits(written_to(tmp_path / "previous", planted))
+    assert circuits.heads.where((circuits.heads["layer"] == 0) & (circuits.heads["head"] == 5))["role"].tolist() == [
         "previous token"
     ]
-    assert found.roles.scores["distance"][0, 5] == 1
+    assert circuits.roles.scores["distance"][0, 5] == 1
 
 
 def test_a_k_composition_put_in_by_hand_is_the_strongest_edge(tmp_path: Path, weights: dict[str, np.ndarray]) -> None:
@@ -97,8 +97,8 @@ def test_a_k_composition_put_in_by_hand_is_the_strongest_edge(tmp_path: Path, we
     gamma = weights["transformer.h.1.ln_1.weight"]
     attention[:, head_slice(1, 6)] = (w_o / gamma).T  # the keys of 1.6 read it, whatever the norm's gain
     planted["transformer.h.1.attn.c_attn.weight"] = attention
-    found = ws.circuits(written_to(tmp_path / "composed", planted))
-    best = found.edges.where(found.edges["kind"] == "k").take([0])
+    circuits = ws.circuits(written_to(tmp_path / "composed", planted))
+    best = circuits.edges.where(circuits.edges["kind"] == "k").take([0])
     assert [int(best[name][0]) for name in ("from_layer", "from_head", "to_layer", "to_head")] == [0, 3, 1, 6]
     assert best["pk"][0] == pytest.approx(32, rel=1e-3)
 
@@ -118,9 +118,9 @@ def test_a_duplicate_token_head_and_an_identity_head_put_in_by_hand_are_named(
     w_o = weights["transformer.h.0.attn.c_proj.weight"].copy()
     w_o[32 * 4 : 32 * 5] = axes.T
     planted["transformer.h.0.attn.c_proj.weight"] = w_o
-    found = ws.circuits(written_to(tmp_path / "planted", planted))
-    assert found.roles.names[0, 2] == "duplicate token"
-    assert found.roles.scores["identity"][0, 4] > 0.98
+    circuits = ws.circuits(written_to(tmp_path / "planted", planted))
+    assert circuits.roles.names[0, 2] == "duplicate token"
+    assert circuits.roles.scores["identity"][0, 4] > 0.98
 
 
 def test_own_match_on_scores_that_are_known() -> None:
@@ -146,11 +146,11 @@ def test_shares_by_distance_of_a_head_that_looks_two_back() -> None:
 
 def test_all_but_a_token_s_neighbours_and_the_first_become_one_average_for_every_query() -> None:
     attention = np.random.default_rng(0).dirichlet(np.ones(9), size=(3, 9))
-    found = averaged(attention)
-    np.testing.assert_allclose(found.sum(axis=-1), 1)
+    result = averaged(attention)
+    np.testing.assert_allclose(result.sum(axis=-1), 1)
     near = np.abs(np.subtract.outer(np.arange(9), np.arange(9))) <= 1
     near[:, 0] = True
-    rest = found - np.where(near, attention, 0)
+    rest = result - np.where(near, attention, 0)
     assert (np.linalg.matrix_rank(rest, tol=1e-9) == 1).all()
     np.testing.assert_allclose(rest.sum(axis=1), np.where(near, 0, attention).sum(axis=1))  # keys keep what they get
 
@@ -209,8 +209,8 @@ def test_a_name_that_is_often_wrong_is_not_given() -> None:
     assert role(5, "keys read a head").often == Role("identity", "identity", 1).often == ""
     scores = {"copying": np.array([[1.5, 0.5]])}
     for right, names in ((6, ["copying", ""]), (5, ["", ""])):
-        found, sure = named(scores, [role(right)])
-        assert found.tolist() == [names] and np.isfinite(sure[:, 0, 0]).all() == bool(names[0])
+        given, sure = named(scores, [role(right)])
+        assert given.tolist() == [names] and np.isfinite(sure[:, 0, 0]).all() == bool(names[0])
 
 
 def test_frequent_tokens_are_those_of_text(embedded: ws.Model) -> None:
@@ -229,6 +229,6 @@ def test_a_checkpoint_without_feed_forward_networks_says_so(tmp_path: Path, weig
     kept = {name: array for name, array in weights.items() if ".mlp.c_fc." not in name}
     model = written_to(tmp_path / "attention-only", kept)
     assert why_no_stream(model) == "no mlp.c_fc in this checkpoint"
-    found = ws.circuits(model)
-    assert np.isnan(found.roles.scores["previous_token"]).all()
-    assert "by their wiring alone" in found.caveats[-1]
+    circuits = ws.circuits(model)
+    assert np.isnan(circuits.roles.scores["previous_token"]).all()
+    assert "by their wiring alone" in circuits.caveats[-1]

@@ -14,7 +14,7 @@ from tests.support.weights import shared
 from weightscope.circuits import passes
 from weightscope.circuits.passes import PROBES, Written, doubt, pair_scores, sketched, wiring
 from weightscope.circuits.spaces import layer_spaces
-from weightscope.circuits.wiring import KINDS, MEASURES, strongest
+from weightscope.circuits.wiring import MEASURES, PROJECTIONS, strongest
 from weightscope.cli import main
 from weightscope.engine import Processes
 from weightscope.files import Files
@@ -49,7 +49,7 @@ def test_doubt_grows_with_what_would_have_to_be_true() -> None:
 
 
 @pytest.mark.parametrize("sizes", [(2, 2), (4, 2)])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", PROJECTIONS)
 def test_estimates_are_right_in_the_mean(kind: str, sizes: tuple[int, int]) -> None:
     rng = np.random.default_rng(0)
     first, second = (layer_spaces(random_layer(rng, 48, 20, *sizes), centred=False) for _ in range(2))
@@ -67,21 +67,21 @@ def test_the_strongest_pairs_of_gpt2_are_found_and_exact_and_most_others_estimat
 ) -> None:
     model = ws.open_model(shared("gpt2-attention"))
     layers = [2, 4, 5, 6]
-    found = wiring(model, layers, top=3)
+    sketched = wiring(model, layers, top=3)
     monkeypatch.undo()
-    whole = wiring(model, layers)
-    for kind in KINDS:
-        assert whole.exact[kind].sum() == np.isfinite(whole.pk[kind]).sum() == 6 * 144
+    exact_wiring = wiring(model, layers)
+    for kind in PROJECTIONS:
+        assert exact_wiring.exact[kind].sum() == np.isfinite(exact_wiring.pk[kind]).sum() == 6 * 144
         for measure in MEASURES:
-            pairs = [edge.pair for edge in strongest(found, kind, measure, 3)]
-            assert pairs == [edge.pair for edge in strongest(whole, kind, measure, 3)]
-            assert all(found.exact[kind][pair] for pair in pairs)
-        exact = found.exact[kind]
-        np.testing.assert_allclose(found.pk[kind][exact], whole.pk[kind][exact], rtol=2e-5)
-        np.testing.assert_allclose(found.cs[kind][exact], whole.cs[kind][exact], rtol=2e-5)
-        assert exact.sum() < 6 * 144 and found.left == 0
-        others = np.isfinite(whole.pk[kind]) & ~exact
-        assert np.corrcoef(found.pk[kind][others], whole.pk[kind][others])[0, 1] > 0.8
+            pairs = [edge.pair for edge in strongest(sketched, kind, measure, 3)]
+            assert pairs == [edge.pair for edge in strongest(exact_wiring, kind, measure, 3)]
+            assert all(sketched.exact[kind][pair] for pair in pairs)
+        exact = sketched.exact[kind]
+        np.testing.assert_allclose(sketched.pk[kind][exact], exact_wiring.pk[kind][exact], rtol=2e-5)
+        np.testing.assert_allclose(sketched.cs[kind][exact], exact_wiring.cs[kind][exact], rtol=2e-5)
+        assert exact.sum() < 6 * 144 and sketched.left == 0
+        estimated = np.isfinite(exact_wiring.pk[kind]) & ~exact
+        assert np.corrcoef(sketched.pk[kind][estimated], exact_wiring.pk[kind][estimated])[0, 1] > 0.8
 
 
 @pytest.mark.usefixtures("nothing_is_small")
@@ -89,10 +89,10 @@ def test_where_too_many_are_alike_the_likeliest_are_computed_and_the_rest_counte
     embedded: ws.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(passes, "MOST_PAIRS", 10)
-    found = ws.circuits(embedded, top=5)
-    assert found.wiring.left > 0
-    assert any("estimates" in caveat for caveat in found.caveats)
-    assert any("more pairs that may be among the strongest" in caveat for caveat in found.caveats)
+    circuits = ws.circuits(embedded, top=5)
+    assert circuits.wiring.left > 0
+    assert any("estimates" in caveat for caveat in circuits.caveats)
+    assert any("more pairs that may be among the strongest" in caveat for caveat in circuits.caveats)
 
 
 @pytest.mark.check
@@ -102,7 +102,7 @@ def test_other_processes_find_the_same(embedded: ws.Model, monkeypatch: pytest.M
     with Processes(2) as engine:
         elsewhere = wiring(embedded, top=5, engine=engine, on_worker=on_worker)
         here = wiring(embedded, top=5)
-        for kind in KINDS:
+        for kind in PROJECTIONS:
             np.testing.assert_allclose(here.pk[kind], elsewhere.pk[kind], rtol=2e-6)
             np.testing.assert_allclose(here.cs[kind], elsewhere.cs[kind], rtol=2e-6)
             np.testing.assert_array_equal(here.exact[kind], elsewhere.exact[kind])

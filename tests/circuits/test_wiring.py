@@ -19,7 +19,7 @@ from weightscope.attention.rotation import Rotation, inverse_powers
 from weightscope.circuits import passes
 from weightscope.circuits.passes import Written, pair_scores, wiring
 from weightscope.circuits.spaces import Spaces, layer_spaces
-from weightscope.circuits.wiring import KINDS, random_overlap
+from weightscope.circuits.wiring import PROJECTIONS, random_overlap
 from weightscope.compute.device import CPU, Device, open_device
 from weightscope.files import Files
 from weightscope.model import Model
@@ -38,7 +38,7 @@ def scores(first: Layer, second: Layer, kind: str) -> tuple[np.ndarray, np.ndarr
     return measures(layer_spaces(first, centred=centred).written, layer_spaces(second, centred=centred).read[kind])
 
 
-@given(seeds, st.sampled_from(KINDS))
+@given(seeds, st.sampled_from(PROJECTIONS))
 @settings(max_examples=20, deadline=None)
 def test_a_head_that_reads_exactly_what_another_writes_has_pk_r(seed: int, kind: str) -> None:
     rng = np.random.default_rng(seed)
@@ -81,17 +81,18 @@ def test_the_gauge_does_not_matter(seed: int, sizes: tuple[int, int], centred: b
     h, g = sizes
     d, r = 20, 4
     q, k, v, o = (rng.standard_normal(shape) for shape in ((h, d, r), (g, d, r), (g, d, r), (h, r, d)))
-    turn, other = (rng.standard_normal((g, r, r)) / 4 + np.eye(r) for _ in range(2))
+    turn, value_turn = (rng.standard_normal((g, r, r)) / 4 + np.eye(r) for _ in range(2))
 
     def of_heads(x: np.ndarray) -> np.ndarray:
         return np.repeat(x, h // g, axis=0)
 
     again = layer_of(
-        q @ of_heads(turn), k @ np.swapaxes(np.linalg.inv(turn), 1, 2), v @ other, of_heads(np.linalg.inv(other)) @ o,
+        q @ of_heads(turn), k @ np.swapaxes(np.linalg.inv(turn), 1, 2), v @ value_turn,
+        of_heads(np.linalg.inv(value_turn)) @ o,
         centred=centred,
     )  # fmt: skip
     first = layer_of(q, k, v, o, centred=centred)
-    for kind in KINDS:
+    for kind in PROJECTIONS:
         np.testing.assert_allclose(scores(first, again, kind), scores(first, first, kind), rtol=2e-4, atol=1e-5)
 
 
@@ -126,7 +127,7 @@ def test_factors_of_low_rank_count_by_their_rank(change: str) -> None:
 
 
 def test_what_a_rotated_head_reads_is_the_same_space_at_every_position() -> None:
-    """W_K R(p) has the columns of W_K, recombined: PK is that of a space closed under the rotation."""
+    """W_K R(p) has the columns of W_K, recombined: PK is the same as of a space closed under the rotation."""
     rng = np.random.default_rng(4)
     first, second = random_layer(rng, 24, 4), random_layer(rng, 24, 4)
     rotation = Rotation(inverse_powers(100.0, 4))
@@ -140,7 +141,7 @@ def test_how_strongly_a_rotated_head_uses_its_space_is_that_of_distance_0() -> N
     rng = np.random.default_rng(4)
     first, second = random_layer(rng, 24, 4), random_layer(rng, 24, 4)
     second = replace(second, rotation=Rotation(inverse_powers(100.0, 2), factor=1.3))  # half of the pairs turn
-    for a, b, kind in product(range(2), range(2), KINDS):
+    for a, b, kind in product(range(2), range(2), PROJECTIONS):
         dense = dense_scores(first.head(a), second.head(b))[kind]
         assert scores(first, second, kind)[1][a, b] == pytest.approx(dense[1], rel=1e-4)
 
@@ -163,13 +164,13 @@ def with_gain(model: Model, layer: Layer) -> Layer:
 
 
 def check_against_dense(model: Model) -> None:
-    found, layers = wiring(model), model.attention_layers
+    wired, layers = wiring(model), model.attention_layers
     for i, j in combinations(range(len(layers)), 2):
         first, second = (with_gain(model, model.layer(layers[index])) for index in (i, j))
         for a, b in product(range(first.n_heads), range(second.n_heads)):
             dense = dense_scores(first.head(a), second.head(b))
-            for kind in KINDS:
-                got = found.pk[kind][i, a, j, b], found.cs[kind][i, a, j, b]
+            for kind in PROJECTIONS:
+                got = wired.pk[kind][i, a, j, b], wired.cs[kind][i, a, j, b]
                 assert got == pytest.approx(dense[kind], rel=2e-4, abs=1e-6), (i, a, j, b, kind)
 
 
@@ -187,10 +188,10 @@ def test_the_embedded_checkpoint_against_matrices_of_d_by_d(embedded: ws.Model) 
 
 
 def test_pairs_that_are_not_in_order_are_nan_and_layers_can_be_chosen(embedded: ws.Model) -> None:
-    found = wiring(embedded)
-    assert found.pk["q"].shape == (2, 8, 2, 8)
-    assert np.isfinite(found.pk["q"][0, :, 1]).all()
-    assert np.isnan(found.pk["q"][:, :, 0]).all() and np.isnan(found.pk["q"][1]).all()
+    wired = wiring(embedded)
+    assert wired.pk["q"].shape == (2, 8, 2, 8)
+    assert np.isfinite(wired.pk["q"][0, :, 1]).all()
+    assert np.isnan(wired.pk["q"][:, :, 0]).all() and np.isnan(wired.pk["q"][1]).all()
     assert wiring(embedded, [1]).pk["q"].shape == (1, 8, 1, 8)
 
 
@@ -198,27 +199,27 @@ def test_wiring_npz_holds_what_people_s_scripts_read(embedded: ws.Model) -> None
     files = Files()
     wiring(embedded).write(files)
     arrays = np.load(io.BytesIO(files.contents["wiring.npz"]))
-    for measure, kind in product(("pk", "cs"), KINDS):
+    for measure, kind in product(("pk", "cs"), PROJECTIONS):
         assert arrays[f"{measure}_o{kind}"].shape == (2, 8, 2, 8)
     assert arrays["layers"].tolist() == [0, 1]
 
 
 def test_a_checkpoint_that_does_not_fit_is_gone_through_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     model = fixture("gpt2").model
-    whole = wiring(model)
+    complete = wiring(model)
     monkeypatch.setattr(passes, "WRITTEN_BYTES", 1)
     monkeypatch.setattr(passes, "PRODUCT_BYTES", 1)
     in_parts = wiring(model)
-    for kind in KINDS:
-        np.testing.assert_allclose(in_parts.pk[kind], whole.pk[kind], rtol=1e-5)
-        np.testing.assert_allclose(in_parts.z("cs", kind), whole.z("cs", kind), rtol=1e-3)
+    for kind in PROJECTIONS:
+        np.testing.assert_allclose(in_parts.pk[kind], complete.pk[kind], rtol=1e-5)
+        np.testing.assert_allclose(in_parts.z("cs", kind), complete.z("cs", kind), rtol=1e-3)
 
 
 def test_other_array_libraries_give_the_same() -> None:
     rng = np.random.default_rng(5)
     first, second = random_layer(rng, 24, 4, 4, 2), random_layer(rng, 24, 4, 4, 2)
     strict = open_device("array_api_strict")
-    for kind in KINDS:
+    for kind in PROJECTIONS:
         spaces = layer_spaces(first, centred=False).written, layer_spaces(second, centred=False).read[kind]
         np.testing.assert_allclose(measures(*spaces, strict), measures(*spaces), rtol=1e-5)
 
@@ -230,10 +231,10 @@ def test_small_layers_that_are_multiplied_together_give_what_each_gives_alone(
     products_made = []
     monkeypatch.setattr(passes, "pair_scores", lambda *args: products_made.append(1) or pair_scores(*args))
     together = wiring(model)
-    assert len(products_made) == len(KINDS) * 8  # one for all layers below, by queries, keys and values
+    assert len(products_made) == len(PROJECTIONS) * 8  # one for all layers below, by queries, keys and values
     monkeypatch.setattr(passes, "SMALL_BYTES", 0)
     alone = wiring(model)
-    assert len(products_made) == len(KINDS) * (8 + 9 * 8 // 2)
-    for kind in KINDS:
+    assert len(products_made) == len(PROJECTIONS) * (8 + 9 * 8 // 2)
+    for kind in PROJECTIONS:
         np.testing.assert_allclose(together.pk[kind], alone.pk[kind], rtol=1e-5)
         np.testing.assert_allclose(together.cs[kind], alone.cs[kind], rtol=1e-5)

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
-from tests.support.audit import undrawn
 from tests.support.browser import Page
 from tests.support.embedded_heads import of_heads, permuted, real
+from tests.support.figures import undrawn
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.tiny_models import fixture
 from weightscope.cli import main

@@ -11,11 +11,11 @@ from click.testing import CliRunner
 import weightscope as ws
 from analyses.experiments.derivations import DERIVATIONS, shuffled
 from analyses.experiments.named_parts import read_weights, write_weights
-from tests.support.audit import undrawn
+from tests.support.figures import undrawn
 from tests.support.small_llama import write_small_llama
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.cli import main
-from weightscope.findings import KINDS
+from weightscope.findings import finding_kinds
 from weightscope.tensors.findings import described, incomparable_tensors, on_top
 
 TUNES = Path(__file__).parents[2] / "figures" / "fine-tunes" / "fine-tunes.csv"
@@ -155,7 +155,7 @@ def test_head_with_a_part_left_was_not_dropped() -> None:
         "The language-model head is only in the first and a head for another task is only in the last; "
         "the last is a BertForTokenClassification."
     )
-    assert KINDS["other_head"].severity == "note"
+    assert finding_kinds()["other_head"].severity == "note"
 
 
 def test_module_within_a_layer_is_not_a_head_on_top() -> None:

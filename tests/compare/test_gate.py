@@ -12,10 +12,10 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from tests.support.audit import undrawn
+from tests.support.figures import undrawn
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.cli import main
-from weightscope.findings import KINDS
+from weightscope.findings import finding_kinds
 
 RECIPE = Path(__file__).parents[2] / "docs" / "release.md"
 
@@ -155,7 +155,7 @@ def test_recipe_names_existing_kinds_and_options() -> None:
     config_keys = {"transformers_weights", "residual_scale", "final_logit_softcapping", "logit_scale", "vocab_size"}
     config_keys |= {"max_position_embeddings"}
     for kind in set(re.findall(r"`(\w+_\w+)`", text)) - config_keys:
-        assert kind in KINDS
+        assert kind in finding_kinds()
     for command, option in re.findall(r"`(audit|compare) (--[a-z-]+)", text):
         assert option in {name for parameter in main.commands[command].params for name in parameter.opts}
 

@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 import weightscope as ws
-from tests.support.audit import undrawn
 from tests.support.embedded_heads import permuted, real
+from tests.support.figures import undrawn
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.changes.all_tensors import compare_tensors
 from weightscope.changes.directions import first_directions

@@ -43,11 +43,11 @@ def test_terms_add_up_to_the_layers_scores(subtests: pytest.Subtests) -> None:
     """For every family: rotation, ALiBi, embedding norms, grouped queries; up to a constant in j."""
     for name in BILINEAR:
         with subtests.test(fixture=name):
-            it = fixture(name)
-            layer = it.model.first_layer
-            first, tokens = FirstLayer(it.model), it.arrays["tokens"]
+            model = fixture(name)
+            layer = model.model.first_layer
+            first, tokens = FirstLayer(model.model), model.arrays["tokens"]
             positions = np.arange(len(tokens))
-            embeddings = it.model.embeddings
+            embeddings = model.model.embeddings
             x = embeddings.tokens[tokens] + (0 if embeddings.positions is None else embeddings.positions[positions])
             scores = layer.scores(x)
             for head in range(layer.n_heads):
@@ -60,9 +60,9 @@ def test_token_types_are_scored_as_the_layer_scores_them_at_a_distance(subtests:
     """Where neither bias nor position enters, T^ee at delta is the layer's own score of two tokens delta apart."""
     for name in T_EE_ALONE:
         with subtests.test(fixture=name):
-            it = fixture(name)
-            layer = it.model.first_layer
-            first, embeddings = FirstLayer(it.model, delta=DELTA), it.model.embeddings
+            model = fixture(name)
+            layer = model.model.first_layer
+            first, embeddings = FirstLayer(model.model, delta=DELTA), model.model.embeddings
             current, previous = 5, 11
             x = embeddings.tokens[[previous, current]]
             scores = layer.scores(x, np.array([0, DELTA]))[:, 1, 0]  # (H,)
@@ -86,8 +86,8 @@ def test_scores_of_one_token_are_a_row_of_the_factors(subtests: pytest.Subtests)
             first = FirstLayer(fixture(name).model)
             rows = first.token_scores(7)
             for head in first.heads:
-                whole = first.query_factor(head.index) @ first.key_factor(head.kv_head).T
-                np.testing.assert_allclose(rows[head.index], whole[7], atol=2e-5 * max(1, np.abs(whole[7]).max()))
+                product = first.query_factor(head.index) @ first.key_factor(head.kv_head).T
+                np.testing.assert_allclose(rows[head.index], product[7], atol=2e-5 * max(1, np.abs(product[7]).max()))
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 import weightscope as ws
+from analyses.recipes import detok_tables
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.weights import shared
 from weightscope.detok.first_layer import FirstLayer
-from weightscope.detok.heads import BigramAuroc, printed_ranks, roc_curves, single_tokens
+from weightscope.detok.heads import BigramAuroc, roc_curves, single_tokens
 from weightscope.embedded import COUNTS, FOLDER
 from weightscope.metrics.auroc import weighted_auroc
 from weightscope.text.bigrams import count_bigrams
@@ -73,12 +74,12 @@ def test_without_counts_the_works_that_come_along_are_counted_and_named(tmp_path
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         shutil.copy(FOLDER / name, tmp_path)
     model = ws.open_model(tmp_path)
-    found = ws.bigram_auroc(model, sample=100)
+    scores = ws.bigram_auroc(model, sample=100)
     expected = ws.bigram_auroc(model, count_bigrams(works(), Tokenizer.load(tmp_path)), sample=100)
-    np.testing.assert_array_equal(found.auroc, expected.auroc)
-    said = "in the 8 works in the public domain that come with weightscope"
-    assert said in found.lead and said in str(found)
-    assert said not in ws.bigram_auroc("embedded", sample=100).lead
+    np.testing.assert_array_equal(scores.auroc, expected.auroc)
+    corpus = "in the 8 works in the public domain that come with weightscope"
+    assert corpus in scores.lead and corpus in str(scores)
+    assert corpus not in ws.bigram_auroc("embedded", sample=100).lead
 
 
 def test_counts_of_another_vocabulary_are_refused(tiny_gpt2: Path) -> None:
@@ -146,7 +147,7 @@ def test_the_papers_model_stands_beside_the_papers_numbers(embedded_auroc: Bigra
     noted = dict(zip(table["head"].tolist(), table["auroc_by_frequency_noted"].tolist(), strict=True))
     assert noted[7] == 0.865 and np.isnan(noted[5])
     np.testing.assert_allclose(table["auroc_paper_differs"] + table["auroc_printed"], table["auroc_paper"])
-    assert paper.there([paper.HEAD_OF_FIG_3, 3, 7, 11], 8) == [7, 3]
+    assert paper.there([7, 3, 7, 11], 8) == [7, 3]
     (section,) = auroc_sections(Files(), embedded_auroc)
     assert "auroc_printed" not in section.parts[1].table
 
@@ -166,7 +167,7 @@ def test_the_mean_by_frequency_is_that_over_the_places_of_the_text(embedded_auro
 def test_printed_ranks_stand_beside_ranks_by_sorting(embedded_auroc: BigramAuroc) -> None:
     model = ws.open_model("embedded")
     first, tokenizer = FirstLayer(model), Tokenizer.load(model.source)
-    table = printed_ranks(first, tokenizer)
+    table = detok_tables.printed_ranks(first, tokenizer)
     assert len(table) and "contradict each other" in table.caption
     for head, token, previous, rank in zip(
         *(table[name].tolist() for name in ("head", "token", "previous", "rank")), strict=True
@@ -178,11 +179,11 @@ def test_printed_ranks_stand_beside_ranks_by_sorting(embedded_auroc: BigramAuroc
 
 def test_the_printed_tables_are_the_papers() -> None:
     """Every row of Tables 1 and 3 in the paper's text, with its rank."""
-    from weightscope.detok import paper
-
     text = (shared("../papers") / "detokenization.md").read_text().replace("_", " ")
     rows = re.findall(r"^(\d+)\t([^\t]+)\t([^\t]+) \((\d+)\)\t", text, re.MULTILINE)
-    printed = [(head, token, previous, n) for _, head, token, ranks in paper.RANKS for previous, n in ranks.items()]
+    printed = [
+        (head, token, previous, n) for _, head, token, ranks in detok_tables.RANKS for previous, n in ranks.items()
+    ]
     assert sorted((int(head), token, previous, int(n)) for head, token, previous, n in rows) == sorted(printed)
 
 

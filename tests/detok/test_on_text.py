@@ -31,24 +31,24 @@ def opened(name: str, folder: Path) -> tuple[FirstLayer, Runner]:
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "opt"])
 def test_the_six_terms_give_the_attention_on_text(name: str, tmp_path: Path) -> None:
     first, runner = opened(name, tmp_path)
-    found = check_on_text(first, runner, TEXTS, query=5)
-    assert found.difference < 1e-5
-    expected, rows = np.zeros_like(found.attention), []
+    check = check_on_text(first, runner, TEXTS, query=5)
+    assert check.difference < 1e-5
+    expected, rows = np.zeros_like(check.attention), []
     for tokens in TEXTS:
         with torch.no_grad():
             alpha = runner.network(torch.from_numpy(tokens)[None], output_attentions=True).attentions[0][0].numpy()
         expected += alpha[:, 5, :6] / len(TEXTS)
         rows.append(alpha[:, 5, :6])
-    np.testing.assert_allclose(found.attention, expected, atol=1e-6)
+    np.testing.assert_allclose(check.attention, expected, atol=1e-6)
     low, high = (np.minimum(*rows), np.maximum(*rows))  # of two texts, percentiles lie between them
-    np.testing.assert_allclose(found.spread, [low + 0.025 * (high - low), low + 0.975 * (high - low)], atol=1e-6)
+    np.testing.assert_allclose(check.spread, [low + 0.025 * (high - low), low + 0.975 * (high - low)], atol=1e-6)
 
 
 def test_contributions_are_means_over_texts(tmp_path: Path) -> None:
     first, runner = opened("gpt2", tmp_path)
     both, *each = (check_on_text(first, runner, texts, query=5) for texts in (TEXTS, TEXTS[:1], TEXTS[1:]))
     for name, c in both.contributions.items():
-        np.testing.assert_allclose(c, sum(one.contributions[name] for one in each) / 2, rtol=1e-9)
+        np.testing.assert_allclose(c, sum(text.contributions[name] for text in each) / 2, rtol=1e-9)
     files = Files()
     both.write_tables(files)
     rows = files.contents["contributions.csv"].decode().splitlines()

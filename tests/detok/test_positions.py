@@ -17,12 +17,11 @@ from tests.support.tiny_models import fixture
 from tests.support.weights import shared
 from weightscope.attention.factored import Factored
 from weightscope.cli import main
-from weightscope.detok.first_layer import FirstLayer
+from weightscope.detok.first_layer import FirstLayer, position_terms
 from weightscope.detok.positions import (
     in_runs,
     near_mass,
     position_numerators,
-    position_terms,
     recency,
     spread_over_tokens,
     trends,
@@ -36,24 +35,24 @@ from weightscope.metrics.untrained import undertrained_rows
 def test_a_planted_line_and_sinusoid_are_found(slope, period, amplitude, phase, offset) -> None:
     j = np.arange(300)
     curve = offset + slope * j + amplitude * np.sin(2 * np.pi * j / period + phase)
-    found = trends(curve[None])
-    assert found.period == pytest.approx(period, rel=0.06)
-    assert found.linear_share + found.sinusoid_share == pytest.approx(1, abs=0.02)
+    table = trends(curve[None])
+    assert table.period == pytest.approx(period, rel=0.06)
+    assert table.linear_share + table.sinusoid_share == pytest.approx(1, abs=0.02)
 
 
 @settings(deadline=None)
 @given(st.floats(-5, 5).filter(lambda slope: abs(slope) > 1e-3), st.floats(-50, 50))
 def test_a_line_alone_is_all_linear(slope, offset) -> None:
-    found = trends((offset + slope * np.arange(64.0))[None])
-    assert found.slope == pytest.approx(slope)
-    assert found.linear_share == pytest.approx(1)
-    assert found.sinusoid_share == pytest.approx(0, abs=1e-6)
+    table = trends((offset + slope * np.arange(64.0))[None])
+    assert table.slope == pytest.approx(slope)
+    assert table.linear_share == pytest.approx(1)
+    assert table.sinusoid_share == pytest.approx(0, abs=1e-6)
 
 
 def test_a_constant_has_no_trend() -> None:
-    found = trends(np.full((1, 50), 3.7))
-    assert (found.slope, found.linear_share, found.sinusoid_share) == (0, 0, 0)
-    assert np.isnan(found.period)
+    table = trends(np.full((1, 50), 3.7))
+    assert (table.slope, table.linear_share, table.sinusoid_share) == (0, 0, 0)
+    assert np.isnan(table.period)
 
 
 @settings(deadline=None)
@@ -101,9 +100,9 @@ def test_gpt2s_head_7_is_as_fig_3_shows_it() -> None:
     positions, head = model.positions, model.layer(0).head(7)
     assert undertrained_rows(positions).tolist() == [1023]
     t_p, t_pp = position_numerators(head.qk, head.qk_bias, positions, 500)
-    found = trends(np.stack([t_p[:501], t_pp[:501]]))
-    assert found.slope[0] > 0 and found.linear_share[0] > 0.9
-    assert found.sinusoid_share[1] > 0.8 and 300 < found.period[1] < 501
+    table = trends(np.stack([t_p[:501], t_pp[:501]]))
+    assert table.slope[0] > 0 and table.linear_share[0] > 0.9
+    assert table.sinusoid_share[1] > 0.8 and 300 < table.period[1] < 501
     assert recency(t_p[:1023]) > 0.98
 
 
@@ -157,9 +156,9 @@ def test_a_model_without_position_embeddings_is_told_what_to_use_instead(name: s
 
 def test_the_command_prints_its_result_as_a_sentence(tmp_path: Path) -> None:
     """The head named gives the nearest tenth of the positions the most attention."""
-    said = CliRunner().invoke(main, ["positions", "embedded", "--out", str(tmp_path)]).stdout.splitlines()[0]
+    lead = CliRunner().invoke(main, ["positions", "embedded", "--out", str(tmp_path)]).stdout.splitlines()[0]
     near = position_terms(FirstLayer(ws.open_model("embedded"))).heads["near_mass"]
-    assert f"head {near.argmax()} gives {near.max():.0%} of its attention to the nearest tenth" in said
+    assert f"head {near.argmax()} gives {near.max():.0%} of its attention to the nearest tenth" in lead
 
 
 def test_a_last_position_that_was_trained_less_is_told(embedded: ws.Model) -> None:

@@ -1,4 +1,4 @@
-"""AUROC of a sample of tokens: the values are those of the whole, and the intervals hold."""
+"""AUROC of a sample of tokens: the values equal the full computation, and the intervals hold."""
 
 from pathlib import Path
 
@@ -24,18 +24,18 @@ def exact(embedded: ws.Model) -> BigramAuroc:
 
 @pytest.mark.check
 def test_values_are_those_of_the_whole_and_means_say_how_sure_they_are(embedded: ws.Model, exact: BigramAuroc) -> None:
-    found = ws.bigram_auroc(embedded, sample=400)
-    drawn = np.flatnonzero(~np.isnan(found.auroc[0]))
-    assert found.sample is not None and drawn.tolist() == found.sample.items.tolist() and len(drawn) == 400
+    result = ws.bigram_auroc(embedded, sample=400)
+    drawn = np.flatnonzero(~np.isnan(result.auroc[0]))
+    assert result.sample is not None and drawn.tolist() == result.sample.items.tolist() and len(drawn) == 400
     # Some kernels round a score by how many rows are scored together: a near tie may fall to the other side.
-    np.testing.assert_allclose(found.auroc[:, drawn], exact.auroc[:, drawn], atol=1e-4)
-    table = found.heads
+    np.testing.assert_allclose(result.auroc[:, drawn], exact.auroc[:, drawn], atol=1e-4)
+    table = result.heads
     assert table["tokens_scored"].tolist() == [400] * 8
     assert (table["auroc_low"] < table["auroc"]).all() and (table["auroc"] < table["auroc_high"]).all()
     assert (np.abs(table["auroc"] - exact.heads["auroc"]) < 2 * (table["auroc_high"] - table["auroc_low"])).all()
     scored = exact.heads["tokens_scored"][0]
     np.testing.assert_allclose(table["auroc_paper"], table["auroc"] * scored / exact.auroc.shape[1])
-    assert f"estimates from 400 current tokens of the {scored:,}" in found.lead
+    assert f"estimates from 400 current tokens of the {scored:,}" in result.lead
     assert "auroc_low" not in [column.name for column in exact.heads.columns]
 
 
@@ -43,11 +43,11 @@ def test_intervals_cover_each_head_s_exact_value_95_times_in_100(embedded: ws.Mo
     counts = ws.load_counts(COUNTS).matrix(embedded.embeddings.n_tokens)
     scored = np.flatnonzero(np.diff(counts.indptr))
     often = np.asarray(counts.sum(axis=1)).ravel()[scored]
-    whole, hits = exact.heads["auroc"], np.zeros(8)
+    all_tokens, hits = exact.heads["auroc"], np.zeros(8)
     for seed in range(DRAWS):
         sample = Stratified.draw(scored, often, 400, seed)
-        low, high = np.transpose([sample.mean(own)[1:] for own in exact.auroc[:, sample.items]])
-        hits += (low <= whole) & (whole <= high)
+        low, high = np.transpose([sample.mean(of_head)[1:] for of_head in exact.auroc[:, sample.items]])
+        hits += (low <= all_tokens) & (all_tokens <= high)
     assert (hits / DRAWS > 0.91).all() and (hits / DRAWS < 0.985).all()  # three standard errors on either side
     assert hits.mean() / DRAWS == pytest.approx(0.95, abs=0.02)
 

@@ -37,18 +37,18 @@ def test_statistics_are_those_of_the_whole_table(device, vocab, n_positions, d, 
     tokens = (10**log_scale * rng.standard_normal((vocab, d))).astype(np.float32)
     positions = rng.standard_normal((n_positions, d)).astype(np.float32)
     eps = 1e-5
-    whole = np.sqrt((tokens[:, None] + positions).astype(np.float64).var(axis=-1) + eps)  # (V, L)
-    found = sigma_statistics(in_blocks(tokens, n_rows), vocab, positions, eps, device=device)
+    dense = np.sqrt((tokens[:, None] + positions).astype(np.float64).var(axis=-1) + eps)  # (V, L)
+    statistics = sigma_statistics(in_blocks(tokens, n_rows), vocab, positions, eps, device=device)
     close = {"rtol": 3e-4, "atol": 1e-6}
-    np.testing.assert_allclose(found.token_mean, whole.mean(axis=1), **close)
-    np.testing.assert_allclose(found.mean, whole.mean(axis=0), **close)
-    np.testing.assert_allclose(found.minimum, whole.min(axis=0), **close)
-    np.testing.assert_allclose(found.maximum, whole.max(axis=0), **close)
-    np.testing.assert_allclose(found.inverse_mean, (1 / whole).mean(axis=0), **close)
-    nearest = np.quantile(1 / whole, [0.025, 0.975], axis=0, method="nearest")
+    np.testing.assert_allclose(statistics.token_mean, dense.mean(axis=1), **close)
+    np.testing.assert_allclose(statistics.mean, dense.mean(axis=0), **close)
+    np.testing.assert_allclose(statistics.minimum, dense.min(axis=0), **close)
+    np.testing.assert_allclose(statistics.maximum, dense.max(axis=0), **close)
+    np.testing.assert_allclose(statistics.inverse_mean, (1 / dense).mean(axis=0), **close)
+    nearest = np.quantile(1 / dense, [0.025, 0.975], axis=0, method="nearest")
     if vocab % 20 != 1:  # where a rank falls half-way between two, rounding may take either
-        np.testing.assert_allclose(found.inverse_low, nearest[0], **close)
-        np.testing.assert_allclose(found.inverse_high, nearest[1], **close)
+        np.testing.assert_allclose(statistics.inverse_low, nearest[0], **close)
+        np.testing.assert_allclose(statistics.inverse_high, nearest[1], **close)
 
 
 @pytest.mark.check

@@ -21,23 +21,23 @@ def random_terms(n: int = 7, r: int = 4, seed: int = 0) -> SixTerms:
 
 def test_every_contribution_is_eqs_15_to_18() -> None:
     terms = random_terms()
-    found = term_contributions(terms, 0.5, np.tri(7, dtype=bool))
+    contributions = term_contributions(terms, 0.5, np.tri(7, dtype=bool))
     for name in TERMS:
         for i in range(7):
             s = terms.total()[i, : i + 1]
             q = scipy_softmax(0.5 * s)
             p = scipy_softmax(0.5 * (s - getattr(terms, name)[i, : i + 1]))
-            np.testing.assert_allclose(found[name][i], rel_entr(p, q).sum(), atol=1e-12)
+            np.testing.assert_allclose(contributions[name][i], rel_entr(p, q).sum(), atol=1e-12)
 
 
 def test_what_the_paper_draws_is_the_divergence_the_other_way_over_the_number_of_keys() -> None:
     terms = random_terms()
-    found = drawn_contributions(terms, np.tri(7, dtype=bool))
+    contributions = drawn_contributions(terms, np.tri(7, dtype=bool))
     for name in TERMS:
         for i in range(7):
             s = terms.total()[i, : i + 1]
             q, p = scipy_softmax(s), scipy_softmax(s - getattr(terms, name)[i, : i + 1])
-            np.testing.assert_allclose(found[name][i], rel_entr(q, p).sum() / (i + 1), atol=1e-12)
+            np.testing.assert_allclose(contributions[name][i], rel_entr(q, p).sum() / (i + 1), atol=1e-12)
 
 
 def test_what_is_constant_in_the_key_contributes_nothing() -> None:

@@ -16,9 +16,9 @@ from click.testing import CliRunner
 
 from tests.support import tasks
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
-from weightscope.audit import many
+from weightscope.audit import batch
 from weightscope.audit.audit import AuditOptions
-from weightscope.audit.many import Job
+from weightscope.audit.batch import Job
 from weightscope.audit.resume import FinishedLayers, layers_identity
 from weightscope.cli import main
 from weightscope.detok import heads as detok
@@ -104,8 +104,8 @@ def test_heads_measured_in_two_processes_are_the_same_byte_for_byte(
     checkpoint: Path, local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_engine("local", jobs=2) as engine:
-        monkeypatch.setattr(many, "report_task", tasks.tables_alone)
-        (outcome,) = many.audit_all([Job(Source.named(str(checkpoint)), tmp_path)], AuditOptions(), engine)
+        monkeypatch.setattr(batch, "report_task", tasks.tables_alone)
+        (outcome,) = batch.audit_all([Job(Source.named(str(checkpoint)), tmp_path)], AuditOptions(), engine)
     assert outcome.error is None
     assert_same_tables(local, tmp_path)
 

@@ -9,9 +9,9 @@ from huggingface_hub import hf_hub_download
 import weightscope as ws
 from tests.support import tasks
 from tests.support.hub_server import COMMIT, Hub
-from weightscope.audit import many
+from weightscope.audit import batch
 from weightscope.audit.audit import AuditOptions
-from weightscope.audit.many import Job
+from weightscope.audit.batch import Job
 from weightscope.checkpoint.remote import RemoteFile
 from weightscope.checkpoint.storage import LocalFile
 from weightscope.engine import Engine, Processes, ThisProcess
@@ -24,8 +24,8 @@ pytestmark = pytest.mark.check
 
 def tables(source: str, out: Path, engine: Engine) -> dict[str, bytes]:
     with engine, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(many, "report_task", tasks.tables_alone)
-        (outcome,) = many.audit_all([Job(Source.named(source), out)], AuditOptions(), engine)
+        patch.setattr(batch, "report_task", tasks.tables_alone)
+        (outcome,) = batch.audit_all([Job(Source.named(source), out)], AuditOptions(), engine)
     assert outcome.error is None
     return {path.name: path.read_bytes() for path in out.iterdir() if path.is_file()}
 

@@ -10,7 +10,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from tests.support.browser import Page
-from tests.support.commands import run, unsaved
+from tests.support.commands import run
+from tests.support.figures import unsaved
 from weightscope.embedded import FOLDER
 
 pytestmark = pytest.mark.check

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weightscope.audit.measures import _QK, _SPECTRUM, _VO
+from weightscope.audit.measure import _QK, _SPECTRUM, _VO
 from weightscope.formulas import mathml, plain, prose, spoken
 from weightscope.tables import Column
 

@@ -9,7 +9,7 @@ import pytest
 
 import weightscope as ws
 from tests.support.browser import Page
-from tests.support.commands import unsaved
+from tests.support.figures import unsaved
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.circuits import page as circuits_page
 

@@ -1,59 +1,18 @@
-"""Every command that reads weights, as a user types it, over the fixtures of tests/architectures; undrawn if asked."""
+"""Every command that reads weights, as a user types it, over the fixtures of tests/architectures."""
 
-import inspect
-import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from importlib import import_module
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pytest
 from click.testing import CliRunner, Result
-from matplotlib.figure import Figure
 from safetensors.numpy import load_file, save_file
 
 from tests.support.tiny_models import fixture
 from weightscope.cli import main
-from weightscope.files import Files
-from weightscope.pages.style import Drawing
 
 WORDS = 24  # the vocabulary of every fixture
 Weights = dict[str, np.ndarray]
-
-
-@contextmanager
-def unsaved() -> Iterator[None]:
-    """Figures are put together and come out empty: what takes seconds is to draw them."""
-
-    def savefig(figure: Figure, file: Any, format: str, **options: Any) -> None:
-        file.write(b"<svg/>" if format == "svg" else b"")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Figure, "savefig", savefig)
-        yield
-
-
-@contextmanager
-def undrawn() -> Iterator[None]:
-    """Figures are not even built, and no test waits for the disk."""
-
-    def save(figure: None, files: Files, name: str, numbers_in: str = "") -> Drawing:
-        files.text(f"{name}.svg", "<svg/>")
-        return Drawing("<svg/>")
-
-    with pytest.MonkeyPatch.context() as patch:
-        for room in ("audit", "circuits", "compare", "detok"):
-            figures, page = (import_module(f"weightscope.{room}.{part}") for part in ("figures", "page"))
-            for name, function in inspect.getmembers(figures, inspect.isfunction):
-                if function.__module__ == figures.__name__:
-                    for module in (figures, page):
-                        patch.setattr(module, name, lambda *things, **options: None, raising=False)
-            patch.setattr(page, "save", save)
-        patch.setattr(os, "fsync", lambda descriptor: None)
-        yield
 
 
 def with_tokenizer(name: str, folder: Path, change: Callable[[Weights], None] | None = None) -> Path:
@@ -104,11 +63,13 @@ def studies(source: Path, text: Path, out: Path, *options: str) -> dict[str, lis
         "outliers": ["outliers", "--inputs", "4", "--sample", "2", "--length", "16"],
         "sinks": ["sinks", "--question", "kind", "--inputs", "2", "--length", "16"],
     }
-    return {name: [*own, source, "--text", text, "--out", out / name, *options] for name, own in few.items()}
+    return {
+        name: [*arguments, source, "--text", text, "--out", out / name, *options] for name, arguments in few.items()
+    }
 
 
 def run(*arguments: object) -> Result:
-    """A command in this process; what it raises is kept in the result."""
+    """A command in this process; an exception is kept in the result."""
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 

@@ -12,11 +12,10 @@ from pathlib import Path
 import numpy as np
 from threadpoolctl import threadpool_info
 
-from weightscope.audit import many
+from weightscope.audit import batch
 from weightscope.audit.audit import AuditOptions, conclude
-from weightscope.audit.many import Job
-from weightscope.audit.measures import Arrays
-from weightscope.audit.worker_validation import Report
+from weightscope.audit.batch import Job, Report
+from weightscope.audit.measure import Arrays
 from weightscope.compute.cores import usable_cores
 from weightscope.engine import open_engine
 from weightscope.errors import CheckpointError
@@ -73,8 +72,8 @@ def tables_alone(
 
 def audit_undrawn(scheduler: str, checkpoint: str, out: str) -> None:
     """What `weightscope audit --engine dask --resume` does, with tables alone."""
-    many.report_task = tables_alone
+    batch.report_task = tables_alone
     with open_engine("dask", scheduler) as engine:
-        (outcome,) = many.audit_all([Job(Source.named(checkpoint), Path(out))], AuditOptions(), engine, resume=True)
+        (outcome,) = batch.audit_all([Job(Source.named(checkpoint), Path(out))], AuditOptions(), engine, resume=True)
     if outcome.error is not None:
         raise outcome.error

@@ -11,16 +11,14 @@ from typing import Any
 import numpy as np
 
 from weightscope.attention.layer import Layer
-from weightscope.audit.circuits import Roles, roles_of, with_roles
 from weightscope.audit.directions import HeadDirections, directions_of, how_many_read, with_tokens
-from weightscope.audit.findings import findings_of, positions_of
-from weightscope.audit.known import Entry, read_entries, unmatched, with_known
-from weightscope.audit.measure_layer import measure_layer
-from weightscope.audit.measures import UNSCALED, Arrays, MeasuredHeads
-from weightscope.audit.others import other_gains
+from weightscope.audit.findings import findings_of, positions_of, with_roles
+from weightscope.audit.known_findings import Entry, read_entries, unmatched, with_known
+from weightscope.audit.measure import UNSCALED, Arrays, MeasuredHeads, measure_layer
 from weightscope.audit.reference import OWN, Reference, Standing
-from weightscope.audit.removed import Removed, removed_directions, removed_findings
+from weightscope.audit.removed_directions import Removed, removed_directions, removed_findings
 from weightscope.checkpoint import Checkpoint
+from weightscope.circuits.names import Roles, affordable_names
 from weightscope.compute.cores import one_blas_thread
 from weightscope.compute.device import open_device
 from weightscope.errors import CheckpointError, counted, printable, sized, wholes
@@ -33,6 +31,7 @@ from weightscope.results import Result
 from weightscope.tables import Column, Table, as_json
 from weightscope.tensors.findings import beside_findings, tensor_findings
 from weightscope.tensors.measure import Everything, read_everything
+from weightscope.tensors.outside_maps import other_gains
 
 END = -1  # follows the last layer: what is read after the layers
 BASELINE = "findings.csv"  # in the folder of an earlier audit
@@ -92,7 +91,7 @@ class AuditOptions:
             Reference.load(self.reference)  # an unreadable one is refused before the work starts
 
     def of_folder(self, name: str) -> "AuditOptions":
-        """Those of one audit of a list: its baseline is the folder of this name; none where only others have one."""
+        """Options for one audit of a list: its baseline is the folder of this name; none where only others have one."""
         folder = Path(self.baseline or "")
         if self.baseline is not None and (folder / name / BASELINE).is_file():
             return replace(self, baseline=folder / name)
@@ -267,7 +266,7 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
         positions_of(unchecked)[1],
     )
     read = tensors_of_heads(unchecked, heads.layers.tolist())
-    roles = roles_of(model)
+    roles = affordable_names(model)
     everything = read_everything(model.checkpoint) if options.all_tensors else None
     if everything is None:
         with_tokens_read = tensors_of_heads(unchecked, heads.layers.tolist(), tokens_read=bool(directions))
@@ -310,8 +309,8 @@ def tensors_of_heads(model: Model, layers: Sequence[int], tokens_read: bool = Fa
 
 def other_stacks(model: Model) -> str:
     """The other attention stacks of a checkpoint, in a sentence; empty where there are none."""
-    others = {name: stack for name, stack in model.stacks.items() if not model.is_read(stack)}
-    names = [name + " (not read)" * bool(stack.refusal) for name, stack in others.items()]
+    unread = {name: stack for name, stack in model.stacks.items() if not model.is_read(stack)}
+    names = [name + " (not read)" * bool(stack.refusal) for name, stack in unread.items()]
     return f"The file has other attention stacks, each a `tower` of its own: {', '.join(names)}." if names else ""
 
 
@@ -344,7 +343,7 @@ class Audit(Result):
     notes : tuple of str
         What was left out, and why, in sentences.
     standing : Standing
-        Percentiles of the heads among those of other checkpoints.
+        Percentiles of the heads among the heads of other checkpoints.
     removed : list of Removed
         Directions that were removed from what layers write or read.
     coverage : str
@@ -352,7 +351,7 @@ class Audit(Result):
     everything : Everything or None
         All tensors, attention or not, with `all_tensors`.
     roles : dict of str
-        Names of heads for what they do, by layer and head; see `roles_of`.
+        Names of heads for what they do, by layer and head; see `affordable_names`.
     provenance : Provenance
         What was read, by which command and version, and when.
     """

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from weightscope.attention.layer import Head
-from weightscope.audit.measures import MAPS, Arrays, MeasuredHeads
+from weightscope.audit.measure import MAPS, Arrays, MeasuredHeads
 from weightscope.compute.cores import hand_back, in_threads
 from weightscope.errors import CheckpointError, printable
 from weightscope.findings import Finding, Findings

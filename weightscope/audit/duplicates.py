@@ -1,4 +1,4 @@
-"""Heads that read and write, or score, in nearly the same spaces: one finding for each cluster of them.
+"""Heads that read and write, or score, in nearly the same spaces: one finding for each cluster.
 
 A copy also has nearly the same map: of the same sign, and alike in its weakest direction too. Heads with like spaces
 and another map are a note. Where two heads share keys or values, that factor proves nothing: the other is judged.
@@ -21,11 +21,11 @@ from scipy.linalg import solve_triangular
 
 from weightscope.attention.factored import inner, triangle
 from weightscope.attention.layer import Head, Layer
-from weightscope.audit.measures import MeasuredHeads
+from weightscope.audit.measure import MeasuredHeads
 from weightscope.compute import lapack
 from weightscope.compute.cores import in_threads
 from weightscope.errors import counted
-from weightscope.findings import Finding, Member, spans
+from weightscope.findings import Finding, Member, finding, spans
 from weightscope.metrics.spaces import alike, principal_angles
 from weightscope.model import Model
 from weightscope.results import ShowsShapes
@@ -61,6 +61,11 @@ Numbered = tuple[list[int], Likeness]
 Cluster = tuple[list[Place], Likeness]
 
 
+@finding("duplicate_heads", "duplicate heads", severity="warning", rank=160,
+         look_next="Compare the two heads' attention on text; copied layers and unbroken symmetry look like "
+                   "this.")  # fmt: skip
+@finding("alike_heads", "heads with nearly the same spaces", rank=20,
+         look_next="Compare the two heads' attention on text: their spaces are alike, their maps are not.")  # fmt: skip
 def duplicates(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
     """One finding per cluster of heads in which each has the spaces of the next."""
     layers, n_heads = heads.layers.tolist(), heads.n_heads

@@ -10,7 +10,7 @@ from matplotlib.image import AxesImage
 from matplotlib.ticker import LogLocator, StrMethodFormatter
 
 from weightscope.audit.audit import Audit
-from weightscope.audit.measures import Measure, MeasuredHeads
+from weightscope.audit.measure import Measure, MeasuredHeads
 from weightscope.metrics.outliers import layer_medians
 from weightscope.pages.style import (
     COLOURS,

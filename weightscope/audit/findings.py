@@ -1,26 +1,26 @@
 """What stands out in one model: broken, dead, spiked and unusual heads, outlier dimensions, embedding rows."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from weightscope.audit.duplicates import duplicates
-from weightscope.audit.factors import factor_findings
-from weightscope.audit.measures import MAPS, MeasuredHeads
-from weightscope.audit.others import scale_findings
+from weightscope.audit.factor_findings import factor_findings
+from weightscope.audit.measure import MAPS, MeasuredHeads
 from weightscope.audit.reference import Standing
 from weightscope.checkpoint import Tensor
 from weightscope.embeddings import BLOCK_BYTES
 from weightscope.errors import CheckpointError, counted, printable
-from weightscope.findings import Finding, Findings, Member, aggregated, heads_and_tensors, indexed, of_head
+from weightscope.findings import Finding, Findings, Member, aggregated, finding, heads_and_tensors, indexed, of_head
 from weightscope.metrics.outliers import known_median, layer_medians, log_measure, off_trend, robust_z, row_norms
 from weightscope.metrics.spectra import effective_rank
 from weightscope.metrics.untrained import Blocks, judge_rows
-from weightscope.model import Model
-from weightscope.overflow import BLOCK_VALUES, largest_weight
+from weightscope.model import Model, largest_weight, unchecked_blocks
 from weightscope.progress import phase
 from weightscope.tensors.findings import scale_finding
+from weightscope.tensors.outside_maps import scale_findings
 from weightscope.text.tokenizer import Tokenizer
 
 SQUARE_OVERFLOWS = 1.8e19  # in float32; no weight is this large on purpose
@@ -48,7 +48,7 @@ Place = tuple[int, int]  # position among the measured layers, and head
 def findings_of(model: Model, heads: MeasuredHeads, standing: Standing | None = None) -> Findings:
     """Everything about a model's heads and embeddings that a person should look at; nothing at initialisation.
 
-    With `standing`, collapsed ranks are judged among those of other checkpoints.
+    With `standing`, collapsed ranks are judged among the ranks of other checkpoints.
     """
     dimensions = list(outlier_dimensions(heads, "Residual" if model.family.memory is None else "Memory"))
     with phase("looking at embedding rows"):
@@ -78,6 +78,9 @@ def findings_of(model: Model, heads: MeasuredHeads, standing: Standing | None = 
 # Weights that are not finite or overflow.
 
 
+@finding("not_finite", "weights that are not finite", severity="error", rank=10,
+         look_next="Read the tensor again from its source; if it is the same there, the training run or the conversion "
+                   "broke it.")  # fmt: skip
 def broken_layers(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
     """NaN and infinity in the attention tensors of each layer, and the heads that they reach."""
     for i, layer in enumerate(heads.layers.tolist()):
@@ -112,6 +115,9 @@ def _not_finite(
     )  # fmt: skip
 
 
+@finding("overflow", "weights that overflow", severity="error", rank=20,
+         look_next="Read the tensor again from its source; if it is the same there, the run diverged or a scale is "
+                   "wrong.")  # fmt: skip
 def overflowing_layers(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
     """Layers with heads that have no numbers because finite weights are too large to compute with."""
     for i, layer in enumerate(heads.layers.tolist()):
@@ -140,11 +146,7 @@ def heads_without_numbers(heads: MeasuredHeads, i: int, name: str) -> list[int]:
 
 def count_not_finite(tensor: Tensor) -> int:
     """How many values of a tensor are NaN or infinite."""
-    unchecked = tensor.unchecked(set())
-    if not tensor.shape:
-        return int(not np.isfinite(unchecked.read()))
-    rows = max(1, BLOCK_VALUES // max(1, int(np.prod(tensor.shape[1:]))))
-    return sum(int(np.count_nonzero(~np.isfinite(block))) for _, block in unchecked.blocks(rows))
+    return sum(int(np.count_nonzero(~np.isfinite(block))) for block in unchecked_blocks(tensor))
 
 
 # Heads that are dead, collapsed, spiked or far from the others.
@@ -164,6 +166,9 @@ def head_findings(
         yield from (*aggregated([*faulty.values(), *outliers], heads.n_heads), *layers)
 
 
+@finding("spectral_spike", "spectral spike", rank=80,
+         look_next="A sink candidate: see which tokens lie along its first direction, then measure its attention on "
+                   "text.")  # fmt: skip
 def _faulty_heads(
     heads: MeasuredHeads, name: str, explained: Collection[int], standing: Standing | None
 ) -> dict[Place, Finding]:
@@ -196,6 +201,12 @@ def _faulty_heads(
 Fault = tuple[str, str, float, float, str]  # kind, measure, its value, its usual value, text
 
 
+@finding("zero_head", "zero head", severity="warning", rank=10,
+         look_next="Check whether the head was pruned on purpose; if not, compare with the checkpoint before "
+                   "it.")  # fmt: skip
+@finding("near_dead_head", "near-dead head", severity="warning", rank=20,
+         look_next="Zero the head and measure the loss: it may be pruned, or its learning rate was too "
+                   "small.")  # fmt: skip
 def _fault(w: str, s: np.ndarray, norm: float, usual: float) -> Fault | None:
     """Whether a map of singular values s (r,) is zero or nearly so."""
     if norm == 0:
@@ -214,6 +225,12 @@ def _ranks_of_the_rest(heads: MeasuredHeads, name: str) -> np.ndarray:
     return np.where(alone, 0.0, effective_rank(spectra[..., 1:]))
 
 
+@finding("rank_collapsed", "rank-collapsed head", severity="warning", rank=30,
+         look_next="Look at its spectrum in the report and at the singular values of its two factors: which one "
+                   "collapsed?")  # fmt: skip
+@finding("low_rank_heads", "heads of low rank", rank=30,
+         look_next="Usual in the first layer of decoders; compare with another checkpoint of the same "
+                   "architecture.")  # fmt: skip
 def _collapse(
     heads: MeasuredHeads, name: str, place: Place, s: np.ndarray, ranks: np.ndarray, standing: Standing | None
 ) -> Fault | None:
@@ -242,6 +259,12 @@ def _collapse(
     return kind, "effective_rank_of_the_rest", rank, known_median(ranks), f"{text}."
 
 
+@finding("outlier_head", "head outside the distribution", rank=90,
+         look_next="Compare its spectrum with its layer's other heads, and with the same head at another training "
+                   "step.")  # fmt: skip
+@finding("layer_off_trend", "layer off the trend", rank=100,
+         look_next="Compare the layer with its neighbours: another scale here means another norm gain, learning rate "
+                   "or merge.")  # fmt: skip
 def _far_from_others(
     heads: MeasuredHeads, name: str, explained: Collection[int]
 ) -> tuple[list[Finding], dict[Place, Finding]]:
@@ -313,6 +336,9 @@ def outlier_gains(model: Model, layers: Sequence[int]) -> Iterator[Finding]:
             yield _dimensions(outsized, gains, text, layer=layer, measure="norm_gain", usual=usual)
 
 
+@finding("outlier_dimension", "outlier dimension", rank=140,
+         look_next="Expect massive activations in this dimension; keep it in higher precision when the model is "
+                   "quantised.")  # fmt: skip
 def _dimensions(outsized: np.ndarray, values: np.ndarray, text: str, **about: Any) -> Finding:
     """A finding about dimensions, the most extreme first: outsized (k,) indices into values (d,)."""
     rest = f"; outsized too: {', '.join(map(str, outsized[1:NAMED]))}" if len(outsized) > 1 else ""
@@ -356,6 +382,12 @@ def positions_of(model: Model) -> tuple[np.ndarray | None, str]:
         return None, f"Position rows were not looked at: {error}."
 
 
+@finding("undertrained_rows", "undertrained embedding rows", rank=150,
+         look_next="Prompt with these tokens: rows that training rarely saw give erratic output; padding rows may be "
+                   "removed.")  # fmt: skip
+@finding("oversized_rows", "oversized embedding rows", rank=160,
+         look_next="See which tokens or positions these are: the first position and special tokens often carry a "
+                   "sink's norm.")  # fmt: skip
 def _rows(
     what: str,
     tensor: str,
@@ -415,3 +447,18 @@ def _names(rows: Sequence[Member]) -> str:
     if not names:
         return ""
     return f": {', '.join(names)}{' ...' if len(rows) > TOKENS_NAMED else ''}"
+
+
+def with_roles(findings: Findings, roles: Mapping[tuple[int, int], str]) -> Findings:
+    """The same findings with heads named by their roles."""
+
+    def name_heads(finding: Finding) -> Finding:
+        members = []
+        for member in finding.members:
+            layer = finding.layer if member.layer is None else member.layer
+            if member.what == "head" and member.index is not None and layer is not None:
+                member = replace(member, name=roles.get((layer, member.index), member.name))
+            members.append(member)
+        return replace(finding, members=tuple(members))
+
+    return Findings(map(name_heads, findings))

@@ -6,8 +6,7 @@ import numpy as np
 
 from weightscope.audit import figures
 from weightscope.audit.audit import FIGURES, Audit
-from weightscope.audit.measure_layer import stacked
-from weightscope.audit.measures import MeasuredHeads, forms_of
+from weightscope.audit.measure import MeasuredHeads, forms_of, stacked
 from weightscope.files import Files
 from weightscope.findings import listed
 from weightscope.pages.page import Section, write_page, write_template

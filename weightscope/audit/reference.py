@@ -2,7 +2,7 @@
 
 Percentiles are over checkpoints, not over heads: in each checkpoint, the share of heads below a value is counted, among
 heads in the same third of its layers; the percentile is the mean of these shares. So every checkpoint has the same
-weight however many heads it has: a value above all heads of 13 of 14 checkpoints and above half of those of the last is
+weight however many heads it has: a value above all heads of 13 of 14 checkpoints and half of the last one's is
 at the 96th percentile. Equal values count half. Ranks are compared as shares of a head's width, which bounds them;
 everything else is compared as it is, whatever the model's width.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from weightscope.audit.measures import MeasuredHeads
+from weightscope.audit.measure import MeasuredHeads
 from weightscope.errors import CheckpointError, counted
 from weightscope.files import new_file, regular_file
 from weightscope.findings import Finding
@@ -207,7 +207,7 @@ def share_below(quantiles: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 class Standing:
-    """The percentiles of a checkpoint's heads among those of other checkpoints; itself is left out of the reference."""
+    """The percentiles of a checkpoint's heads among other checkpoints, the checkpoint itself left out."""
 
     reference: Reference  # the other checkpoints
     itself: bool  # whether the checkpoint was left out of them

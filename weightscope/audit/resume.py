@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from weightscope.audit.audit import AuditOptions
-from weightscope.audit.measures import Arrays
+from weightscope.audit.measure import Arrays
 from weightscope.audit.reference import OWN
-from weightscope.audit.worker_validation import arrays_of
+from weightscope.engine import unexpected
 from weightscope.errors import CheckpointError, counted
 from weightscope.files import HIDDEN, new_file, regular_file, writing
 from weightscope.model import Model
@@ -23,13 +23,14 @@ from weightscope.run_identity import RunIdentity, content_identity
 from weightscope.text.tokenizer import Tokenizer
 
 DIGEST_BYTES = 32  # of SHA-256
+PLAIN = "biufcU"  # kinds of NumPy array: numbers and text, no objects
 UNREADABLE = (CheckpointError, OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error)
 
 
 class FinishedLayers:
     """A folder with one file per finished layer, named for the `identity` of everything that its numbers depend on.
 
-    Each file appears complete under its name or not at all. Layers of other weights or options are discarded; those of
+    Each file appears complete under its name or not at all. Layers of other weights or options are discarded; layers of
     this identity are kept with `resume`.
     """
 
@@ -130,6 +131,18 @@ def _is_finished(path: Path) -> bool:
             return zipfile.is_zipfile(file)
     except UNREADABLE:
         return False
+
+
+def arrays_of(answer: Any, layer: int) -> dict[str, np.ndarray]:
+    """A worker's answer for a layer, if it is a dictionary of plain arrays."""
+
+    def is_plain(name: Any, array: Any) -> bool:
+        is_name = isinstance(name, str) and name.isidentifier()
+        return is_name and isinstance(array, np.ndarray) and array.dtype.kind in PLAIN
+
+    if not (isinstance(answer, dict) and answer and all(is_plain(*item) for item in answer.items())):
+        raise unexpected(f"layer {layer}", type(answer).__name__, "arrays by name")
+    return answer
 
 
 def _notice(discarded: int, foreign: int, resume: bool) -> str | None:

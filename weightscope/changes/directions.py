@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weightscope.changes.thresholds import PARALLEL, REMOVED
-from weightscope.findings import Finding, Member
+from weightscope.findings import Finding, Member, finding
 
 PASSES = 3  # over the blocks: a power iteration, which finds the direction of a matrix of rank one in the first
 
@@ -73,6 +73,8 @@ def one_direction(directions: Sequence[tuple[int, Along]]) -> tuple[dict[int, Al
     return (best, least) if len(best) > 1 else ({}, 0.0)
 
 
+@finding("shared_direction", "changes along one direction", severity="warning", rank=200,
+         look_next="See which tokens lie along the direction: one edit was made in several places.")  # fmt: skip
 def changes_along_one_direction(members: Mapping[Member, Along], cosine: float, what: str) -> Finding:
     """Changes of rank one that share a direction, of `what` in words."""
     left = max(along.left for along in members.values())

@@ -15,7 +15,7 @@ from weightscope.attention.factored import Factored
 from weightscope.attention.layer import Head, Layer
 from weightscope.attention.maps import Affine
 from weightscope.attention.rotation import Delta
-from weightscope.audit.measures import MAPS, Arrays
+from weightscope.audit.measure import MAPS, Arrays
 from weightscope.changes.basis import Basis
 from weightscope.changes.thresholds import CLEAR, LIKELY_SAME, OTHER_FACTORS, THAN_MAPS, UNMOVED
 from weightscope.checkpoint import Checkpoint, Tensor

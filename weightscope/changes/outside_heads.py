@@ -8,7 +8,6 @@ from math import inf, isfinite, log, prod, sqrt
 import numpy as np
 
 from weightscope.architectures.layer import NO_WEIGHTS
-from weightscope.audit.others import NAMED, ROWS, needed_tensors, other_tensors, shown_by_heads, squares_of
 from weightscope.changes.all_tensors import TensorChanges, unpaired
 from weightscope.changes.pair import pair_up
 from weightscope.changes.tensor import UNKNOWN_SIZE, Change, first_pass
@@ -20,6 +19,7 @@ from weightscope.findings import Finding, Member, listed
 from weightscope.model import Model
 from weightscope.tables import Column, Table
 from weightscope.tensors.findings import LARGEST_RMS
+from weightscope.tensors.outside_maps import NAMED, ROWS, needed_tensors, other_tensors, shown_by_heads, squares_of
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from weightscope.checkpoint.gguf import GgufFile
 from weightscope.checkpoint.opening import LARGEST_SMALL_FILE, TOKENIZER_FILES
 from weightscope.checkpoint.storage import LocalFile
 from weightscope.errors import CheckpointError, counted, printable
-from weightscope.findings import Finding, listed
+from weightscope.findings import Finding, finding, listed
 from weightscope.model import Model
 
 NAMED = 6  # keys in a sentence; all are in the JSON
@@ -48,6 +48,9 @@ class SettingsChange(NamedTuple):
         more = [f"Config keys without effect on what is computed also differ: {named}."] if idle else []
         return [*more, *self.files]
 
+    @finding("other_computation", "config that computes something else", severity="warning", rank=220,
+             look_next="Check each key: with the same weights, another value gives other attention or other "
+                       "logits.")  # fmt: skip
     def findings(self) -> Iterator[Finding]:
         """The difference in what is computed."""
         if self.deciding:

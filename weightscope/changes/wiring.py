@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weightscope.audit.circuits import named_wiring
-from weightscope.circuits.wiring import KINDS, Wiring, strongest
+from weightscope.circuits.names import affordable_wiring
+from weightscope.circuits.wiring import PROJECTIONS, Wiring, strongest
 from weightscope.errors import counted
 from weightscope.files import Files
 from weightscope.model import Model
@@ -37,8 +37,8 @@ class CircuitChanges:
 
 def circuit_changes(a: Model, b: Model, order: np.ndarray) -> CircuitChanges | None:
     """What changed in roles and edges from a to b, whose heads are in `order` (L, H); None where either is unknown."""
-    first = named_wiring(a)
-    last = named_wiring(b) if first else None
+    first = affordable_wiring(a)
+    last = affordable_wiring(b) if first else None
     if first is None or last is None:
         return None
     (wiring_a, before), (wiring_b, after) = first, last
@@ -56,7 +56,7 @@ def circuit_changes(a: Model, b: Model, order: np.ndarray) -> CircuitChanges | N
 def _edges(a: Wiring, b: Wiring, order: np.ndarray) -> Table:
     rows, back = [], np.argsort(order, axis=1)
     layer = np.arange(len(order))[:, None]
-    for kind in KINDS:
+    for kind in PROJECTIONS:
         # b's heads in the order of a's, those that write and those that read
         pk, cs = (
             (scores_a[kind], scores_b[kind][layer, order][:, :, layer, order])

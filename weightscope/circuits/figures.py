@@ -8,7 +8,7 @@ from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 
 from weightscope.circuits.circuits import READS, Circuits
-from weightscope.circuits.wiring import KINDS
+from weightscope.circuits.wiring import PROJECTIONS
 from weightscope.pages.style import in_our_style, subplots, whole_numbers
 
 # Colours that the colour-blind can tell apart, most of them Okabe and Ito's, and that show on white and on black. A
@@ -31,7 +31,7 @@ def diagram(found: Circuits) -> Any:
     figure, axes = subplots(3, 1, figsize=(max(3.4, min(7.0, 0.5 * n + 1)), 6.6), sharex=True, sharey=True)
     strongest = found.edges.where(found.edges["ranked_by"] == "pk")
     place = {int(layer): i for i, layer in enumerate(wired.layers)}
-    for axis, kind in zip(axes, KINDS, strict=True):
+    for axis, kind in zip(axes, PROJECTIONS, strict=True):
         edges = strongest.where(strongest["kind"] == kind)
         z = edges["pk_z"].astype(float)
         drawn = set()
@@ -74,7 +74,7 @@ def apart(places: set[tuple[int, int]], n: int, h: int, inches: np.ndarray) -> l
     across, down = LABEL / (inches * (0.8, 0.8 / 3)) * (n, h)  # of a label, in layers and heads
     kept: list[tuple[int, int]] = []
     for i, head in sorted(places):
-        if all(abs(i - j) >= across or abs(head - other) >= down for j, other in kept):
+        if all(abs(i - j) >= across or abs(head - other_head) >= down for j, other_head in kept):
             kept.append((i, head))
     return kept
 

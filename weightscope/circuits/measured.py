@@ -89,15 +89,15 @@ def behaviour(
 
     def on_text(seen: Activations) -> None:
         i = place[seen.layer.index]
-        for at, attention in zip(seen.inputs, seen.attention, strict=True):
+        for number, attention in zip(seen.inputs, seen.attention, strict=True):
             did["first_token"][i] += attention[:, 2:, 0].mean(axis=1) / len(windows)
-            for name, mask in marked[at].items():
+            for name, mask in marked[number].items():
                 on_each["text"][name][i] += attention[:, mask].sum(axis=1) / max(1, queries[name])
         if "copying" in did and 0 in seen.inputs and seen.tokens is not None:
-            at = int(np.flatnonzero(seen.inputs == 0)[0])
-            written = joining(model, seen.layer, seen.layer.values(seen.x[at]))[:, 1:]  # (H, n - 1, d)
+            number = int(np.flatnonzero(seen.inputs == 0)[0])
+            written = joining(model, seen.layer, seen.layer.values(seen.x[number]))[:, 1:]  # (H, n - 1, d)
             random_logits = written @ sampled.T
-            logit = np.einsum("hnd,nd->hn", written, unembedding(model, seen.tokens[at, 1:]))
+            logit = np.einsum("hnd,nd->hn", written, unembedding(model, seen.tokens[number, 1:]))
             did["copying"][i] = ((logit - random_logits.mean(axis=-1)) / random_logits.std(axis=-1)).mean(axis=-1)
 
     def on_repeated(seen: Activations) -> None:

@@ -1,6 +1,7 @@
 """What a head does, judged by its weights: where it looks among random tokens that are followed upwards (`stream`)."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -8,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weightscope.attention.layer import Head, Layer
-from weightscope.circuits.passes import wiring_by_keys
+from weightscope.circuits.passes import multiplications, wiring, wiring_by_keys
 from weightscope.circuits.stream import ANY, FREQUENT, joining, said_once, streams, why_no_stream
 from weightscope.circuits.wiring import Wiring
 from weightscope.compute.cores import in_threads
@@ -19,6 +20,7 @@ from weightscope.results import ShowsShapes
 from weightscope.tables import Column, Table
 
 RESAMPLES = 400
+AFFORDABLE = 2 * 10**11  # multiplications, seconds; `weightscope circuits` names the heads of larger models
 # A name is given only if at least this share of the heads so named had the role in models left out.
 RIGHT_ENOUGH = 2 / 3
 
@@ -127,8 +129,8 @@ class Role:
 
 
 # A head above several thresholds gets the first name. Wiring alone never names a previous-token head: being read by
-# keys identifies those of GPT-2, SmolLM2 and MiniLM no better than |W_QK| does. Nor does it name a sink: that score is
-# no better than the layer's index.
+# keys identifies such heads of GPT-2, SmolLM2 and MiniLM no better than |W_QK| does. Nor does it name a sink: that
+# score is no better than the layer's index.
 ROLES = (
     Role("previous token", "previous_token", 0.26, Tried(56, 73, 5, 0.51, 0.96, 0.66, 0.83)),
     Role("induction", "induction", 0.15, Tried(25, 27, 3, 0.50, 1.00, 0.82, 1.00)),
@@ -214,6 +216,38 @@ def head_names(model: Model) -> np.ndarray:
     return named(scores, ROLES_BY_WIRING)[0]
 
 
+Roles = dict[tuple[int, int], str]  # by layer and head
+
+
+def affordable_names(model: Model) -> Roles:
+    """The names that heads have; none of a large model, or where a tensor is missing or broken."""
+    if model.family.memory is not None or not _is_affordable(model):
+        return {}
+    try:
+        with np.errstate(over="ignore", invalid="ignore"):  # of broken scales, which are findings
+            names = head_names(copy(model))  # a copy, because a model caches its last layer
+    except CheckpointError:
+        return {}
+    return {(model.attention_layers[i], int(head)): str(names[i, head]) for i, head in np.argwhere(names != NO_NAME)}
+
+
+def affordable_wiring(model: Model) -> tuple[Wiring, np.ndarray] | None:
+    """The wiring and the names (L, H); None of a large model, or where a tensor is missing or broken."""
+    if not _is_affordable(model):
+        return None
+    model = copy(model)
+    try:
+        with np.errstate(over="ignore", invalid="ignore"):
+            wired = wiring(model)
+            return wired, head_roles(model, wired).names
+    except CheckpointError:  # a finding says what is wrong
+        return None
+
+
+def _is_affordable(model: Model) -> bool:
+    return multiplications(model, len(model.attention_layers)) <= AFFORDABLE
+
+
 def _without_wiring(
     model: Model, layers: np.ndarray, n_heads: int, counts: str | Path | None = None
 ) -> tuple[dict[str, np.ndarray], str | None]:
@@ -277,8 +311,8 @@ def looks_back(n: int) -> dict[str, int]:
 def by_wiring(wiring: Wiring) -> tuple[np.ndarray, np.ndarray]:
     """Largest share of a space that keys read, for the reader and for the writer; (L, H) twice.
 
-    Shares are above chance: 0 is that of random spaces and 1 is all of it. If queries read a head's output too, it
-    writes what all heads need, so the queries' share is subtracted for the writer.
+    Shares are above chance: 0 is the share of random spaces and 1 is the whole space. If queries read a head's output
+    too, it writes what all heads need, so the queries' share is subtracted for the writer.
     """
     of_readers, of_writers = np.full(wiring.rank["k"].shape, np.nan), []
     for spaces in wiring.by_layer:

@@ -7,7 +7,7 @@ import numpy as np
 from weightscope.circuits.circuits import READS, Circuits
 from weightscope.circuits.figures import KIND_COLOURS, ROLE_COLOURS, UNNAMED, diagram
 from weightscope.circuits.names import COLUMNS, GIVEN
-from weightscope.circuits.wiring import KINDS, Wiring, strongest
+from weightscope.circuits.wiring import PROJECTIONS, Wiring, strongest
 from weightscope.files import Files
 from weightscope.pages.page import write_template
 from weightscope.pages.style import save
@@ -65,7 +65,7 @@ def page_edges(wired: Wiring) -> list[list[Any]]:
     """Edges for the page, strongest first within a kind: kind, i, a, j, b, PK, z of PK, CS, whether among ON_PAGE."""
     rows = []
     n, h = wired.rank["o"].shape
-    for number, kind in enumerate(KINDS):
+    for number, kind in enumerate(PROJECTIONS):
         z = wired.z("pk", kind)
         among = {edge.pair for edge in strongest(wired, kind, "pk", ON_PAGE)}
         square = np.nan_to_num(z, copy=False, nan=-np.inf).reshape(n * h, n * h)

@@ -22,13 +22,12 @@ import numpy as np
 from weightscope.attention.layer import Layer
 from weightscope.circuits.spaces import LayerSpaces, Spaces, layer_spaces
 from weightscope.circuits.stream import attention_norm
-from weightscope.circuits.wiring import KINDS, MEASURES, Wiring, all_strongest, strongest
+from weightscope.circuits.wiring import MEASURES, PROJECTIONS, Wiring, all_strongest, strongest
 from weightscope.compute.cores import in_threads
 from weightscope.compute.device import CPU, Device, open_device
 from weightscope.engine import Engine, ThisProcess, array_of
 from weightscope.errors import CheckpointError, TooLargeError
-from weightscope.model import Model
-from weightscope.overflow import overflow
+from weightscope.model import Model, overflow
 from weightscope.progress import bar
 from weightscope.results import ShowsShapes
 
@@ -106,7 +105,7 @@ def _product(rows: Any, columns: Any, device: Device) -> Any:
 #
 #     exp(-PROBES / (2 s) * (x - v + v ln(v / x)))
 #
-# which is that of a chi-squared variable of PROBES v / s degrees of freedom; directions that are kept, and so not
+# as for a chi-squared variable of PROBES v / s degrees of freedom; directions that are kept, and so not
 # random, make it no larger. `doubt` is the exponent, and grows with v. A pair is left an estimate where it exceeds ln(n
 # / FAILURE) at the value that the last of the strongest known pairs has. Each of the n pairs that truly are the
 # strongest has at least that value, so that with probability 1 - FAILURE none of them is left out.
@@ -180,9 +179,11 @@ def wiring_by_keys(model: Model, doubtful: Callable[[Wiring, slice], np.ndarray]
     with ThisProcess() as engine:
         get_model = partial(_itself, model)
         wired = _all_pairs(model, tuple(model.attention_layers), "cpu", True, engine, get_model, ("k",)).wiring
-        pairs = [np.argwhere(doubtful(wired, at)) + np.array([at.start, 0, 0, 0]) for at in wired.by_layer]
+        pairs = [
+            np.argwhere(doubtful(wired, writers)) + np.array([writers.start, 0, 0, 0]) for writers in wired.by_layer
+        ]
         i, a, j, b = np.concatenate(pairs).T
-        queries = np.full_like(i, KINDS.index("q"))
+        queries = np.full_like(i, PROJECTIONS.index("q"))
         _compute(model, wired, np.stack([queries, i, a, j, b // wired.shared], axis=1), engine, get_model)
     return wired
 
@@ -215,25 +216,27 @@ def _all_pairs(
     exact: bool,
     engine: Engine,
     get_model: GetModel,
-    kinds: Sequence[str] = KINDS,
+    kinds: Sequence[str] = PROJECTIONS,
 ) -> _Pass:
     n, h, config = len(layers), model.config.n_heads, model.config
-    pk, cs = ({kind: np.full((n, h, n, h), np.nan, np.float32) for kind in KINDS} for _ in range(2))
-    facts = {fact: {kind: np.zeros((n, h)) for kind in ("o", *KINDS)} for fact in FACTS}
+    pk, cs = ({kind: np.full((n, h, n, h), np.nan, np.float32) for kind in PROJECTIONS} for _ in range(2))
+    facts = {fact: {kind: np.zeros((n, h)) for kind in ("o", *PROJECTIONS)} for fact in FACTS}
     rows = config.head_dim if exact else LEADING + 2 * PROBES
-    bytes_a_layer = 4 * h * (rows * config.d_model + 2 * len(KINDS) * n * h)  # what is written, and all its scores
+    bytes_a_layer = (
+        4 * h * (rows * config.d_model + 2 * len(PROJECTIONS) * n * h)
+    )  # what is written, and all its scores
     for group in _groups(n, bytes_a_layer, TASKS_ELSEWHERE if engine.elsewhere else 1):
         engine.submit(group, pass_task, get_model, layers, group, exact, device, kinds)
     shown = bar(what="wiring", unit="pair of layers", total=n * (n - 1) // 2)
     for group, value in _values(engine):
-        scores, own = value if isinstance(value, tuple) and len(value) == 2 else (value, {})
+        scores, measured = value if isinstance(value, tuple) and len(value) == 2 else (value, {})
         rest = n - group.start
         scores = array_of(scores, (2, len(kinds), len(group), h, rest, h), "pairs of layers")
         for number, kind in enumerate(kinds):
             pk[kind][group.start : group.stop, :, group.start :] = scores[0, number]
             cs[kind][group.start : group.stop, :, group.start :] = np.sqrt(np.maximum(scores[1, number], 0))
-        for fact, kind in ((fact, kind) for fact in FACTS for kind in ("o", *KINDS)):
-            known = own.get(fact) if isinstance(own, dict) else None
+        for fact, kind in ((fact, kind) for fact in FACTS for kind in ("o", *PROJECTIONS)):
+            known = measured.get(fact) if isinstance(measured, dict) else None
             number_of = known.get(kind) if isinstance(known, dict) else None
             facts[fact][kind][group.start :] = array_of(number_of, (rest, h), fact)
         shown.update(sum(n - 1 - i for i in group))
@@ -241,7 +244,7 @@ def _all_pairs(
     wired = Wiring(
         np.array(layers), pk, cs, {kind: rank.astype(int) for kind, rank in facts["rank"].items()},
         facts["concentration"], config.n_kv_heads, config.d_model - _centred(model),
-        {kind: np.isfinite(pk[kind]) & exact for kind in KINDS},
+        {kind: np.isfinite(pk[kind]) & exact for kind in PROJECTIONS},
     )  # fmt: skip
     return _Pass(wired, facts["largest"])
 
@@ -290,7 +293,7 @@ def pass_task(
     model, device = get_model(), open_device(device_name)
     h, n = model.config.n_heads, len(layers) - group.start
     scores = np.full((2, len(kinds), len(group), h, n, h), np.nan, np.float32)
-    facts = {fact: {kind: np.zeros((n, h)) for kind in ("o", *KINDS)} for fact in FACTS}
+    facts = {fact: {kind: np.zeros((n, h)) for kind in ("o", *PROJECTIONS)} for fact in FACTS}
     written: list[Written] = []  # each of one layer, or of some that are small
     together = SMALL_BYTES // (4 * model.config.head_dim * h) if device is CPU else 0  # rows of heads
 
@@ -323,13 +326,13 @@ def _one_ahead(read: Callable[[int], Layer], indices: Sequence[int]) -> Iterator
         yield coming.result()
 
 
-def _keep(written: list[Written], own: Written, together: int) -> None:
+def _keep(written: list[Written], more: Written, together: int) -> None:
     """Add what a layer writes: to what the last ones write where all have so few rows, else by itself."""
-    alike = written and written[-1].rows.shape[1:] == own.rows.shape[1:]
-    if alike and (len(written[-1].weights) + len(own.weights)) * own.rows.shape[1] <= together:
+    alike = written and written[-1].rows.shape[1:] == more.rows.shape[1:]
+    if alike and (len(written[-1].weights) + len(more.weights)) * more.rows.shape[1] <= together:
         last = written.pop()
-        own = Written(np.concatenate([last.rows, own.rows]), np.concatenate([last.weights, own.weights]))
-    written.append(own)
+        more = Written(np.concatenate([last.rows, more.rows]), np.concatenate([last.weights, more.weights]))
+    written.append(more)
 
 
 def _meet(
@@ -354,9 +357,11 @@ def _with_the_strongest(model: Model, found: _Pass, top: int, engine: Engine, ge
     """The wiring with exact values for all pairs that can be among the `top` of a kind by a measure."""
     wired = found.wiring
     chosen = all_strongest(wired, top)
-    first = np.array([(KINDS.index(edge.kind), edge.i, edge.a, edge.j, edge.b // wired.shared) for edge in chosen])
+    first = np.array(
+        [(PROJECTIONS.index(edge.kind), edge.i, edge.a, edge.j, edge.b // wired.shared) for edge in chosen]
+    )
     _compute(model, wired, first, engine, get_model)
-    doubts = np.stack([_doubts(found, kind, top) for kind in KINDS])  # (3, L, H, L, G)
+    doubts = np.stack([_doubts(found, kind, top) for kind in PROJECTIONS])  # (3, L, H, L, G)
     pairs = np.argwhere(np.isfinite(doubts))
     order = np.argsort(doubts[tuple(pairs.T)], kind="stable")
     _compute(model, wired, pairs[order[:MOST_PAIRS]], engine, get_model)
@@ -373,7 +378,7 @@ def _doubts(found: _Pass, kind: str, top: int) -> np.ndarray:
     scales = {"pk": np.ones(()), "cs": found.largest["o"][:, :, None, None] * found.largest[kind]}
     estimates = {"pk": wired.pk[kind], "cs": wired.cs[kind] ** 2}
     random = {"pk": wired.random_pk(kind), "cs": wired.random_cs_squared(kind)}
-    limit = np.log(len(KINDS) * len(MEASURES) * top / FAILURE)
+    limit = np.log(len(PROJECTIONS) * len(MEASURES) * top / FAILURE)
     least = np.full(shape, np.inf)
     for measure in MEASURES:
         edges = strongest(wired, kind, measure, top, among=wired.exact[kind])
@@ -405,7 +410,7 @@ def _compute(model: Model, wired: Wiring, pairs: np.ndarray, engine: Engine, get
         values = array_of(values, (len(batch), 2, shared), "pairs of heads")
         for (number, i, a, j, group), (pk, squared) in zip(batch, values, strict=True):
             index = (i, a, j, slice(group * shared, (group + 1) * shared))
-            kind = KINDS[number]
+            kind = PROJECTIONS[number]
             wired.pk[kind][index], wired.cs[kind][index] = pk, np.sqrt(np.maximum(squared, 0))
             wired.exact[kind][index] = True
 
@@ -429,8 +434,8 @@ def pairs_task(get_model: GetModel, layers: Sequence[int], pairs: np.ndarray) ->
             positions = np.flatnonzero(reading & (pairs[:, 0] == number) & (pairs[:, 4] == group))
             heads = [held[int(i), int(a)] for i, a in pairs[positions, 1:3]]
             together = Written(*(np.concatenate(parts) for parts in zip(*heads, strict=True)))
-            readers = range(group * shared, (group + 1) * shared) if KINDS[number] == "q" else [group]
-            values[positions] = pair_scores(together, spaces.read[KINDS[number]].only(readers)).transpose(1, 0, 2)
+            readers = range(group * shared, (group + 1) * shared) if PROJECTIONS[number] == "q" else [group]
+            values[positions] = pair_scores(together, spaces.read[PROJECTIONS[number]].only(readers)).transpose(1, 0, 2)
 
         list(in_threads(meet, spots))
         for a in writers:

@@ -34,7 +34,7 @@ class Spaces(ShowsShapes):
     # (A, S, r): Share of each direction in |W|_F^2 of the matrix that the space belongs to, falling; the shares add up
     # to 1.
     use: np.ndarray
-    # (A, S, r, r): The directions that `use` speaks of are those of a query head, not of the space it shares with
+    # (A, S, r, r): The directions that `use` speaks of belong to a query head, not to the space it shares with
     # others: here are its shares as a quadratic form on the space's directions. None where the directions are the
     # head's own.
     form: np.ndarray | None = None
@@ -85,11 +85,11 @@ def layer_spaces(
 ) -> LayerSpaces:
     """All spaces that the heads of a layer write and read.
 
-    The norm before the layer is in its maps, and `gain`, (d,), is that of a norm which attention's output passes. In
-    post-norm models, which have none there, the spaces are those of the layer's input itself; the effect of the norms
+    The norm before the layer is in its maps, and `gain`, (d,), belongs to a norm which attention's output passes. In
+    post-norm models, which have none there, the spaces belong to the layer's input itself; the effect of the norms
     in between is left out. A rotation acts on the r dimensions of queries and keys and not on the stream: W_Q R has the
     columns of W_Q, recombined, so the space that a head reads is the same at every position. How strongly its
-    directions are used is not; here it is that of distance 0.
+    directions are used is not; here it is taken at distance 0.
     """
     h, g, d = layer.n_heads, layer.n_kv_heads, layer.d_model
     shared = h // g

@@ -14,7 +14,7 @@ import numpy as np
 from weightscope.files import Files
 from weightscope.results import ShowsShapes
 
-KINDS = ("q", "k", "v")
+PROJECTIONS = ("q", "k", "v")
 ALL = slice(None)
 
 
@@ -54,7 +54,7 @@ class Wiring(ShowsShapes):
     concentration: dict[str, np.ndarray]
     n_kv_heads: int  # Heads that share one have the same PK for keys and values
     width: int  # Dimensions that spaces can differ in, d or d - 1
-    # (L, H, L, H): Whether a pair's measures are those of the weights; estimates from sketches where not, in large
+    # (L, H, L, H): Whether a pair's measures are exact; estimates from sketches where not, in large
     # models.
     exact: dict[str, np.ndarray]
     # Pairs that are estimates and may yet be among the strongest; 0 unless there were too many to be computed.
@@ -86,7 +86,7 @@ class Wiring(ShowsShapes):
         return float(self.width**-0.5)
 
     def z(self, measure: str, kind: str) -> np.ndarray:
-        """How many standard deviations "pk" or "cs" lies above that of random spaces or matrices, (L, H, L, H).
+        """How many standard deviations "pk" or "cs" lies above random spaces or matrices, (L, H, L, H).
 
         For CS it is the square's.
         """
@@ -116,9 +116,9 @@ class Wiring(ShowsShapes):
             "wiring.npz",
             layers=self.layers,
             width=np.array(self.width),
-            **{f"pk_o{kind}": self.pk[kind] for kind in KINDS},
-            **{f"cs_o{kind}": self.cs[kind] for kind in KINDS},
-            **{f"exact_o{kind}": self.exact[kind] for kind in KINDS},
+            **{f"pk_o{kind}": self.pk[kind] for kind in PROJECTIONS},
+            **{f"cs_o{kind}": self.cs[kind] for kind in PROJECTIONS},
+            **{f"exact_o{kind}": self.exact[kind] for kind in PROJECTIONS},
             **{f"rank_{kind}": rank for kind, rank in self.rank.items()},
             **{f"concentration_{kind}": each for kind, each in self.concentration.items()},
         )
@@ -170,4 +170,4 @@ def strongest(wired: Wiring, kind: str, measure: str, top: int, among: np.ndarra
 
 def all_strongest(wired: Wiring, top: int) -> list[Edge]:
     """The `top` pairs of every kind by each measure."""
-    return [edge for kind in KINDS for measure in MEASURES for edge in strongest(wired, kind, measure, top)]
+    return [edge for kind in PROJECTIONS for measure in MEASURES for edge in strongest(wired, kind, measure, top)]

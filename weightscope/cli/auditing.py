@@ -113,7 +113,7 @@ def audit_command(
     checkpoint is the folder of the same name within --baseline.
     """
     from weightscope.audit.audit import AuditOptions
-    from weightscope.audit.many import Job, audit_all
+    from weightscope.audit.batch import Job, audit_all
     from weightscope.sources import is_list, read_list
 
     if baseline is not None and baseline.resolve() == out.resolve():
@@ -201,7 +201,7 @@ def _audit_list(
     """Print one line per source as it ends; exit with status 2 if any failed."""
     from tqdm import tqdm
 
-    from weightscope.audit.many import audit_list
+    from weightscope.audit.batch import audit_list
     from weightscope.errors import counted
     from weightscope.provenance import Provenance
 
@@ -348,7 +348,7 @@ def reference_command(listed: Path, out: Path) -> None:
     LIST is a text file with one source per line, or a .csv with the column source and, optionally, name, licence,
     origin and sha256.
     """
-    from weightscope.audit.reference_list import make_reference
+    from weightscope.audit.make_reference import make_reference
     from weightscope.files import new_file
 
     reference = make_reference(listed)

@@ -185,10 +185,9 @@ def positions(
     device: str,
 ) -> None:
     """Compute T^p and T^pp of every head at one query position, their trends, and the paper's Fig. 3."""
-    from weightscope.detok.first_layer import FirstLayer
+    from weightscope.detok.first_layer import FirstLayer, position_terms
     from weightscope.detok.on_text import run_on_texts
     from weightscope.detok.page import position_section, text_section
-    from weightscope.detok.positions import position_terms
     from weightscope.files import OutputFolder
     from weightscope.pages.page import write_page
     from weightscope.text.sequences import read_texts

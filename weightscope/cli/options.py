@@ -60,9 +60,9 @@ def complete_tower(context: click.Context, parameter: click.Parameter, typed: st
 
 def complete_limit(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
     """Complete a severity or a kind of finding."""
-    from weightscope.findings import KINDS, SEVERITIES
+    from weightscope.findings import SEVERITIES, finding_kinds
 
-    return [CompletionItem(name) for name in (*SEVERITIES, *KINDS) if name.startswith(typed)]
+    return [CompletionItem(name) for name in (*SEVERITIES, *finding_kinds()) if name.startswith(typed)]
 
 
 def writable(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:

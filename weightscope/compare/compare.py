@@ -11,7 +11,7 @@ import numpy as np
 
 from weightscope.audit.audit import AuditOptions, measured_forms, measured_layer
 from weightscope.audit.findings import HEAD_FACTOR, HEAD_Z, heads_without_numbers, overflowing_layers
-from weightscope.audit.measures import MAPS, Arrays, MeasuredHeads
+from weightscope.audit.measure import MAPS, Arrays, MeasuredHeads
 from weightscope.changes.all_tensors import TensorChanges, compare_tensors
 from weightscope.changes.directions import Along
 from weightscope.changes.head import LIMITED, Stage, added_to, follow_heads, unmoved
@@ -23,7 +23,17 @@ from weightscope.changes.wiring import CircuitChanges, circuit_changes
 from weightscope.compare.deeds import IDENTICAL, along_one_direction, attention_changes, deed, moved_layers
 from weightscope.errors import CheckpointError, counted, printable, sized
 from weightscope.files import Files
-from weightscope.findings import Finding, Findings, Member, aggregated, heads_and_tensors, indexed, listed, of_head
+from weightscope.findings import (
+    Finding,
+    Findings,
+    Member,
+    aggregated,
+    finding,
+    heads_and_tensors,
+    indexed,
+    listed,
+    of_head,
+)
 from weightscope.metrics.outliers import known_median, log_measure, robust_z
 from weightscope.model import Model, as_model
 from weightscope.progress import bar, progress_shown
@@ -576,6 +586,9 @@ def _overflowing(comparison: Comparison) -> Iterator[Finding]:
         yield from (replace(finding, text=f"In {label}: {finding.text}") for finding in findings)
 
 
+@finding("different_families", "checkpoints of different families", severity="warning", rank=230,
+         look_next="Check that comparing these heads makes sense: norms, positions and biases may enter them "
+                   "differently.")  # fmt: skip
 def _families(comparison: Comparison) -> Iterator[Finding]:
     families = list(dict.fromkeys(comparison.families))
     if len(families) > 1:
@@ -595,6 +608,9 @@ def _zeroed(comparison: Comparison) -> Iterator[Finding]:
             yield of_head(layer, h, kind="zero_head", map=name, measure=measure, number=0.0, usual=usual, text=text)
 
 
+@finding("moved_most", "head that moved beyond the others", rank=60,
+         look_next="Compare its spectra before and after, and the tokens along its first directions in the two "
+                   "audits.")  # fmt: skip
 def _moved_most(comparison: Comparison) -> Iterator[Finding]:
     """Heads that moved far beyond the others that moved; where only few moved, those."""
     for name, w in MAPS.items():
@@ -617,6 +633,9 @@ def _moved_most(comparison: Comparison) -> Iterator[Finding]:
             yield of_head(layer, h, kind="moved_most", map=name, measure=measure, number=number, usual=usual, text=text)
 
 
+@finding("permuted_heads", "permuted heads", rank=50,
+         look_next="The layer computes the same; undo the permutation before you average, merge or subtract "
+                   "weights.")  # fmt: skip
 def _permuted(comparison: Comparison) -> Iterator[Finding]:
     """Layers whose heads are the same functions in another order in the last checkpoint."""
     same = comparison.unmoved  # (L, H)
@@ -633,6 +652,8 @@ def _permuted(comparison: Comparison) -> Iterator[Finding]:
             )  # fmt: skip
 
 
+@finding("unmoved_layers", "layers that did not move", rank=70,
+         look_next="Check that they were frozen on purpose.")  # fmt: skip
 def _unmoved_layers(comparison: Comparison) -> Iterator[Finding]:
     """Layers in which no head moved, while heads of other layers did."""
     same = comparison.unmoved

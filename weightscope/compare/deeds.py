@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from weightscope.audit.measures import MAPS, Arrays, MeasuredHeads
+from weightscope.audit.measure import MAPS, Arrays, MeasuredHeads
 from weightscope.changes.all_tensors import between, changes_with_directions, spread
 from weightscope.changes.basis import basis_by_tokens, is_folded
 from weightscope.changes.directions import Along, changes_along_one_direction, one_direction
@@ -16,7 +16,7 @@ from weightscope.changes.rounding import CASTS
 from weightscope.changes.tensor import UNKNOWN_SIZE, Change
 from weightscope.changes.thresholds import FAR, NEAR, SAME_SPECTRA, UNMOVED
 from weightscope.errors import CheckpointError, counted
-from weightscope.findings import Finding, Member, indexed, spans
+from weightscope.findings import Finding, Member, finding, indexed, spans
 from weightscope.metrics.spaces import relative_change
 from weightscope.model import Model
 
@@ -162,6 +162,11 @@ def along_one_direction(written: Mapping[int, Along | None]) -> Iterator[Finding
         yield changes_along_one_direction(members, cosine, f"The outputs W_O of {indexed('layer', list(shared))}")
 
 
+@finding("copied_layer", "layer that became a copy of another", severity="warning", rank=170,
+         look_next="Check whether the layers were repeated on purpose; if not, the export or the merge wrote one "
+                   "twice.")  # fmt: skip
+@finding("swapped_layers", "layers in another order", severity="warning", rank=180,
+         look_next="Check the export: put the layers back in order, and measure the loss of both.")  # fmt: skip
 def moved_layers(a: Model, b: Model, moved: Sequence[int]) -> Iterator[Finding]:
     """Layers of b, among those that moved, that are other layers of a: in another order, or copies."""
     source = layers_elsewhere(a, b, moved)

@@ -5,7 +5,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from weightscope.audit.figures import MATH, TRACED, heat_map, title
-from weightscope.audit.measures import MAPS
+from weightscope.audit.measure import MAPS
 from weightscope.changes.thresholds import UNMOVED
 from weightscope.compare.compare import Comparison
 from weightscope.metrics.outliers import known_median, layer_medians

@@ -16,13 +16,15 @@ from weightscope.attention.layer import Head, Layer
 from weightscope.attention.maps import InnerNorm
 from weightscope.compute.cores import in_threads
 from weightscope.compute.device import open_device
-from weightscope.detok.positions import PositionTerms, position_terms
+from weightscope.detok import paper
+from weightscope.detok.positions import FEWEST, PositionTerms, in_runs, position_numerators
 from weightscope.detok.sigma import SigmaStatistics, sigma_statistics
 from weightscope.embeddings import ids_of
 from weightscope.errors import CheckpointError
-from weightscope.model import Model, as_model
-from weightscope.overflow import overflow
+from weightscope.metrics.untrained import undertrained_rows
+from weightscope.model import Model, as_model, overflow
 from weightscope.progress import bar
+from weightscope.provenance import Provenance
 from weightscope.results import ShowsShapes
 from weightscope.tables import Column, Table
 from weightscope.text.tokenizer import Tokenizer, token_names
@@ -45,25 +47,16 @@ class Parts(ShowsShapes):
 class SixTerms(ShowsShapes):
     """Eq. 14 for one head and one sequence, without 1/sqrt(d').
 
-    Rows are the current token i, columns the previous token j.
-
-    Attributes
-    ----------
-    ee, pp, pe, ep : (n, n) arrays
-        Comparison terms: token-token, position-position, position i with token j, token i with position j.
-    e, p : (n, n) arrays
-        Self-assertion terms of token j and of position j: the same in every row unless rotation turns the bias.
-    rest : (n, n) array
-        What eq. 14 has no term for: all that comes of the keys' bias, constant in j without rotation, and terms by
-        distance such as ALiBi's.
+    Rows are the current token i, columns the previous token j; every term is (n, n).
     """
 
-    ee: np.ndarray
-    pp: np.ndarray
-    pe: np.ndarray
-    ep: np.ndarray
-    e: np.ndarray
-    p: np.ndarray
+    ee: np.ndarray  # token with token
+    pp: np.ndarray  # position with position
+    pe: np.ndarray  # position i with token j
+    ep: np.ndarray  # token i with position j
+    e: np.ndarray  # token j by itself: the same in every row unless rotation turns the bias
+    p: np.ndarray  # position j by itself
+    # What eq. 14 has no term for: the keys' bias, constant in j without rotation, and terms by distance as ALiBi's.
     rest: np.ndarray
 
     def total(self) -> np.ndarray:
@@ -171,7 +164,7 @@ class FirstLayer:
         return list(self.attention.heads)
 
     def head(self, index: int) -> Head:
-        """One of `heads`, with what it has computed kept; a CheckpointError where there is none of this index."""
+        """One of `heads`, with its cached products; a CheckpointError where there is none of this index."""
         return self.heads[self.attention.head(index).index]
 
     @cached_property
@@ -256,7 +249,7 @@ class FirstLayer:
             raise overflow(self.model, what, layer)
 
     def _scalars(self, norm: InnerNorm, x: np.ndarray) -> np.ndarray:
-        """What a norm of queries or keys multiplies those of x (n, d) by, (heads, n)."""
+        """The factor by which a norm multiplies the queries or keys of x (n, d), (heads, n)."""
         scalars = norm.scalars(x)
         self.check_finite("a q/k-norm", 1 / scalars, self.layer)  # of squares that are infinite, which leave nothing
         return scalars
@@ -459,6 +452,41 @@ def neighbours(
     [' responsibility', ' insensibility']
     """
     return first_layer(model, layer, delta).neighbours(*tokens, top=top, heads=heads)
+
+
+def position_terms(first: FirstLayer, query: int | None = None, unscaled: bool = False) -> PositionTerms:
+    """Compute the position terms of every head of the first layer."""
+    model, positions = first.model, first.model.positions
+    if positions is None:
+        problem = f"a {model.family.name} has no position embedding, hence no T^p and T^pp"
+        raise CheckpointError(f"{problem}; {_instead(first.heads[0].layer)}", file=model.checkpoint.name)
+    # At the last trained position T^p has a cliff of its own, so that a shorter model is looked at in mid-context.
+    query = min(paper.QUERY, max((len(positions) - 1) // 2, FEWEST - 1)) if query is None else query
+    if not FEWEST - 1 <= query < len(positions):
+        problem = f"query position {query} is outside {FEWEST - 1} .. {len(positions) - 1}, the model's positions"
+        raise CheckpointError(problem, file=model.checkpoint.name)
+    undertrained = undertrained_rows(positions, model.config.initial_std)
+    trained = np.setdiff1d(np.arange(query + 1), undertrained)
+    if len(trained) < FEWEST:
+        problem = f"only {len(trained)} of the positions up to {query} look trained, and a trend needs {FEWEST}"
+        raise CheckpointError(f"{problem}; untrained are {in_runs(undertrained)}", file=model.checkpoint.name)
+    sigma = None if unscaled else first.sigma
+    with np.errstate(over="ignore", invalid="ignore"):  # found and named below
+        numerators = [position_numerators(head.qk, head.qk_bias, positions, query) for head in first.heads]
+    t_p, t_pp = (np.stack(terms).astype(np.float64) for terms in zip(*numerators, strict=True))
+    terms = PositionTerms(query, first.heads[0].scale, t_p, t_pp, sigma, undertrained, Provenance.of(model.checkpoint))
+    for what, values in (("T^p", terms.t_p), ("T^pp", terms.t_pp)):
+        first.check_finite(what, values, first.layer)
+    return terms
+
+
+def _instead(layer: Layer) -> str:
+    """How to see what positions do in a layer that gets none from embeddings."""
+    if layer.rotation is not None:
+        return "it rotates queries and keys: `weightscope audit SOURCE --deltas 0,1,8` measures W_QK at those distances"
+    if layer.additive is not None:
+        return f"it adds biases by distance to the scores: model.layer({layer.index}).position_bias(delta)"
+    return f"layer {layer.index} sees no positions" if not layer.relative else "it has terms of a token and a distance"
 
 
 # The previous tokens that each head scores highest (Tables 1 and 3)

@@ -17,14 +17,12 @@ import numpy as np
 
 from weightscope.compute.cores import in_threads, one_blas_thread, usable_cores
 from weightscope.compute.device import open_device
-from weightscope.detok import paper
 from weightscope.detok.first_layer import FirstLayer, bare_embeddings
 from weightscope.embedded import COUNTS, FOLDER
 from weightscope.engine import Engine, ThisProcess, array_of
 from weightscope.errors import CheckpointError, TooLargeError, printable
 from weightscope.metrics.auroc import auroc_by_token, mean_auroc, mean_by_frequency, roc_curve
-from weightscope.model import Model, as_model
-from weightscope.overflow import overflow
+from weightscope.model import Model, as_model, overflow
 from weightscope.progress import bar, phase, progress_shown
 from weightscope.provenance import Provenance
 from weightscope.results import Result, ShowsShapes
@@ -37,7 +35,7 @@ from weightscope.text.sequences import works
 from weightscope.text.tokenizer import Tokenizer, TokenList
 
 FEWEST = 100  # items of a sample: the interval takes their means for normally distributed
-A_STRATUM = 20  # of them
+STRATUM_SIZE = 20  # items
 LEVEL = 0.95
 
 
@@ -46,16 +44,16 @@ class Stratified(ShowsShapes):
     """Items drawn at random, without replacement, from strata of a population (Cochran 1977, chapter 5)."""
 
     items: np.ndarray  # (n,): Ascending
-    stratum: np.ndarray  # (n,): Of each
+    stratum: np.ndarray  # (n,) stratum of each item
     sizes: np.ndarray  # (S,): How many items each stratum has in the population
 
     @classmethod
     def draw(cls, items: np.ndarray, by: np.ndarray, how_many: int, seed: int = 0) -> "Stratified":
-        """A sample of `items`, each stratum those of them that are nearest each other in `by`: items (N,), by (N,)."""
+        """A sample of `items`, stratified in groups that are near each other in `by`: items (N,), by (N,)."""
         if how_many < FEWEST:
             raise CheckpointError(f"a sample of {how_many} is too small for an interval that holds; {FEWEST} will do")
         rng, how_many = np.random.default_rng(seed), min(how_many, len(items))
-        strata = np.array_split(items[np.argsort(by, kind="stable")], max(1, how_many // A_STRATUM))
+        strata = np.array_split(items[np.argsort(by, kind="stable")], max(1, how_many // STRATUM_SIZE))
         sizes = np.array([len(members) for members in strata])
         ends = np.round(np.cumsum(sizes) / max(len(items), 1) * how_many).astype(int)  # as large a part of each
         drawn = [
@@ -146,24 +144,6 @@ def single_tokens(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, int]:
     return ids
 
 
-def printed_ranks(first: FirstLayer, tokenizer: Tokenizer) -> Table:
-    """Tables 1 and 3 of the paper rank by rank, of those texts that are one token here, with the ranks found.
-
-    A token's rank is one more than how many score higher.
-    """
-    rows, scores_of = [], lru_cache(1)(first.token_scores)  # rows of one token follow each other
-    for table, head, current, previous in paper.RANKS:
-        ids = single_tokens(tokenizer, [current, *previous])
-        if current not in ids or head >= len(first.heads):
-            continue
-        scores = scores_of(ids[current])[head]  # (V,)
-        for text in [text for text in previous if text in ids]:
-            rank = 1 + int((scores > scores[ids[text]]).sum())
-            rows.append((table, head, current, text, previous[text], rank))
-    names = ("table", "head", "token", "previous", "rank_printed", Column("rank", meaning="found here"))
-    return Table.of_rows(names, rows, f"Tables 1 and 3, rank by rank. {paper.CONTRADICTION}")
-
-
 @phase("ROC curves")
 def roc_curves(first: FirstLayer, counts: Counts, tokens: Mapping[str, int]) -> list[TokenRoc]:
     """ROC curves of every head for chosen current tokens (Fig. 2)."""
@@ -182,7 +162,7 @@ def roc_curves(first: FirstLayer, counts: Counts, tokens: Mapping[str, int]) -> 
 # AUROC of all heads (Table 2)
 
 PRODUCTS_A_TASK = 50_000_000_000  # multiply-adds of a block of rows: half a second to a second of work
-FEWEST_ROWS = 8192  # of a block, so that laying out the keys for it stays below a hundredth of the work
+FEWEST_ROWS = 8192  # rows of a block, so that laying out the keys for it stays below a hundredth of the work
 
 
 TABLES: dict[str, Callable[["BigramAuroc"], Any]] = {

@@ -23,7 +23,7 @@ from weightscope.text.sequences import Texts, token_windows
 
 PASSAGES = 50  # at most
 BAND = (2.5, 97.5)  # percentiles over texts, as in the authors' Fig. 4
-MOST_DIFFERENCE = 1e-4  # of an attention weight, between the model's and that of the six terms
+MOST_DIFFERENCE = 1e-4  # of an attention weight, between the model and the six terms
 
 
 @dataclass(frozen=True, eq=False, repr=False)

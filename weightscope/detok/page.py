@@ -65,17 +65,6 @@ def auroc_sections(files: Files, auroc: BigramAuroc, curves: Sequence[TokenRoc] 
     return sections
 
 
-def neighbour_section(table: Table, tokens: Sequence[str], printed: Table | None = None) -> Section:
-    """Tables 1 and 3: what heads would put before each of these tokens, and the paper's ranks with those found."""
-    listed = ", ".join(plain(repr(token)) for token in tokens)
-    text = (
-        "$$T^ee(i, j) = frac(e_i W_QK e_j^⊤, σ_i σ_j)$$ "
-        f"The previous tokens $j$ that heads score highest for the current tokens {listed}, before $1/√(d')$."
-    )
-    ranks = [] if printed is None else [Filed(printed, "printed.csv")]
-    return Section("What heads look for", text, [Filed(table, "neighbours.csv"), *ranks])
-
-
 @phase("drawing figures")
 def position_section(files: Files, terms: PositionTerms, heads: Sequence[int] = ()) -> Section:
     """Fig. 3 for the selected heads, or the one that looks nearest, and the trends of all."""

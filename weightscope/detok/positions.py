@@ -1,21 +1,16 @@
 """The position terms T^p and T^pp of every head (detokenization paper, section 4 and Fig. 3)."""
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import softmax
 
 from weightscope.attention.factored import Factored
-from weightscope.attention.layer import Head, Layer
-from weightscope.detok import paper
 from weightscope.detok.sigma import SigmaStatistics
-from weightscope.errors import CheckpointError, counted
+from weightscope.errors import counted
 from weightscope.files import Files
-from weightscope.metrics.untrained import undertrained_rows
-from weightscope.model import Model
 from weightscope.provenance import Provenance
 from weightscope.results import Result, ShowsShapes, function_at
 from weightscope.tables import Column, Table
@@ -28,32 +23,16 @@ CLIFF = 2 / 3  # of T^p at the position before: the last position has less where
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PositionTerms(ShowsShapes, Result):
-    """Position terms of all heads at one query position.
-
-    Attributes
-    ----------
-    query : int
-        The position i.
-    scale : float
-        What multiplies a score before the softmax, 1/sqrt(d').
-    p_numerator, pp_numerator : (n_heads, n_positions) arrays
-        b_QK p_j' and p_i W_QK p_j', no sigma in them.
-    sigma : SigmaStatistics or None
-        None where only the numerators can be had or were asked for.
-    undertrained : int array
-        Positions whose embedding training hardly touched, in order.
-    provenance : Provenance
-        What was read, by which command and version, and when.
-    """
+    """Position terms of all heads at one query position."""
 
     FIGURE = "detok.figures:position_figure"
 
-    query: int
-    scale: float
-    p_numerator: np.ndarray
-    pp_numerator: np.ndarray
-    sigma: SigmaStatistics | None
-    undertrained: np.ndarray
+    query: int  # the position i
+    scale: float  # what multiplies a score before the softmax, 1/sqrt(d')
+    p_numerator: np.ndarray  # (n_heads, n_positions): b_QK p_j', no sigma in it
+    pp_numerator: np.ndarray  # (n_heads, n_positions): p_i W_QK p_j', no sigma in it
+    sigma: SigmaStatistics | None  # None where only the numerators are known or were requested
+    undertrained: np.ndarray  # positions whose embedding training hardly touched, in order
     provenance: Provenance = field(default_factory=Provenance, repr=False)
 
     @property
@@ -95,7 +74,7 @@ class PositionTerms(ShowsShapes, Result):
 
     @property
     def cliff(self) -> float | None:
-        """|T^p| of the last position over that of the one before it, in the median head, where it has a cliff."""
+        """|T^p| of the last position over |T^p| of the one before it, in the median head, where it has a cliff."""
         before, last = np.abs(self.t_p[:, -2:]).T  # (n_heads,) each
         ratio = float(np.median(last[before > 0] / before[before > 0])) if (before > 0).any() else 1.0
         return ratio if ratio < CLIFF else None
@@ -189,55 +168,6 @@ def _trend_columns(part: str, symbol: str, curves: np.ndarray) -> list[Column]:
     ]
 
 
-class ReadsPositions(Protocol):
-    """What the terms are computed from: a `FirstLayer`."""
-
-    @property
-    def model(self) -> Model: ...
-    @property
-    def layer(self) -> int: ...
-    @property
-    def heads(self) -> Sequence[Head]: ...
-    @property
-    def sigma(self) -> SigmaStatistics: ...
-    def check_finite(self, what: str, values: np.ndarray, layer: int | None = None) -> None: ...
-
-
-def position_terms(first: ReadsPositions, query: int | None = None, unscaled: bool = False) -> PositionTerms:
-    """Compute the position terms of every head of the first layer."""
-    model, positions = first.model, first.model.positions
-    if positions is None:
-        problem = f"a {model.family.name} has no position embedding, hence no T^p and T^pp"
-        raise CheckpointError(f"{problem}; {_instead(first.heads[0].layer)}", file=model.checkpoint.name)
-    # At the last trained position T^p has a cliff of its own, so that a shorter model is looked at in mid-context.
-    query = min(paper.QUERY, max((len(positions) - 1) // 2, FEWEST - 1)) if query is None else query
-    if not FEWEST - 1 <= query < len(positions):
-        problem = f"query position {query} is outside {FEWEST - 1} .. {len(positions) - 1}, the model's positions"
-        raise CheckpointError(problem, file=model.checkpoint.name)
-    undertrained = undertrained_rows(positions, model.config.initial_std)
-    trained = np.setdiff1d(np.arange(query + 1), undertrained)
-    if len(trained) < FEWEST:
-        problem = f"only {len(trained)} of the positions up to {query} look trained, and a trend needs {FEWEST}"
-        raise CheckpointError(f"{problem}; untrained are {in_runs(undertrained)}", file=model.checkpoint.name)
-    sigma = None if unscaled else first.sigma
-    with np.errstate(over="ignore", invalid="ignore"):  # found and named below
-        numerators = [position_numerators(head.qk, head.qk_bias, positions, query) for head in first.heads]
-    t_p, t_pp = (np.stack(terms).astype(np.float64) for terms in zip(*numerators, strict=True))
-    terms = PositionTerms(query, first.heads[0].scale, t_p, t_pp, sigma, undertrained, Provenance.of(model.checkpoint))
-    for what, values in (("T^p", terms.t_p), ("T^pp", terms.t_pp)):
-        first.check_finite(what, values, first.layer)
-    return terms
-
-
-def _instead(layer: Layer) -> str:
-    """How to see what positions do in a layer that gets none from embeddings."""
-    if layer.rotation is not None:
-        return "it rotates queries and keys: `weightscope audit SOURCE --deltas 0,1,8` measures W_QK at those distances"
-    if layer.additive is not None:
-        return f"it adds biases by distance to the scores: model.layer({layer.index}).position_bias(delta)"
-    return f"layer {layer.index} sees no positions" if not layer.relative else "it has terms of a token and a distance"
-
-
 def in_runs(indices: np.ndarray) -> str:
     """Sorted indices as text, with runs shortened: 3, 191-511."""
     runs = np.split(indices, np.flatnonzero(np.diff(indices) != 1) + 1)
@@ -264,7 +194,7 @@ class Curve(NamedTuple):
 def spread_over_tokens(numerator: np.ndarray, sigma: SigmaStatistics) -> Curve:
     """numerator_j / sigma_j with sigma_j spread over the tokens that may stand at j (Fig. 3's band): numerator (n,).
 
-    The numerator knows no token, so its mean and percentiles are those of 1/sigma_j times the numerator, with the ends
+    The numerator knows no token, so its mean and percentiles follow from 1/sigma_j times the numerator, with the ends
     swapped where it is negative.
     """
     n = len(numerator)

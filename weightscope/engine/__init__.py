@@ -4,9 +4,9 @@ A task is a pure function and its arguments. For another process both are pickle
 importable there, and its arguments should say where to read data rather than carry it.
 """
 
-from weightscope.engine.engine import Engine, Finished, Processes, ThisProcess, array_of
+from weightscope.engine.engine import Engine, Finished, Processes, ThisProcess, array_of, unexpected
 
-__all__ = ["Engine", "Finished", "Processes", "ThisProcess", "array_of", "open_engine"]
+__all__ = ["Engine", "Finished", "Processes", "ThisProcess", "array_of", "open_engine", "unexpected"]
 
 
 def open_engine(engine: str, scheduler: str | None = None, jobs: int | None = None) -> Engine:

@@ -28,9 +28,14 @@ def array_of(answer: Any, shape: tuple[int, ...], what: str) -> np.ndarray:
     """A task's answer, if it is real numbers of the expected shape; a worker may run another version, or be hostile."""
     if not (isinstance(answer, np.ndarray) and answer.dtype.kind in "biuf" and answer.shape == shape):
         given = f"{answer.dtype} {answer.shape}" if isinstance(answer, np.ndarray) else type(answer).__name__
-        expected = f"numbers of the shape {shape} were expected. Does it run the same version of weightscope?"
-        raise CheckpointError(f"a worker answers for {what} with {given}; {expected}")
+        raise unexpected(what, given, f"numbers of the shape {shape}")
     return answer
+
+
+def unexpected(what: str, given: str, expected: str) -> CheckpointError:
+    """The error that a worker answers with something else."""
+    problem = f"a worker answers for {what} with {given}; {expected} were expected"
+    return CheckpointError(f"{problem}. Does it run the same version of weightscope?")
 
 
 class Finished(NamedTuple):

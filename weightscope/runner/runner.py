@@ -15,8 +15,7 @@ from weightscope.compute.cores import one_blas_thread
 from weightscope.compute.device import CPU, Device, open_device
 from weightscope.embeddings import outside
 from weightscope.errors import CheckpointError, counted
-from weightscope.model import Model, as_model
-from weightscope.overflow import overflow
+from weightscope.model import Model, as_model, overflow
 from weightscope.progress import bar, phase
 from weightscope.results import ShowsShapes
 from weightscope.runner.hooks import blocks_of, tower_of, watched

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from weightscope.attention.layer import Layer
-from weightscope.audit.measure_layer import measure_layer
+from weightscope.audit.measure import measure_layer
 from weightscope.errors import CheckpointError, counted
 from weightscope.formulas import plain
 from weightscope.metrics.norms import output_triangles

@@ -1,4 +1,4 @@
-"""What stands out among all tensors of a checkpoint, and between those of two checkpoints."""
+"""What stands out among all tensors of a checkpoint, and between the tensors of two checkpoints."""
 
 import re
 from collections import Counter, defaultdict
@@ -9,7 +9,7 @@ import numpy as np
 
 from weightscope.checkpoint.checkpoint import WeightFiles
 from weightscope.errors import counted
-from weightscope.findings import Finding, Member, listed
+from weightscope.findings import Finding, Member, finding, listed
 from weightscope.metrics.outliers import log_measure, off_trend, robust_z
 from weightscope.tensors.measure import Everything, TensorFacts, by_role, role_of
 
@@ -40,7 +40,7 @@ def tensor_findings(
 ) -> Iterator[Finding]:
     """Everything about tensors that a person should look at; nothing at initialisation.
 
-    Tensors whose values the audit of heads has `judged` are checked only for what it does not check; the row of an
+    Tensors whose values the audit of heads has `judged` are checked only for other faults; the row of an
     embedding at index `padding` may be zero.
     """
     facts, judged = everything.facts, set(judged)
@@ -62,15 +62,15 @@ def on_top(name: str) -> str:
 
 def described(names: Sequence[str]) -> str:
     """The head that all of these tensors are parts of, or the names."""
-    (part, *others) = dict.fromkeys(map(on_top, names))
-    return listed(names, NAMED) if others or not part else part
+    (part, *rest) = dict.fromkeys(map(on_top, names))
+    return listed(names, NAMED) if rest or not part else part
 
 
 def _other_head(kinds: Mapping[str, str], architectures: str) -> list[str]:
     """Tensors of heads on top that only one checkpoint has, where the last is meant to do another task.
 
     `architectures` are the classes that the last checkpoint's config names: a language model needs its head, and of
-    one that says nothing a lost head is not excused. Nor is one of which a part is left.
+    one that says nothing a lost head is not excused. Nor is a head that has lost only a part.
     """
     if not architectures or PREDICTS_TOKENS.search(architectures):
         return []
@@ -79,6 +79,12 @@ def _other_head(kinds: Mapping[str, str], architectures: str) -> list[str]:
     return [n for n, part in tops.items() if kinds[n] == "new" or (kinds[n] == "missing" and part not in kept)]
 
 
+@finding("tensor_missing", "tensors that one checkpoint lacks", severity="warning", rank=140,
+         look_next="Check that both were saved completely: tied weights may be left out, others may have been "
+                   "lost.")  # fmt: skip
+@finding("other_head", "another head on top", rank=40,
+         look_next="Usual where a language model was tuned for another task; if the head was to stay, it was lost on "
+                   "the way.")  # fmt: skip
 def incomparable_tensors(kinds: Mapping[str, str], architectures: str = "") -> Iterator[Finding]:
     """Tensors of two checkpoints that cannot be compared: `kinds` is the kind of change by the tensor's name.
 
@@ -104,6 +110,10 @@ def incomparable_tensors(kinds: Mapping[str, str], architectures: str = "") -> I
             )  # fmt: skip
 
 
+@finding("other_weights", "transformers loads other weights", severity="warning", rank=210,
+         look_next="Move the files that are not meant to another folder, or name the file that is meant.")  # fmt: skip
+@finding("weights_beside", "weight files that were not read", rank=10,
+         look_next="Name one of them to read it; move those that are not meant to another folder.")  # fmt: skip
 def beside_findings(files: WeightFiles, label: str = "") -> Iterator[Finding]:
     """Weight files next to those that were read; graver where transformers loads them."""
     if files.telling:
@@ -144,6 +154,12 @@ def _zero_tensors(facts: Facts) -> Iterator[Finding]:
             yield _of_tensors(zero, [0.0] * len(zero), kind="zero_tensor", measure="rms", number=0.0, text=text)
 
 
+@finding("zero_tensor", "tensor of zeros", severity="warning", rank=110,
+         look_next="Check whether this is intended: a conversion that skipped the tensor leaves zeros "
+                   "too.")  # fmt: skip
+@finding("out_of_scale", "tensor out of scale", severity="warning", rank=120,
+         look_next="Read the tensor again from its source, and compare it with an earlier checkpoint: an exponent may "
+                   "be wrong.")  # fmt: skip
 def scale_finding(name: str, rms: float, not_zero: bool = True, offset: float = 0.0) -> Iterator[Finding]:
     """A tensor whose root mean square, an offset added to it, no trained weights have; one that may be zero is judged
     by the upper limit.
@@ -173,6 +189,9 @@ def row_count(tensor: TensorFacts) -> int:
     return tensor.rows if sum(size > 1 for size in tensor.shape) > 1 else 1
 
 
+@finding("constant_rows", "rows of one value", rank=130,
+         look_next="See what the rows are for: padding, tokens that training never saw and pruned neurons are "
+                   "common.")  # fmt: skip
 def _constant_rows(facts: Facts, padding: int | None) -> Iterator[Finding]:
     for tensor in facts:
         if tensor.constant or row_count(tensor) == 1:
@@ -189,6 +208,9 @@ def _constant_rows(facts: Facts, padding: int | None) -> Iterator[Finding]:
                 yield Finding(kind="constant_rows", members=members, measure="rows", number=count, usual=0.0, text=text)
 
 
+@finding("duplicate_layers", "layers with the same tensors", severity="warning", rank=130,
+         look_next="Check whether the layers were copied on purpose, to make a model deeper; if so, expect them to do "
+                   "the same.")  # fmt: skip
 def _duplicates(facts: Facts) -> Iterator[Finding]:
     """Layers that hold the same tensors throughout, and tensors elsewhere that are the same."""
     content = {
@@ -221,6 +243,8 @@ def _layer_of(name: str) -> tuple[str, int] | None:
     return (role.partition("*")[0], numbers[0]) if numbers else None
 
 
+@finding("duplicate_tensors", "tensors with the same values", rank=120,
+         look_next="Tied weights are meant to be equal, and buffers often are; other copies waste memory.")  # fmt: skip
 def _equal_tensors(facts: Facts) -> Iterator[Finding]:
     """Tensors with the same values; sets of the same roles, as in tied layers, are one finding."""
     groups: dict[str, list[TensorFacts]] = defaultdict(list)
@@ -243,6 +267,9 @@ def _tensors(kind: str, tensors: Facts, text: str) -> Finding:
     return _of_tensors(tensors, norms, kind=kind, measure="tensors", number=float(len(tensors)), text=text)
 
 
+@finding("odd_dtype", "unexpected dtype", severity="warning", rank=150,
+         look_next="Check how the checkpoint was saved: one tensor kept in another precision is often a "
+                   "slip.")  # fmt: skip
 def _dtypes(facts: Facts) -> Iterator[Finding]:
     """dtypes that look like a slip: one that differs within a role, a lone one, float64, integers for weights."""
     odd: dict[str, dict[str, TensorFacts]] = defaultdict(dict)
@@ -267,8 +294,11 @@ def _dtypes(facts: Facts) -> Iterator[Finding]:
         yield _tensors("odd_dtype", list(tensors.values()), f"{names}: {problem}.")
 
 
+@finding("norm_off_role", "tensor off its role's norms", rank=110,
+         look_next="Compare it with the same tensor of neighbouring layers, and with an earlier "
+                   "checkpoint.")  # fmt: skip
 def _norms(facts: Facts) -> Iterator[Finding]:
-    """Tensors whose norm is off that of their neighbours in the role."""
+    """Tensors whose norm is off the norms of their neighbours in the role."""
     for role, members in by_role(facts).items():
         if len(members) < LEAST_ROLE or members[0].kind != "f":
             continue

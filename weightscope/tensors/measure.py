@@ -227,7 +227,7 @@ def shown_shape(shape: tuple[int, ...]) -> str:
 
 
 def by_role(facts: Iterable[TensorFacts]) -> dict[str, list[TensorFacts]]:
-    """Tensors by role, those of a role in the order of their numbers."""
+    """Tensors by role, in the order of their numbers."""
     roles: dict[str, list[TensorFacts]] = defaultdict(list)
     for tensor in facts:
         roles[tensor.role].append(tensor)
@@ -235,7 +235,7 @@ def by_role(facts: Iterable[TensorFacts]) -> dict[str, list[TensorFacts]]:
 
 
 def read_everything(checkpoint: Checkpoint) -> Everything:
-    """Read every value of a checkpoint once, and once more those of tensors that may be equal.
+    """Read every value of a checkpoint once, and once more the values of tensors that may be equal.
 
     Memory is a few blocks of a million values per core, however large tensors are, and a kilobyte per tensor; where a
     quantised format scatters rows (GPTQ, AWQ, bitsandbytes, FP8 with scales), one whole weight per core.

@@ -1,4 +1,4 @@
-"""The tensors that answers depend on and no head's map is made of: biases, norms, sinks, embeddings, unembedding."""
+"""Tensors that a model depends on outside its heads' maps: biases, norms, sinks, embeddings, unembedding."""
 
 import re
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ ROWS = "unembedding"  # which a file may leave out where they are the embedding'
 def other_tensors(model: Model) -> dict[str, Tensor]:
     """The tensors by name without the prefix: what attention, embeddings and unembedding are read from, and vectors.
 
-    Matrices that W_QK and W_VO are products of, and those of feed-forward networks, are not among them.
+    Matrices that W_QK and W_VO are products of, and matrices of feed-forward networks, are not among them.
     """
     needed, checkpoint = needed_tensors(model), model.checkpoint
     vectors = (name for name in checkpoint.names_under(model.prefix) if sum(n > 1 for n in checkpoint[name].shape) <= 1)
@@ -34,7 +34,7 @@ def needed_tensors(model: Model) -> dict[str, Tensor]:
     outputs = model.output_tensors
     rows = {ROWS: outputs.pop(ROWS)} if ROWS in outputs else {}
     if rows and not model.tied and rows[ROWS].name == model.prefix + model.family.inputs.tokens:
-        rows = {}  # it has no unembedding: that of a language model was dropped
+        rows = {}  # it has no unembedding: the language model's was dropped
     return {
         t.name.removeprefix(model.prefix): t for t in (*tensors, *model.embedding_tensors, *outputs.values())
     } | rows
@@ -85,7 +85,7 @@ def other_gains(model: Model) -> dict[str, Tensor]:
 
 
 def _offset_of_gains(model: Model) -> float:
-    """What is added to stored gains of other norms: as to those of the norms that the row names."""
+    """What is added to stored gains of other norms: the same as for the norms that the row names."""
     row = model.family
     of_network = None if row.mlp is None else row.mlp.norm
     known = [row.norms.after, of_network, *(row.norm_of(i) for i in model.attention_layers)]

@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from weightscope.audit.audit import AuditOptions, measure_task
-from weightscope.audit.measures import MeasuredHeads
+from weightscope.audit.measure import MeasuredHeads
 from weightscope.audit.reference import Known, Reference
 from weightscope.errors import CheckpointError, printable
 from weightscope.files import regular_file

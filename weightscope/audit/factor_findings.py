@@ -1,7 +1,7 @@
 """The four factors of a head, W_Q, W_K, W_V and W_O, compared: faults that no spectrum of one map shows.
 
-The Gram matrices of W_Q and W_K are alike, as they are trained together, and so are those of W_V and W_O; those of W_Q
-and W_V share nothing. Where this is not so, factors were swapped, mixed up or initialised anew. Noise that is added to
+The Gram matrices of W_Q and W_K are alike, as they are trained together, and so are W_V's and W_O's; W_Q and W_V
+share nothing. Where this is not so, factors were swapped, mixed up or initialised anew. Noise that is added to
 weights lifts what is weakest in them. Each factor uses the dimensions of the stream as it does in the other layers:
 where its other axis does instead, it is transposed. docs/audit.md says which checkpoints the limits were set on.
 """
@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weightscope.audit.measures import MeasuredHeads
-from weightscope.findings import Finding, Member, aggregated, indexed, of_head
+from weightscope.audit.measure import MeasuredHeads
+from weightscope.findings import Finding, Member, aggregated, finding, indexed, of_head
 from weightscope.metrics.outliers import known_median, layer_medians, log_measure, off_trend, robust_z
 from weightscope.metrics.profiles import FEWEST, cosines, profiles, share
 from weightscope.model import Model
@@ -29,7 +29,7 @@ UNBALANCED = ((0, 1, 8.0), (2, 3, 20.0))  # factors by which |W_Q| / |W_K| and |
 UNBALANCED_Z = 6.0
 NOISY, MOST_Z = 2.0, 6.0  # mean of z-scores, each cut at the second; trained layers reach 1.7
 LAYERS_FOR_NOISE = 8  # fewer have no trend to leave
-AGREEING = 5.0  # over the root of the width: more than the cosine of a profile with that of other layers is by chance
+AGREEING = 5.0  # over the root of the width: above the cosine that profiles of two layers have by chance
 ALL_LAYERS = 0.15  # of the profiles: more of them is common along the other axis where all layers are transposed
 EXCHANGED = (
     0.4  # cosine of the difference of two factors' profiles with that in other layers, if it is below minus this
@@ -59,6 +59,8 @@ def factor_findings(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
     yield from _noisy(heads, known.union(unbalanced))
 
 
+@finding("large_bias", "bias out of proportion", severity="warning", rank=90,
+         look_next="Read the tensor again from its source; compare it with the same bias of other layers.")  # fmt: skip
 def _large_biases(heads: MeasuredHeads) -> Iterator[Finding]:
     """Biases that are far larger than what their projection makes of a normalised input."""
     norms = heads.arrays["factor_norm"]  # (L, H, 4)
@@ -97,6 +99,12 @@ def _mean(values: np.ndarray, axis: int) -> np.ndarray:
         return np.where(finite, values, 0.0).sum(axis=axis) / finite.sum(axis=axis)
 
 
+@finding("mixed_factors", "factors that do not belong together", severity="warning", rank=60,
+         look_next="Check the conversion: some of its tensors may be those of another layer, or of another "
+                   "checkpoint.")  # fmt: skip
+@finding("untrained_layer", "layer as initialised", severity="warning", rank=70,
+         look_next="Check whether the layer was added or reset on purpose, and whether it was trained "
+                   "since.")  # fmt: skip
 def _unrelated(model: Model, heads: MeasuredHeads) -> Iterator[tuple[int, Finding]]:
     """Layers whose factors do not belong together, by position; none where the others' do not either."""
     relation = _relation(heads)
@@ -108,8 +116,8 @@ def _unrelated(model: Model, heads: MeasuredHeads) -> Iterator[tuple[int, Findin
         if not (everywhere or usual >= TRAINED):
             continue
         times, elsewhere = float(np.exp(relation[i])), float(np.exp(usual))
-        others = f"{elsewhere:.2g}, which is as wrong" if everywhere else f"{elsewhere:.0f}"
-        compared = f"{times:.2g} times as alike as W_Q and W_V, W_K and W_O (elsewhere {others})"
+        usually = f"{elsewhere:.2g}, which is as wrong" if everywhere else f"{elsewhere:.0f}"
+        compared = f"{times:.2g} times as alike as W_Q and W_V, W_K and W_O (elsewhere {usually})"
         kind, text = "mixed_factors", f"W_Q and W_K, W_V and W_O are only {compared}: they do not belong together."
         if relation[i] < SWAPPED:
             kind, text = "swapped_factors", f"W_Q and W_K, W_V and W_O are {compared}: W_K and W_V look swapped."
@@ -132,9 +140,9 @@ def _unrelated_pairs(heads: MeasuredHeads, known: set[int]) -> Iterator[Finding]
     with np.errstate(invalid="ignore"):
         relations = likeness[:, :2] - np.logaddexp(likeness[:, 2], likeness[:, 3])[:, None] + np.log(2)  # (L, 2)
     for pair, (name, which) in enumerate((("qk", "W_Q and W_K"), ("vo", "W_V and W_O")) if _enough(heads) else ()):
-        others = relations[:, 1 - pair]
-        low = np.flatnonzero((relations[:, pair] < APART) & (others >= TRAINED)).tolist()
-        for i in low if known_median(others) >= TRAINED else ():
+        partners = relations[:, 1 - pair]
+        low = np.flatnonzero((relations[:, pair] < APART) & (partners >= TRAINED)).tolist()
+        for i in low if known_median(partners) >= TRAINED else ():
             usual = known_median(np.delete(relations[:, pair], i))
             if i in known or not (usual >= TRAINED or usual < APART):
                 continue
@@ -182,11 +190,11 @@ def _misplaced(heads: MeasuredHeads) -> Misplaced:
     """Factors whose other axis is the stream: transposed, or W_V and W_O that were exchanged as they are stored."""
     energies, n_heads = heads.arrays["row_energies"], heads.n_heads  # (L, 4, d)
     n_layers, _, d = energies.shape
-    found = Misplaced({}, {}, {})
+    misplaced = Misplaced({}, {}, {})
     if d % n_heads or n_layers < FEWEST:
-        return found
+        return misplaced
     limit = AGREEING / np.sqrt(d)
-    found.as_read.update({f: profiles(energies[:, f], n_heads) for f in range(4)})
+    misplaced.as_read.update({f: profiles(energies[:, f], n_heads) for f in range(4)})
     columns = [heads.arrays[f"{name}_column_energies"] for name in ("qk", "vo")]  # (L, H, 2, r)
     across = {
         f: profiles(columns[f // 2][:, :, f % 2].reshape(n_layers, -1), n_heads)
@@ -194,40 +202,44 @@ def _misplaced(heads: MeasuredHeads) -> Misplaced:
         if columns[f // 2].shape[-1] * n_heads == d and not (f in (1, 2) and heads.shares_keys)
     }  # of factors that are square: others would not fit if they were transposed
     as_partner: dict[int, np.ndarray] = {}
-    for f, other in across.items():
-        read, partner = found.as_read[f], 5 - f
-        all_layers = share(other) > share(read) + ALL_LAYERS
-        first, second = (other, read) if all_layers else (read, other)
+    for f, profile in across.items():
+        read, partner = misplaced.as_read[f], 5 - f
+        all_layers = share(profile) > share(read) + ALL_LAYERS
+        first, second = (profile, read) if all_layers else (read, profile)
         wrong, right = np.abs(cosines(first, second))[:: -1 if all_layers else 1]
         if f > 1 and partner in across and not all_layers:
-            as_partner[f] = np.abs(cosines(found.as_read[partner], other)[1])
+            as_partner[f] = np.abs(cosines(misplaced.as_read[partner], profile)[1])
         best = np.fmax(right, as_partner.get(f, right))
         places = np.flatnonzero(best - wrong > limit).tolist()
         if places and (len(places) > n_layers / 2) == all_layers:
-            found.transposed[f] = {i: (float(wrong[i]), float(right[i])) for i in places}
-    alone = found.transposed.keys() == {2, 3} and len(across) == 4
-    for i in sorted(set(found.transposed.get(2, ())).union(found.transposed.get(3, ()))):
-        pairs = [(f, found.transposed[f][i]) for f in (2, 3) if i in found.transposed.get(f, ())]
+            misplaced.transposed[f] = {i: (float(wrong[i]), float(right[i])) for i in places}
+    alone = misplaced.transposed.keys() == {2, 3} and len(across) == 4
+    for i in sorted(set(misplaced.transposed.get(2, ())).union(misplaced.transposed.get(3, ()))):
+        pairs = [(f, misplaced.transposed[f][i]) for f in (2, 3) if i in misplaced.transposed.get(f, ())]
         if as_partner.keys() == {2, 3}:
             instead = sum(float(as_partner[f][i]) - right for f, (_, right) in pairs)
-        else:  # no layer tells what is usual; a conversion that transposes squares transposes those of W_Q and W_K too
+        else:  # no layer tells what is usual; a conversion that transposes squares transposes W_Q and W_K too
             instead = 1.0 if alone else -1.0
         if instead > 0:
-            found.exchanged[i] = max((pair for _, pair in pairs), key=lambda pair: pair[1])
+            misplaced.exchanged[i] = max((pair for _, pair in pairs), key=lambda pair: pair[1])
             if as_partner:
                 best = max(pairs, key=lambda each: float(as_partner[each[0]][i]))
-                found.exchanged[i] = best[1][0], float(as_partner[best[0]][i])
+                misplaced.exchanged[i] = best[1][0], float(as_partner[best[0]][i])
             for f, _ in pairs:
-                del found.transposed[f][i]
-    return found
+                del misplaced.transposed[f][i]
+    return misplaced
 
 
+@finding("transposed_factors", "factor transposed", severity="warning", rank=40,
+         look_next="Check the conversion: transpose the tensor, and measure the loss of both.")  # fmt: skip
+@finding("swapped_factors", "two factors swapped", severity="warning", rank=50,
+         look_next="Check the conversion: swap the two tensors back, and measure the loss of both.")  # fmt: skip
 def _misplaced_findings(heads: MeasuredHeads, misplaced: Misplaced) -> Iterator[Finding]:
     """One finding for each factor that is transposed, and one for the layers whose W_V and W_O are exchanged."""
-    for f, found in misplaced.transposed.items():
-        if found:
+    for f, layers in misplaced.transposed.items():
+        if layers:
             about = FACTORS[f], "looks transposed: its"
-            yield _of_layers(heads, "transposed_factors", "qk" if f < 2 else "vo", found, *about)
+            yield _of_layers(heads, "transposed_factors", "qk" if f < 2 else "vo", layers, *about)
     if misplaced.exchanged:
         about = "W_V and W_O", "look exchanged, or transposed: their"
         yield _of_layers(heads, "swapped_factors", "vo", misplaced.exchanged, *about)
@@ -256,11 +268,11 @@ def _exchanged(
     model: Model, heads: MeasuredHeads, misplaced: Misplaced
 ) -> dict[str, dict[int, tuple[float, float, str]]]:
     """Layers in which W_Q and W_K, or W_V and W_O, are each other's; by map and position a number, its usual value and
-    what it is.
+    a description.
     """
-    found: dict[str, dict[int, tuple[float, float, str]]] = {"qk": {}, "vo": {}}
+    exchanged: dict[str, dict[int, tuple[float, float, str]]] = {"qk": {}, "vo": {}}
     if heads.shares_keys:
-        return found  # the two have other shapes
+        return exchanged  # the two have other shapes
     for name, (a, b) in {"qk": (0, 1), "vo": (2, 3)}.items() if misplaced.as_read else ():
         differences = misplaced.as_read[a] - misplaced.as_read[b]
         differences[list(misplaced.layers)] = np.nan
@@ -272,24 +284,24 @@ def _exchanged(
         if (along > limit).sum() >= max(FEWEST - 1, 2 * len(opposite)):
             what = "along the stream they differ as they do in other layers, reversed (cosine {:.2f}, usually {:.2f})"
             usual = known_median(along)
-            found[name] |= {i: (float(along[i]), usual, what) for i in opposite}
+            exchanged[name] |= {i: (float(along[i]), usual, what) for i in opposite}
     if not any(rotation is not None for rotation in model.rotations.values()):  # turned, a key's bias is of use
-        found["qk"] = _exchanged_biases(heads) | found["qk"]
-    return found
+        exchanged["qk"] = _exchanged_biases(heads) | exchanged["qk"]
+    return exchanged
 
 
 def _exchanged_biases(heads: MeasuredHeads) -> dict[int, tuple[float, float, str]]:
     """Layers whose query bias is small and key bias large where it is the other way in both neighbours."""
     biases = np.sqrt((heads.arrays["factor_bias"][..., :2] ** 2).sum(axis=1))  # (L, 2)
-    ratios, found = log_measure(biases[:, 0]) - log_measure(biases[:, 1]), {}
+    ratios, exchanged = log_measure(biases[:, 0]) - log_measure(biases[:, 1]), {}
     for i in range(len(ratios)) if len(ratios) >= FEWEST else ():
         nearest = sorted((j for j in range(len(ratios)) if j != i), key=lambda j: abs(j - i))[:2]
         signs = np.sign(ratios[nearest])
         least = np.abs(ratios[nearest]).min()
         if abs(signs.sum()) == 2 and np.minimum(least, -ratios[i] * signs[0]) > np.log(BIAS_RATIO):  # NaN: no bias
             what = "the query bias is {:.2g} times as long as the key bias, in the neighbours {:.2g} times"
-            found[i] = float(np.exp(ratios[i])), float(np.exp(np.median(ratios[nearest]))), what
-    return found
+            exchanged[i] = float(np.exp(ratios[i])), float(np.exp(np.median(ratios[nearest]))), what
+    return exchanged
 
 
 def _exchanged_findings(
@@ -304,6 +316,9 @@ def _exchanged_findings(
             )  # fmt: skip
 
 
+@finding("unbalanced_factors", "factor off its partner's scale", severity="warning", rank=80,
+         look_next="Compare both tensors with an earlier checkpoint: a scale may have been applied to one "
+                   "alone.")  # fmt: skip
 def _unbalanced(model: Model, heads: MeasuredHeads, known: set[int]) -> Iterator[tuple[int, Finding]]:
     """Layers in which one factor has another size than its partner, unlike their neighbours'."""
     logs = log_measure(heads.arrays["factor_norm"])  # (L, H, 4)
@@ -323,6 +338,9 @@ def _unbalanced(model: Model, heads: MeasuredHeads, known: set[int]) -> Iterator
             )  # fmt: skip
 
 
+@finding("noise_floor", "layer with a noise floor", severity="warning", rank=100,
+         look_next="Compare the layer with an earlier checkpoint, and check how it was quantised or "
+                   "merged.")  # fmt: skip
 def _noisy(heads: MeasuredHeads, known: set[int]) -> Iterator[Finding]:
     """Layers in which what is weakest in every factor is stronger than in their neighbours."""
     if len(heads.layers) < LAYERS_FOR_NOISE:

@@ -7,17 +7,17 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from weightscope.audit.audit import END, RESULTS, AuditOptions, conclude, measure_task
-from weightscope.audit.measures import Arrays
-from weightscope.audit.resume import FinishedLayers, layers_identity, results_identity
-from weightscope.audit.worker_validation import Report, arrays_of, report_of
-from weightscope.engine import Engine
-from weightscope.errors import CheckpointError, one_line
+from weightscope.audit.measure import Arrays
+from weightscope.audit.resume import FinishedLayers, arrays_of, layers_identity, results_identity
+from weightscope.engine import Engine, unexpected
+from weightscope.errors import CheckpointError, one_line, printable
 from weightscope.files import HIDDEN, Files, OutputFolder
-from weightscope.findings import SEVERITIES, fails
+from weightscope.findings import SEVERITIES, fails, finding_kinds
 from weightscope.model import Model
 from weightscope.progress import bar, phase
 from weightscope.provenance import Provenance
@@ -27,6 +27,7 @@ from weightscope.tables import Column, Link, Table
 REPORT = -1  # in place of a layer, in the key of the task that ends an audit
 KEPT = f"{HIDDEN}/summary.json"  # a checkpoint's row in a list's summary, for a later run that keeps its results
 RESULT = f"{HIDDEN}/result.json"  # the audit as JSON, for the same
+DEEPEST = 6  # levels of a result in JSON
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,16 @@ class Outcome:
             return ""
         text = one_line(self.error)
         return text if isinstance(self.error, CheckpointError) else f"{type(self.error).__name__}: {text}"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the last task of an audit sends back."""
+
+    files: dict[str, bytes]  # the results by name, in the order in which they are written
+    text: str  # the audit on a terminal
+    summary: dict[str, Any]  # the checkpoint as one row of numbers
+    result: dict[str, Any] = field(default_factory=dict)  # the audit as JSON
 
 
 def audit_list(
@@ -205,6 +216,69 @@ def _value_of(ended: tuple[int, Any, Exception | None]) -> tuple[int, Any]:
 
 def _itself(model: Model) -> Model:
     return model
+
+
+# A worker may run another version, or be hostile. Its messages are pickles, and unpickling one may run code: these
+# checks do not make an untrusted network safe (docs/scale.md). They keep malformed results out, and files inside their
+# folder.
+
+PARTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "files": (
+        "files by name",
+        lambda files: isinstance(files, dict) and all(isinstance(content, bytes) for content in files.values()),
+    ),
+    "text": (
+        "lines that a terminal can show",
+        lambda text: isinstance(text, str) and all(line.isprintable() for line in text.split("\n")),
+    ),
+    "summary": (
+        "a row of plain values",
+        lambda row: isinstance(row, dict) and all(type(value) in (str, int, float) for value in row.values()),
+    ),
+    "result": (
+        "JSON with findings of known kinds",
+        lambda result: isinstance(result, dict) and _is_json(result) and _are_findings(result.get("findings", [])),
+    ),
+}  # of a report: what each has to be
+
+
+def report_of(answer: Any) -> Report:
+    """A worker's last answer, if it is a report whose parts have the expected types and safe names."""
+    if type(answer) is not Report:
+        raise unexpected("its report", type(answer).__name__, "a report")
+    for name, (expected, is_valid) in PARTS.items():
+        if not is_valid(part := getattr(answer, name, None)):
+            raise unexpected("its report", type(part).__name__, expected)
+    for name in answer.files:
+        if not isinstance(name, str) or not _is_result(name):
+            raise CheckpointError(f"a worker names a file '{printable(name)[:100]}', which is not a result's name")
+    return answer
+
+
+def _is_result(name: str) -> bool:
+    """A plain name, or one within folders of plain names: nothing absolute, nothing hidden."""
+    return "\\" not in name and all(part and part.isprintable() and part[0] != "." for part in name.split("/"))
+
+
+def _is_json(value: Any, depth: int = 0) -> bool:
+    """Types that JSON has, nested no deeper than a result is, with finite numbers."""
+    if depth > DEEPEST:
+        return False
+    if type(value) is dict:
+        return all(type(key) is str and _is_json(entry, depth + 1) for key, entry in value.items())
+    if type(value) is list:
+        return all(_is_json(entry, depth + 1) for entry in value)
+    return type(value) in (str, int, bool, type(None)) or (type(value) is float and isfinite(value))
+
+
+def _are_findings(value: Any) -> bool:
+    kinds = finding_kinds() if value else {}
+    return type(value) is list and all(
+        type(finding) is dict
+        and all(type(finding.get(name)) is str for name in ("kind", "title", "text"))
+        and finding["kind"] in kinds
+        for finding in value
+    )
 
 
 BY_SEVERITY = [f"{severity}s" for severity in SEVERITIES]  # columns by which a summary is sorted

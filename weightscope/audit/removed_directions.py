@@ -18,7 +18,7 @@ from weightscope.checkpoint import Tensor
 from weightscope.compute.cores import in_threads
 from weightscope.compute.half import Half
 from weightscope.errors import CheckpointError, printable
-from weightscope.findings import Finding, Member, indexed
+from weightscope.findings import Finding, Member, finding, indexed
 from weightscope.metrics.least_directions import (
     NARROW,
     RANKS,
@@ -37,7 +37,7 @@ from weightscope.text.tokenizer import Tokenizer, token_names
 FOUND = {True: 2.0, False: 4.0}
 LOOKED_AT = 1.0  # sets of layers that score less are not judged again
 RUN = 0.4  # share of the layers: a run this long has to be found
-KEPT = 128 << 20  # bytes of Gram matrices kept; those of wider streams are summed, one run of layers at a time
+KEPT = 128 << 20  # bytes of Gram matrices kept; in wider streams they are summed, one run of layers at a time
 WIDEST = 8192  # dimensions; a wider Gram matrix exceeds a quarter of a gigabyte
 ROWS = 2  # times the width: rows of a run that are read in a wide stream
 STRIP = 512  # columns of a Gram matrix that are computed at a time
@@ -306,6 +306,9 @@ def _same(a: Least, b: Least) -> bool:
     return float(np.linalg.norm(a.directions.T @ b.directions, 2)) >= PARALLEL
 
 
+@finding("removed_direction", "one direction removed", severity="warning", rank=190,
+         look_next="See which tokens lie along the direction: removing one is how refusals or a style are edited out "
+                   "of a model.")  # fmt: skip
 def removed_findings(model: Model, removed: Sequence[Removed]) -> list[Finding]:
     """One finding for each set of directions that was removed."""
     return [_finding(each, tokens) for each, tokens in zip(removed, _tokens(model, removed), strict=True)]
@@ -313,7 +316,7 @@ def removed_findings(model: Model, removed: Sequence[Removed]) -> list[Finding]:
 
 def _finding(removed: Removed, tokens: str) -> Finding:
     k, side = removed.least.directions.shape[1], removed.side
-    which, it = ("One direction was", "it") if k == 1 else (f"{k} directions were", "them")
+    which, pronoun = ("One direction was", "it") if k == 1 else (f"{k} directions were", "them")
     usual = [
         energy for layer, energy in removed.energies.items() if layer not in removed.layers and np.isfinite(energy)
     ]
@@ -324,7 +327,7 @@ def _finding(removed: Removed, tokens: str) -> Finding:
         for matrix in side.layers[layer]
     ]
     text = (
-        f"{which} removed from {side.what} in {indexed('layer', removed.layers)}: the size along {it} is "
+        f"{which} removed from {side.what} in {indexed('layer', removed.layers)}: the size along {pronoun} is "
         f"{removed.left:.2g} of the mean over directions (probability of such a gap among random ones: "
         f"{10**-removed.score:.0e}){tokens}."
     )

@@ -1,4 +1,4 @@
-"""Findings that are known: those of an earlier audit, and those that somebody has judged. They stay, and fail no gate.
+"""Findings that are known: from an earlier audit, or reviewed by somebody. They stay, and fail no gate.
 
 A list of them has the columns of findings.csv, or is findings.json. A row applies to what agrees in all cells that say
 where; an empty cell agrees with everything. Where a row has the number, a finding that is worse is not known.
@@ -17,7 +17,7 @@ from typing import Any
 
 from weightscope.checkpoint.config import read_small
 from weightscope.errors import LONGEST_NAME, CheckpointError, nearest, shortened
-from weightscope.findings import COLUMNS, KINDS, Findings, listed
+from weightscope.findings import COLUMNS, Findings, finding_kinds, listed
 from weightscope.tables import csv_safe
 
 NAMES = tuple(column.name for column in COLUMNS)
@@ -95,10 +95,11 @@ def read_entries(path: Path, why: str) -> list[Entry]:
     except UNREADABLE as error:
         problem = "cannot be read as a list of findings"
         raise CheckpointError(f"{problem}, as in findings.csv or findings.json ({error})", file=path) from None
+    kinds = list(finding_kinds())
     for row in rows:
-        if (kind := row.get("kind", "")) not in KINDS:
-            problem = f"has an entry of kind '{shortened(kind)}'; it is one of {', '.join(KINDS)}"
-            raise CheckpointError(f"{problem}{nearest(kind[:LONGEST_NAME], list(KINDS))}", file=path)
+        if (kind := row.get("kind", "")) not in kinds:
+            problem = f"has an entry of kind '{shortened(kind)}'; it is one of {', '.join(kinds)}"
+            raise CheckpointError(f"{problem}{nearest(kind[:LONGEST_NAME], kinds)}", file=path)
         for name in ("number", "usual"):
             if name in row and isnan(_number(row[name])):
                 problem = (

@@ -1,0 +1,78 @@
+"""Tables 1 and 3 of the detokenization paper as printed, and the same ranks found in a model."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from weightscope.detok.first_layer import FirstLayer
+from weightscope.detok.heads import single_tokens
+from weightscope.formulas import plain
+from weightscope.pages.page import Filed, Section
+from weightscope.tables import Column, Table
+
+TOP = 10  # ranks in Tables 1 and 3
+HEADS_OF_TABLES = (1, 3, 4, 5, 7, 10)
+HEAD_OF_FIG_3 = 7  # and of Fig. 4
+
+# Current tokens of Tables 1 and 3; the first two have ROC curves in Fig. 2.
+TOKENS = (
+    "iens", " Jackson", "tarian", "yo", "ation", " Korea", " Obama", " Einstein", " chloride", " century",
+)  # fmt: skip
+
+# Tables 1 and 3: of a table, a head and a current token, the previous tokens that are printed, with their ranks.
+RANKS = (
+    (1, 4, "iens", {" sap": 1, " Sap": 3}),
+    (1, 7, "iens", {" sap": 1, "Al": 2, " al": 5}),
+    (1, 7, " Jackson", {" Peter": 1, " Jesse": 2, " Michael": 3}),
+    (3, 4, "tarian", {"Liber": 1, " Liber": 2}),
+    (3, 3, "yo", {"Tok": 1, " Tok": 2}),
+    (3, 4, "yo", {"Tok": 6}),
+    (3, 7, "yo", {"Tok": 1}),
+    (3, 4, "ation", {"anim": 1, " Represent": 3}),
+    (3, 7, "ation", {" dict": 1, " Fabric": 3, " coron": 5, "valid": 7, "Gener": 8}),
+    (3, 4, " Korea", {" North": 1}),
+    (3, 7, " Korea", {" North": 1, "North": 2, " South": 3, "South": 4}),
+    (3, 1, " Obama", {" Barack": 3, "President": 8}),
+    (3, 4, " Obama", {" Barack": 3}),
+    (3, 5, " Obama", {" Barack": 5}),
+    (3, 7, " Obama", {" President": 2, " Michelle": 3}),
+    (3, 7, " Einstein", {" Albert": 1, "Albert": 2}),
+    (3, 7, " Jackson", {" Michael": 1, " Peter": 2, "Michael": 3, " Jesse": 4, "Peter": 5, " Janet": 6}),
+    (3, 7, " chloride", {" aluminum": 1, " copper": 3, " vinyl": 6, " sodium": 7, " platinum": 8}),
+    (3, 10, " chloride", {" potassium": 2, " sodium": 3}),
+    (3, 3, " century", {" 19": 1, " nineteenth": 7}),
+    (3, 7, " century", {" 21": 1, " twentieth": 6}),
+)
+CONTRADICTION = (
+    "The paper's two tables contradict each other for head 7 and ' Jackson': Table 1 has ' Peter', ' Jesse' and "
+    "' Michael' first, Table 3 ' Michael', ' Peter', 'Michael' and ' Jesse'; the authors' notes have Table 3's order."
+)
+
+
+def printed_ranks(first: FirstLayer, tokenizer: Any) -> Table:
+    """Tables 1 and 3 of the paper rank by rank, of those texts that are one token here, with the ranks found.
+
+    A token's rank is one more than how many score higher.
+    """
+    rows, scores_of = [], lru_cache(1)(first.token_scores)  # rows of one token follow each other
+    for table, head, current, previous in RANKS:
+        ids = single_tokens(tokenizer, [current, *previous])
+        if current not in ids or head >= len(first.heads):
+            continue
+        scores = scores_of(ids[current])[head]  # (V,)
+        for text in [text for text in previous if text in ids]:
+            rank = 1 + int((scores > scores[ids[text]]).sum())
+            rows.append((table, head, current, text, previous[text], rank))
+    names = ("table", "head", "token", "previous", "rank_printed", Column("rank", meaning="found here"))
+    return Table.of_rows(names, rows, f"Tables 1 and 3, rank by rank. {CONTRADICTION}")
+
+
+def neighbour_section(table: Table, tokens: Sequence[str], printed: Table | None = None) -> Section:
+    """Tables 1 and 3: what heads would put before each of these tokens, and the paper's ranks with those found."""
+    listed = ", ".join(plain(repr(token)) for token in tokens)
+    text = (
+        "$$T^ee(i, j) = frac(e_i W_QK e_j^⊤, σ_i σ_j)$$ "
+        f"The previous tokens $j$ that heads score highest for the current tokens {listed}, before $1/√(d')$."
+    )
+    ranks = [] if printed is None else [Filed(printed, "printed.csv")]
+    return Section("What heads look for", text, [Filed(table, "neighbours.csv"), *ranks])
