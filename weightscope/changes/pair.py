@@ -78,7 +78,7 @@ def pair_up(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Paired:
 
 
 def blocks_of_pairs(a: Checkpoint, b: Checkpoint, pairs: Sequence[Pair]) -> Iterator[Part]:
-    """The blocks of all pairs; those of files on a server come in few, large requests."""
+    """The blocks of all pairs; a server is asked for many at once."""
     for batch in batches(pairs, lambda pair: pair.a.nbytes + pair.b.nbytes):
         a.prefetch(pair.a.name for pair in batch)
         b.prefetch(pair.b.name for pair in batch)
