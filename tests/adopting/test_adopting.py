@@ -12,7 +12,7 @@ from click.testing import CliRunner
 import weightscope as ws
 from tests.census.record import read, tally, write
 from tests.support.tiny_models import FIXTURES, fixture
-from weightscope.architectures import FAMILIES, Family, proved
+from weightscope.architectures import FAMILIES, Family, table
 from weightscope.architectures.stanzas import file_of, read_rows
 from weightscope.architectures.table import standing
 from weightscope.checkpoint import open_checkpoint
@@ -57,7 +57,7 @@ def same_as_the_table(adopted: Adopted, folder: Path, file: Path) -> None:
     """What adopted rows, saved and read again, say of a checkpoint is what the table's say."""
     file.write_bytes(file_of(adopted.rows, PROOF))
     for row in read_rows(file, FAMILIES.row):
-        own, table = ws.Model(open_checkpoint(folder), row), ws.open_model(folder, tower=row.tower or None)
+        own, table = ws.Model.of_row(open_checkpoint(folder), row), ws.open_model(folder, tower=row.tower or None)
         assert own.family.origin == f"adopted, proved against {PROOF}" and not table.family.origin
         for index in table.attention_layers:
             layer, expected = own.layer(index), table.layer(index)
@@ -169,8 +169,8 @@ def test_which_transformers_a_census_is_of_is_written_with_it(tmp_path: Path) ->
 
 
 def test_what_a_newer_transformers_adds_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    counted = {kind: verdicts for kind, verdicts in proved.census().items() if kind != "bert"}
+    counted = {kind: verdicts for kind, verdicts in table.census().items() if kind != "bert"}
     monkeypatch.setattr(newcomers, "model_types", lambda: ["bert", "llama"])
-    monkeypatch.setattr(proved, "census", lambda: counted)
+    monkeypatch.setattr(table, "census", lambda: counted)
     result = CliRunner().invoke(main, ["families", "--new"])
     assert result.stdout == "bert: exact self encoder.layer.{}.attention.self\n"

@@ -43,7 +43,7 @@ def test_the_config_that_transformers_4_wrote_means_the_same(subtests: pytest.Su
             config = json.loads((FIXTURES / name / "config_v4.json").read_text())
             checkpoint = opened.checkpoint.with_config(config)
             family = next(row for row in FAMILIES if (row.name, row.tower) == (opened.family.name, opened.family.tower))
-            assert_same_scores(Model(checkpoint, family), name)
+            assert_same_scores(Model.of_row(checkpoint, family), name)
 
 
 NOT_IN_4 = {  # model types that AutoConfig of transformers 4.57 does not know
@@ -92,7 +92,7 @@ def saying(name: str, **config: Any) -> Model:
     opened = fixture(name).model
     values = {**opened.checkpoint.config, **config}
     row = next(row for row in FAMILIES if (row.name, row.tower) == (opened.family.name, opened.family.tower))
-    return Model(opened.checkpoint.with_config({k: v for k, v in values.items() if v != "absent"}), row)
+    return Model.of_row(opened.checkpoint.with_config({k: v for k, v in values.items() if v != "absent"}), row)
 
 
 def test_layer_types_follow_from_a_pattern() -> None:

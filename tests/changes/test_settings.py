@@ -208,7 +208,7 @@ def test_key_that_changes_scores_is_never_called_idle(subtests: pytest.Subtests)
             part[path[-1]] = changed(value)
             with subtests.test(fixture=name, key=".".join(path)):
                 try:
-                    edited = Model(model.checkpoint.with_config(config), model.row)
+                    edited = Model.of_row(model.checkpoint.with_config(config), model.row)
                     same = all(map(np.array_equal, usual, scores(edited, name)))
                 except (CheckpointError, KeyError, ValueError):  # the tensors do not fit this config
                     continue

@@ -165,7 +165,7 @@ def compare(
         beside=[
             finding
             for model, label in dict(zip(models, labels, strict=True)).items()
-            for finding in beside_findings(model.checkpoint.beside, label)
+            for finding in beside_findings(model.checkpoint.weight_files, label)
         ],
         find_circuits=partial(circuit_changes, a, models[-1], order[-1]),
         deed=done,
