@@ -34,7 +34,7 @@ NO_LIMITS = {
     "checkpoint.storage.LARGEST_READ", "circuits.passes.MOST_PAIRS", "detok.on_text.MOST_DIFFERENCE",
     "findings.MOST_OPEN", "metrics.auroc.MOST_SCORES", "metrics.low_rank.MOST_RANK",
     "outliers.figures.MOST_IN_LEGEND", "outliers.figures.MOST_DRAWN", "outliers.figures.MOST_NAMED",
-    "pages.drawn.MOST_DESCRIBED",
+    "pages.style.MOST_DESCRIBED",
     "runner.runner.LARGEST_ERROR", "tensors.findings.LARGEST_RMS", "text.sandbox.MOST_CHILDREN",
 }  # fmt: skip
 

@@ -548,24 +548,28 @@ def planted_directions() -> dict[str, list[dict[str, str]]]:
     return {name: rows(f"planted-directions/{folder}.csv") for name, folder in REMOVED_FROM.items()}
 
 
-def named(cases: list[dict[str, str]]) -> str:
-    return f"{sum(float(case['cosine']) >= 0.9 for case in cases)} of {len(cases)}"
+def named(cases: list[dict[str, str]], usual: int) -> str:
+    """How many removed directions were found; of how many, if not of as many as usual in the column."""
+    count = sum(float(case["cosine"]) >= 0.9 for case in cases)
+    return str(count) if len(cases) == usual else f"{count} of {len(cases)}"
 
 
 def removed_rows() -> Iterator[str]:
     """The rows of the two tables on removed directions in docs/audit.md."""
     tables = planted_directions()
     planted = [row for table in tables.values() for row in table if row["where"] != "nowhere"]
+    usual = dict(zip(("bfloat16, random", "bfloat16, strong", "8 bits", "4 bits"), (8, 8, 16, 16), strict=True))
+    yield f"| removed from W_O | {' | '.join(f'{column} ({count})' for column, count in usual.items())} |"
     plain = [row for row in planted if not row["rank"] and not row["rows_kept"]]
     for (strength, how), ((where, share), place) in product(STRENGTHS.items(), PLACES.items()):
         here = [row for row in plain if (row["strength"], row["where"], row["share"]) == (strength, where, share)]
         half = [row for row in here if row["format"] == "bfloat16"]
         parts = [[row for row in half if row["direction"] == kind] for kind in ("random", "strong")]
         parts += [[row for row in here if row["format"] == bits] for bits in ("8 bits", "4 bits")]
-        yield f"| {how}, {place} | {' | '.join(map(named, parts))} |"
+        yield f"| {how}, {place} | {' | '.join(map(named, parts, usual.values()))} |"
     for key, what in (("rank", "three directions"), ("rows_kept", "norms of dimensions kept")):
         parts = [[row for row in planted if row[key] and row["direction"] == kind] for kind in ("random", "strong")]
-        yield f"| wholly, {what} | {' | '.join(map(named, parts))} | | |"
+        yield f"| wholly, {what} | {' | '.join(map(named, parts, usual.values()))} | | |"
     for side in dict.fromkeys(row["side"] for table in tables.values() for row in table):
         clean = ([float(row["score"]) for row in table if row["where"] == "nowhere" and row["side"] == side]
                  for table in tables.values())  # fmt: skip

@@ -43,12 +43,12 @@ def test_csv_has_six_digits_no_nan_and_no_formula(table: Table) -> None:
 def test_a_table_of_rows_has_these_rows(rows: list[tuple[int, float, str]]) -> None:
     table = Table.of_rows(("n", Column("x", symbol="X"), "text"), rows)
     assert len(table) == len(rows)
-    for row, own in zip(table.rows(), rows, strict=True):
-        assert row[0] == own[0] and (row[1] == own[1] or np.isnan(own[1])) and row[2] == own[2]
+    for row, expected in zip(table.rows(), rows, strict=True):
+        assert row[0] == expected[0] and (row[1] == expected[1] or np.isnan(expected[1])) and row[2] == expected[2]
     assert len(list(csv.reader(io.StringIO(table.csv(), newline="")))) == len(rows) + 1
 
 
-def test_html_shows_names_and_obeys_none(table: Table) -> None:
+def test_html_escapes_names(table: Table) -> None:
     html = Table([*table.columns, Column("page", [Link('a"b/c d.html', HOSTILE)] * 3)], HOSTILE).html()
     assert "<script>" not in html and "\x1b" not in html
     assert html.count("&lt;script&gt;") == 2 + 1 + 3  # caption and its label, a cell, three links
@@ -70,7 +70,7 @@ def test_rows_are_taken_sorted_and_chosen(table: Table) -> None:
     assert "token" in table and "x" not in table
 
 
-def test_what_makes_no_table_is_said(table: Table) -> None:
+def test_columns_that_make_no_table_are_refused(table: Table) -> None:
     with pytest.raises(KeyError, match="no column 'aurok'; there are head, auroc, token"):
         table["aurok"]
     with pytest.raises(ValueError, match="lengths"):

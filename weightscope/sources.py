@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import lru_cache
 from inspect import signature
 from pathlib import Path
@@ -30,6 +30,7 @@ class Source:
     """How to open a checkpoint, here or on another machine."""
 
     source: str  # as the user wrote it, but a local path is absolute
+    _: KW_ONLY
     revision: str | None = None  # this and the next as in `open_model`
     family: str | None = None
     tower: str | None = None

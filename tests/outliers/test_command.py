@@ -89,7 +89,7 @@ def test_a_language_model_is_given_its_first_token(text: Path, tmp_path: Path) -
         assert arrays["tokens"][0] == 5 and arrays["keys"][0] == 3
 
 
-def test_what_belongs_to_no_dimension_is_said_where_scores_are_named(bert: Path, text: Path, tmp_path: Path) -> None:
+def test_page_names_score_terms_that_belong_to_no_dimension(bert: Path, text: Path, tmp_path: Path) -> None:
     """MPNet adds a bias by distance to its scores."""
     left_out = "apart from terms that depend on distance and are added to scores"
     result = run(written_model("mpnet", tmp_path / "model", framed=True), text, tmp_path / "out")
@@ -100,7 +100,7 @@ def test_what_belongs_to_no_dimension_is_said_where_scores_are_named(bert: Path,
     assert "apart from" not in page and "nothing is missing" in page
 
 
-def test_of_sts_the_sixth_column_is_read(tmp_path: Path) -> None:
+def test_sts_sentences_come_from_the_sixth_column(tmp_path: Path) -> None:
     sts = tmp_path / "sts-tiny.csv"
     sts.write_text("a\tb\tc\t1\t2.5\tone two , three .\tten\nd\te\tf\t2\t1.0\tfour five\tnine\n")
     model, out = written_model("bert", tmp_path / "model", framed=True), tmp_path / "out"
@@ -114,14 +114,14 @@ def test_of_sts_the_sixth_column_is_read(tmp_path: Path) -> None:
     assert not (tmp_path / "again").exists()
 
 
-def test_no_text_is_one_line_and_status_2(tmp_path: Path) -> None:
+def test_an_empty_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("")
     result = run(written_model("bert", tmp_path / "model", framed=True), tmp_path / "empty.txt", tmp_path / "out")
     assert result.exit_code == 2 and result.stderr.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
 
-def test_without_a_hub_and_pypi_minilm_is_run_and_named(
+def test_minilm_is_run_where_neither_the_hub_nor_pypi_answers(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     from huggingface_hub import constants
@@ -152,16 +152,16 @@ def contributions_of_the_paper() -> Contributions:
     return Contributions(paper.KINDS, np.full(4, 100), np.arange(12), by_kind, ())
 
 
-def test_the_papers_model_stands_beside_the_papers_numbers() -> None:
-    found = contributions_of_the_paper()
-    assert "at most 0.00" in _paper(found, "google-bert/bert-base-uncased@main").text
-    found.by_kind[5, 3, 381, 1] += 0.25
-    section = _paper(found, "bert-base-uncased")
+def test_the_papers_model_is_shown_with_the_papers_numbers() -> None:
+    contributions = contributions_of_the_paper()
+    assert "at most 0.00" in _paper(contributions, "google-bert/bert-base-uncased@main").text
+    contributions.by_kind[5, 3, 381, 1] += 0.25
+    section = _paper(contributions, "bert-base-uncased")
     assert "at most 0.25" in section.text
     assert any("31.1 / 31.4" in cell for row in section.parts[0].rows() for cell in map(str, row))
-    assert "For reference" in _paper(found, "another").text
+    assert "For reference" in _paper(contributions, "another").text
 
 
-def test_the_layers_shown_are_the_papers_where_there_are_twelve() -> None:
+def test_models_of_twelve_layers_show_the_papers_layers() -> None:
     assert layers_shown(12) == list(paper.LAYERS)
     assert layers_shown(1) == [0] and layers_shown(2) == [0, 1] and layers_shown(6)[-1] == 5

@@ -1,4 +1,4 @@
-"""C of eq. 7 against plain loops, and what it must add up to."""
+"""C of eq. 7 against plain loops, and its sum over dimensions."""
 
 import numpy as np
 import pytest
@@ -19,28 +19,28 @@ def queries() -> np.ndarray:
 
 
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
-def test_means_over_queries_and_keys_are_those_of_a_plain_loop(mask: np.ndarray) -> None:
+def test_means_match_a_loop_over_queries_and_keys(mask: np.ndarray) -> None:
     """C_mn = (x_m W + b_Q W_K') * x_n, one query, key, head and dimension after the other."""
-    found = contributions_by_kind(X, mean_queries(queries(), mask), W_K, KINDS, 4)
+    contributions = contributions_by_kind(X, mean_queries(queries(), mask), W_K, KINDS, 4)
     expected = np.zeros((4, H, D))
     for h in range(H):
         w = W_Q[h] @ W_K[h // (H // G)].T
         b = B_Q[h] @ W_K[h // (H // G)].T
         for n in range(N):
-            those = [m for m in range(N) if mask[m, n]]
+            seeing = [m for m in range(N) if mask[m, n]]
             for j in range(D):
-                c = [(sum(X[m, i] * w[i, j] for i in range(D)) + b[j]) * X[n, j] for m in those]
+                c = [(sum(X[m, i] * w[i, j] for i in range(D)) + b[j]) * X[n, j] for m in seeing]
                 expected[KINDS[n], h, j] += sum(c) / len(c)
-    np.testing.assert_allclose(found, expected, atol=1e-12)
+    np.testing.assert_allclose(contributions, expected, atol=1e-12)
 
 
 def test_without_a_mask_means_come_apart() -> None:
     """The mean over queries and keys of (x_m W + b) * x_n is (mean x W + b) * mean x."""
-    found = summed_contributions(X, mean_queries(queries(), MASKS["all"]), W_K) / N
+    contributions = summed_contributions(X, mean_queries(queries(), MASKS["all"]), W_K) / N
     for h in range(H):
         w_k = W_K[h // (H // G)]
         expected = ((X.mean(axis=0) @ W_Q[h] + B_Q[h]) @ w_k.T) * X.mean(axis=0)
-        np.testing.assert_allclose(found[h], expected, atol=1e-12)
+        np.testing.assert_allclose(contributions[h], expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
@@ -55,10 +55,10 @@ def test_dimensions_add_up_to_the_mean_score(mask: np.ndarray, start: int | None
     scores = q @ k.transpose(0, 2, 1)  # (H, queries, keys)
     expected = np.where(mask, scores, 0).sum(axis=1) / mask.sum(axis=0)  # (H, n)
     for n in range(N):
-        found = summed_contributions(X[n : n + 1], met[:, n : n + 1], W_K).sum(axis=1)
-        np.testing.assert_allclose(found, expected[:, n], atol=1e-12)
+        contributions = summed_contributions(X[n : n + 1], met[:, n : n + 1], W_K).sum(axis=1)
+        np.testing.assert_allclose(contributions, expected[:, n], atol=1e-12)
 
 
-def test_column_norms_are_those_of_the_dense_matrix() -> None:
+def test_column_norms_match_the_dense_matrix() -> None:
     for h, row in enumerate(column_norms(W_Q, W_K)):
         np.testing.assert_allclose(row, np.linalg.norm(W_Q[h] @ W_K[h // (H // G)].T, axis=0), rtol=1e-12)

@@ -24,8 +24,8 @@ def test_numbers_of_neighbouring_dimensions_do_not_touch(draw):
         drawn = {int(name.get_text()) for name in names}
         assert drawn <= set(large.tolist())
         assert len(drawn) >= len(large) - 1  # one has no room near its value
-        for one, other in combinations(names, 2):
-            assert not one.get_window_extent().overlaps(other.get_window_extent())
+        for first, second in combinations(names, 2):
+            assert not first.get_window_extent().overlaps(second.get_window_extent())
 
 
 @pytest.mark.parametrize("n", [1, 4, 10, MOST_DRAWN + 1])

@@ -44,23 +44,23 @@ def test_the_streams_norm_is_what_the_stream_has_come_out_of(name: str, tmp_path
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
-def test_the_guess_is_that_of_plain_products(name: str, tmp_path: Path) -> None:
+def test_guess_matches_plain_products(name: str, tmp_path: Path) -> None:
     random_model(next(case for case in CASES if case.name == name)).save_pretrained(tmp_path)
     model = ws.open_model(tmp_path)
-    found = guess(model)
+    guessed = guess(model)
     for i in model.attention_layers:
         heads, norm = model.layer(i).heads, model.stream_norm(i)
         columns = np.mean([np.linalg.norm(head.qk.dense().astype(np.float64), axis=0) for head in heads], axis=0)
-        np.testing.assert_allclose(found.columns[i], columns, rtol=1e-5)
+        np.testing.assert_allclose(guessed.columns[i], columns, rtol=1e-5)
         if norm is None:
             c = [head.qk_bias for head in heads]
         else:
-            np.testing.assert_array_equal(found.gains[i], np.abs(norm.gamma))
+            np.testing.assert_array_equal(guessed.gains[i], np.abs(norm.gamma))
             c = [(norm.beta @ head.qk + head.qk_bias) * norm.beta for head in heads]
-        np.testing.assert_allclose(found.contributions[i], np.abs(c).mean(axis=0), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(guessed.contributions[i], np.abs(c).mean(axis=0), rtol=1e-4, atol=1e-6)
     stored = {"gpt2": "transformer.h.1.ln_1.weight", "llama": "model.layers.1.input_layernorm.weight"}
     if name in stored:
-        np.testing.assert_array_equal(found.gains[1], np.abs(model.checkpoint[stored[name]].read()))
+        np.testing.assert_array_equal(guessed.gains[1], np.abs(model.checkpoint[stored[name]].read()))
 
 
 def test_agreement_is_about_order_and_size_alone() -> None:

@@ -29,22 +29,22 @@ NO_ROPE = Case("no_rope", "smollm3", LLAMA | {"no_rope_layers": [0, 0]})
 def plain_contributions(layer: Layer, x: np.ndarray, causal: bool) -> np.ndarray:
     """Mean over queries of eq. 7 for every key of one sequence, by loops over heads, keys and queries: (H, n, d)."""
     z = layer.normalised(x.astype(np.float64))
-    found = np.zeros((layer.n_heads, *x.shape))
+    sums = np.zeros((layer.n_heads, *x.shape))
     for h, head in enumerate(layer.heads):
         w, b = head.qk.dense().astype(np.float64), head.qk_bias.astype(np.float64)
         for n in range(len(z)):
             queries = range(n, len(z)) if causal else range(len(z))
-            found[h, n] = np.mean([(z[m] @ w + b) * z[n] for m in queries], axis=0)
-    return found
+            sums[h, n] = np.mean([(z[m] @ w + b) * z[n] for m in queries], axis=0)
+    return sums
 
 
 def test_dimensions_add_up_to_score_differences_between_keys(subtests: pytest.Subtests) -> None:
     """sum_j C_mnj - sum_j C_mlj is S_mn - S_ml, exactly in the families without a note of what is left out."""
     for name in NAMES:
         with subtests.test(fixture=name):
-            it = fixture(name)
-            for index in it.layers:
-                layer, x = it.model.layer(index), it.arrays[f"x{index}"].astype(np.float64)
+            small = fixture(name)
+            for index in small.layers:
+                layer, x = small.model.layer(index), small.arrays[f"x{index}"].astype(np.float64)
                 scores = layer.scores(x) / layer.scale  # (H, n, n)
                 farthest, w_k = 0.0, key_maps(layer)
                 for m in range(len(x)):
@@ -59,7 +59,7 @@ def test_dimensions_add_up_to_score_differences_between_keys(subtests: pytest.Su
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama_no_rope"])
-def test_means_are_those_of_plain_loops(name: str, tmp_path: Path) -> None:
+def test_means_match_plain_loops(name: str, tmp_path: Path) -> None:
     """Batches, kinds and masks: everything against one token after the other in float64."""
     case = NO_ROPE if name == "llama_no_rope" else next(case for case in CASES if case.name == name)
     network = random_model(case)
@@ -81,24 +81,24 @@ def test_means_are_those_of_plain_loops(name: str, tmp_path: Path) -> None:
         getattr(bare, norm).register_forward_pre_hook(lambda module, args: last.append(args[0]))
     for tokens in TOKENS:
         with torch.no_grad():
-            found = bare(torch.from_numpy(tokens)[None], output_hidden_states=True, output_attentions=True)
-        streams = [x[0].double().numpy() for x in (*found.hidden_states[:-1], last[-1] if norm else found[0])]
+            returned = bare(torch.from_numpy(tokens)[None], output_hidden_states=True, output_attentions=True)
+        streams = [x[0].double().numpy() for x in (*returned.hidden_states[:-1], last[-1] if norm else returned[0])]
         for n, token in enumerate(tokens):
             kind = KINDS.of_token[token]
             for i, x in enumerate(streams):
                 hidden[i][kind].append(x[n])
-            for i, alpha in enumerate(found.attentions):
+            for i, alpha in enumerate(returned.attentions):
                 attention[i][kind].append(alpha[0, :, n if causal else 0 :, n].double().mean(dim=1).numpy())
         for i in range(n_layers):
             each = plain_contributions(model.layer(i), streams[i], causal)
             for n, token in enumerate(tokens):
                 c[i][KINDS.of_token[token]].append(each[:, n])
 
-    assert stream.counts.tolist() == contributions.counts.tolist() == [len(found) for found in hidden[0]]
+    assert stream.counts.tolist() == contributions.counts.tolist() == [len(vectors) for vectors in hidden[0]]
     assert 0 in stream.counts
     of_stream = (stream.hidden, hidden, (d,)), (stream.attention, attention, (n_heads,))
-    for found, expected, shape in (*of_stream, (contributions.by_kind, c, (n_heads, d))):
-        for of_layer, lists in zip(found, expected, strict=True):
+    for averages, expected, shape in (*of_stream, (contributions.by_kind, c, (n_heads, d))):
+        for of_layer, lists in zip(averages, expected, strict=True):
             for kind, values in enumerate(lists):
                 mean = np.mean(values, axis=0) if values else np.full(shape, np.nan)
                 np.testing.assert_allclose(of_layer[..., kind], mean, atol=2e-5 * np.nanmax(np.abs(of_layer)))

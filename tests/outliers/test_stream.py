@@ -16,8 +16,8 @@ def test_normal_means_have_no_outliers() -> None:
 def test_planted_outliers_are_found_whatever_the_scale_and_sign_and_farthest_first(scale: float) -> None:
     means = MEANS.copy()
     means[3, 308], means[7, 381], means[12, 180] = -40, 60, 20
-    found = outlier_dimensions(dimension_z(scale * means + 5 * scale))
-    assert found.tolist() == [381, 308, 180]
+    outliers = outlier_dimensions(dimension_z(scale * means + 5 * scale))
+    assert outliers.tolist() == [381, 308, 180]
 
 
 def test_outliers_do_not_hide_each_other() -> None:

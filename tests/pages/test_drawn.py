@@ -3,8 +3,7 @@
 import numpy as np
 
 from weightscope.files import Files
-from weightscope.pages.drawn import description, numbers
-from weightscope.pages.style import in_our_style, save, subplots
+from weightscope.pages.style import description, in_our_style, numbers, save, subplots
 
 
 @in_our_style()

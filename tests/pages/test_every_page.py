@@ -74,7 +74,9 @@ def axe() -> str:
 
 
 @pytest.mark.parametrize("name", [*PAGES, *STUDIES])
-def test_a_page_keeps_nobody_out_and_fits(name: str, written: Callable[[str], Path], axe: str, tab: Page) -> None:
+def test_pages_are_accessible_and_fit_the_window(
+    name: str, written: Callable[[str], Path], axe: str, tab: Page
+) -> None:
     page = written(name)
     for look, (width, dark) in enumerate(LOOKS):
         tab.open(page, width, dark=dark)

@@ -26,7 +26,7 @@ def page(tmp_path: Path) -> str:
     return (tmp_path / "report.html").read_text()
 
 
-def test_names_are_shown_and_never_run(page: str) -> None:
+def test_names_are_escaped(page: str) -> None:
     assert page.count("<script>") == 1  # the page's own
     assert (
         page.count("&lt;script&gt;") == 11
@@ -46,7 +46,7 @@ def test_numbers_sort_as_numbers_and_nan_is_empty(page: str) -> None:
 
 
 @pytest.mark.smoke
-def test_columns_sort_both_ways_by_click_and_by_key_and_what_is_empty_stays_last(tab: Page, tmp_path: Path) -> None:
+def test_columns_sort_both_ways_with_empty_cells_last(tab: Page, tmp_path: Path) -> None:
     rows = [("b", 10.0), ("", 9.0), ("a", float("nan")), ("c", -1.5)]
     write_page(Folder(tmp_path), "report.html", "", "", [Section("", "", [Table.of_rows(("name", "number"), rows)])])
     tab.open(tmp_path / "report.html", 1280)
@@ -81,7 +81,7 @@ def test_a_table_is_a_click_from_its_csv(tab: Page, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "columns, width, wider", [(3, 1280, False), (3, 390, False), (40, 1280, True), (12, 390, True)]
 )
-def test_what_is_wider_than_the_page_says_so_and_scrolls_by_keyboard(
+def test_wide_tables_say_so_and_scroll_by_keyboard(
     tab: Page, tmp_path: Path, columns: int, width: int, wider: bool
 ) -> None:
     table = Table.of_rows([f"column {i}" for i in range(columns)], [range(columns)], "Rows of $x_i$.")

@@ -44,10 +44,10 @@ def test_the_audit_of_a_thousand_heads_is_bounded(model: ws.Model, tab: Page, tm
 def test_the_circuits_of_a_thousand_heads_are_bounded(
     model: ws.Model, tab: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = ws.circuits(model)
-    found.roles.names[:] = "previous token"  # the most that could be listed
+    circuits = ws.circuits(model)
+    circuits.roles.names[:] = "previous token"  # the most that could be listed
     with unsaved():
-        found.write(tmp_path)
+        circuits.write(tmp_path)
     page = tmp_path / "report.html"
     assert page.stat().st_size < BYTES
     tab.open(page, 1280)

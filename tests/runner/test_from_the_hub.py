@@ -21,7 +21,7 @@ def test_a_repository_runs_and_a_lying_one_is_refused(hub: Hub) -> None:
     model = ws.open_model("owner/model")
     assert open_runner(model) is not None
     hub.repositories["owner/other"] = FILES
-    other = ws.open_model("owner/other")
+    lying = ws.open_model("owner/other")
     hub.headers = {"X-Linked-Etag": '"../../../../owned"'}
     with pytest.raises(ws.CheckpointError, match="its etag is"):
-        open_runner(other)
+        open_runner(lying)

@@ -54,9 +54,9 @@ def test_pixels_are_those_of_the_processor_that_was_saved(family: str, picture: 
     witness = getattr(transformers, f"{name}Pil")(**options)
     witness.save_pretrained(tmp_path)
     process = image_processor(colour_model(tmp_path, family))
-    found = process(np.ascontiguousarray(picture))
-    assert found.dtype == np.float32
-    np.testing.assert_array_equal(found, pixels(witness, picture))
+    made = process(np.ascontiguousarray(picture))
+    assert made.dtype == np.float32
+    np.testing.assert_array_equal(made, pixels(witness, picture))
     assert type(process.processor) is type(witness) and DESCRIPTION in str(process)
 
 
@@ -99,8 +99,8 @@ def test_one_number_is_a_square_or_a_shorter_side(family: str, name: str, tmp_pa
     """The files of 2021 have `size: 224`; a family that crops means the shorter side by it."""
     described = {"size": 12} if name == "ViT" else {"size": 12, "crop_size": 12}
     full = {"size": {"height": 12, "width": 12}} if name == "ViT" else {"size": {"shortest_edge": 12}, "crop_size": 12}
-    found = image_processor(colour_model(tmp_path, family, described))(PHOTOGRAPH)
-    np.testing.assert_array_equal(found, pixels(getattr(transformers, f"{name}ImageProcessorPil")(**full), PHOTOGRAPH))
+    made = image_processor(colour_model(tmp_path, family, described))(PHOTOGRAPH)
+    np.testing.assert_array_equal(made, pixels(getattr(transformers, f"{name}ImageProcessorPil")(**full), PHOTOGRAPH))
 
 
 @pytest.mark.parametrize("row", [row for row in FAMILIES if row.images], ids=lambda row: row.name)
@@ -160,16 +160,16 @@ def test_a_folder_of_images_is_read_by_name_and_turned_upright(tmp_path: Path) -
     Image.fromarray(PHOTOGRAPH).save(tmp_path / "a.PNG", exif=sideways)
     Image.fromarray(PHOTOGRAPH[..., 0]).save(tmp_path / "c.png")
     (tmp_path / "notes.txt").write_text("no image")
-    found = read_images(tmp_path, 10)
-    assert list(found) == ["a.PNG", "c.png", "inner/b.png"]
-    np.testing.assert_array_equal(found["inner/b.png"], PHOTOGRAPH)
-    np.testing.assert_array_equal(found["a.PNG"], np.rot90(PHOTOGRAPH, -1))
-    np.testing.assert_array_equal(found["c.png"], np.repeat(PHOTOGRAPH[..., :1], 3, axis=-1))
+    images = read_images(tmp_path, 10)
+    assert list(images) == ["a.PNG", "c.png", "inner/b.png"]
+    np.testing.assert_array_equal(images["inner/b.png"], PHOTOGRAPH)
+    np.testing.assert_array_equal(images["a.PNG"], np.rot90(PHOTOGRAPH, -1))
+    np.testing.assert_array_equal(images["c.png"], np.repeat(PHOTOGRAPH[..., :1], 3, axis=-1))
     assert list(read_images(tmp_path, 1)) == ["a.PNG"]
     assert list(read_images(tmp_path / "c.png", 1)) == ["c.png"]
 
 
-def test_what_is_no_image_is_named(tmp_path: Path) -> None:
+def test_files_that_are_not_images_are_named(tmp_path: Path) -> None:
     with pytest.raises(ws.CheckpointError, match="no such file or folder"):
         read_images(tmp_path / "missing", 1)
     with pytest.raises(ws.CheckpointError, match="has no image"):
@@ -180,13 +180,13 @@ def test_what_is_no_image_is_named(tmp_path: Path) -> None:
 
 
 def test_photographs_come_first_and_crops_are_pieces_of_them() -> None:
-    found = photographs(12, seed=3)
-    assert list(found)[:2] == ["china", "flower"] and len(found) == 12
-    for name, crop in list(found.items())[2:]:
-        of, side, _, _, top, left = name.replace(",", "").split()
+    images = photographs(12, seed=3)
+    assert list(images)[:2] == ["china", "flower"] and len(images) == 12
+    for name, crop in list(images.items())[2:]:
+        photograph, side, _, _, top, left = name.replace(",", "").split()
         top, left, side = int(top), int(left), int(side)
-        np.testing.assert_array_equal(crop, found[of][top : top + side, left : left + side])
+        np.testing.assert_array_equal(crop, images[photograph][top : top + side, left : left + side])
         assert crop.shape == (side, side, 3)
-    again, other = photographs(12, seed=3), photographs(12, seed=4)
-    assert list(again) == list(found) != list(other)
+    again, different = photographs(12, seed=3), photographs(12, seed=4)
+    assert list(again) == list(images) != list(different)
     assert list(photographs(1)) == ["china"]

@@ -14,7 +14,7 @@ pytest.importorskip("transformers", reason="the runner needs the extra `runner`"
 
 from tests.support.random_models import random_model  # noqa: E402
 from weightscope.runner import Activations, Runner  # noqa: E402
-from weightscope.runner.interventions import Intervention, losses_under  # noqa: E402
+from weightscope.runner.runner import Intervention, losses_under  # noqa: E402
 
 pytestmark = pytest.mark.check
 
@@ -61,9 +61,9 @@ def test_a_model_whose_layers_share_more_than_the_stream_is_run_whole(tmp_path: 
 def check_against_whole_runs(runner: Runner, runs: list[None], expected: int) -> None:
     last = max(runner.layers)
     where = [[0], [last], [0, last]]
-    plain, *found = losses_under(runner, TEXTS, [Intervention(layers, faded) for layers in where])
+    plain, *changed = losses_under(runner, TEXTS, [Intervention(layers, faded) for layers in where])
     assert len(runs) == expected
     np.testing.assert_array_equal(plain, runner.losses(TEXTS))
-    for layers, losses in zip(where, found, strict=True):
+    for layers, losses in zip(where, changed, strict=True):
         np.testing.assert_allclose(losses, runner.losses(TEXTS, faded, layers), rtol=1e-6)
         assert np.abs(losses - plain).min() > 1e-4

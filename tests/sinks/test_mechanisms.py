@@ -92,12 +92,12 @@ def tokens_for(case: Case, model: ws.Model) -> ImageTokens | TextTokens:
 
 
 @pytest.mark.parametrize("name", [*VISION, *TEXT])
-def test_every_number_is_that_of_a_plain_loop(name: str, tmp_path: Path) -> None:
+def test_every_number_matches_a_plain_loop(name: str, tmp_path: Path) -> None:
     """Strength, epsilon, shares, ratio, rank, inflow and similarity, all d coordinates of u_j at full length."""
     case = case_named(name)
     runner, sequences = runner_of(case, tmp_path), sequences_of(case)
     tokens = tokens_for(case, runner.model)
-    found = sink_mechanisms(runner, Inputs(dict(enumerate(sequences)), tokens, ""))
+    sinks = sink_mechanisms(runner, Inputs(dict(enumerate(sequences)), tokens, ""))
     kept: dict[tuple[int, int], tuple[np.ndarray, np.ndarray, np.ndarray, Layer]] = {}
 
     def keep(seen: Activations) -> None:
@@ -105,48 +105,48 @@ def test_every_number_is_that_of_a_plain_loop(name: str, tmp_path: Path) -> None
             kept[int(index), seen.layer.index] = (seen.x[b], seen.attention[b], seen.output[b], seen.layer)
 
     runner.observe(sequences, keep)
-    assert len(kept) == len(sequences) * len(found.layer_indices)
+    assert len(kept) == len(sequences) * len(sinks.layer_indices)
     for (i, index), (x, attention, output, layer) in kept.items():
-        at = list(found.layer_indices).index(index)
+        row = list(sinks.layer_indices).index(index)
         x, attention, output = (array.astype(float) for array in (x, attention, output))
         n, updates = len(x), layer.values(x)  # (H, n, d)
         kinds = tokens.kinds(sequences[i], n)
         for head in range(layer.n_heads):
-            one = (i, at, head)
+            place = (i, row, head)
             a, u = attention[head], updates[head]
             strength = [sum(a[q, key] for q in range(n)) / n for key in range(n)]
-            s = int(found.position[one])
+            s = int(sinks.position[place])
             assert strength[s] == pytest.approx(max(strength), abs=1e-6)
-            assert found.strength[one] == pytest.approx(strength[s], abs=1e-6)
-            assert found.kind[one] == kinds[s]
-            assert found.epsilon[one] == pytest.approx(1 - min(a[q, s] for q in range(n)), abs=1e-6)
-            assert found.share[one] == pytest.approx(sum(a[q, s] >= 0.5 for q in range(n)) / n)
-            others = [np.linalg.norm(u[j]) for j in range(n) if j != s]
-            assert found.ratio[one] == pytest.approx(np.linalg.norm(u[s]) / np.mean(others), rel=1e-4)
+            assert sinks.strength[place] == pytest.approx(strength[s], abs=1e-6)
+            assert sinks.kind[place] == kinds[s]
+            assert sinks.epsilon[place] == pytest.approx(1 - min(a[q, s] for q in range(n)), abs=1e-6)
+            assert sinks.share[place] == pytest.approx(sum(a[q, s] >= 0.5 for q in range(n)) / n)
+            other_lengths = [np.linalg.norm(u[j]) for j in range(n) if j != s]
+            assert sinks.ratio[place] == pytest.approx(np.linalg.norm(u[s]) / np.mean(other_lengths), rel=1e-4)
             singular = np.linalg.svd(a @ u, compute_uv=False)
-            assert found.rank[one] == pytest.approx((singular**2).sum() / singular[0] ** 2, rel=1e-4)
+            assert sinks.rank[place] == pytest.approx((singular**2).sum() / singular[0] ** 2, rel=1e-4)
             norms = [np.linalg.norm(x[j]) for j in range(n) if j != s]
-            assert found.norm_ratio[one] == pytest.approx(np.linalg.norm(x[s]) / np.mean(norms), rel=1e-4)
-            by_kind = [sum(strength[j] for j in range(n) if kinds[j] == k) for k in range(len(found.kinds))]
-            np.testing.assert_allclose(found.inflow[one], by_kind, atol=1e-6)
+            assert sinks.norm_ratio[place] == pytest.approx(np.linalg.norm(x[s]) / np.mean(norms), rel=1e-4)
+            by_kind = [sum(strength[j] for j in range(n) if kinds[j] == k) for k in range(len(sinks.kinds))]
+            np.testing.assert_allclose(sinks.inflow[place], by_kind, atol=1e-6)
             for name_of, value in lemmas_by_loops(layer, head, x, a, u, s).items():
-                assert found.measures[name_of][one] == pytest.approx(value, rel=1e-3, abs=1e-5), name_of
-        for kind in range(len(found.kinds)):
-            own = [float(np.linalg.norm(x[j])) for j in range(n) if kinds[j] == kind]
-            expected = (np.mean(own), max(own)) if own else (np.nan, np.nan)
-            got = found.norm_mean[i, at, kind], found.norm_largest[i, at, kind]
+                assert sinks.measures[name_of][place] == pytest.approx(value, rel=1e-3, abs=1e-5), name_of
+        for kind in range(len(sinks.kinds)):
+            lengths = [float(np.linalg.norm(x[j])) for j in range(n) if kinds[j] == kind]
+            expected = (np.mean(lengths), max(lengths)) if lengths else (np.nan, np.nan)
+            got = sinks.norm_mean[i, row, kind], sinks.norm_largest[i, row, kind]
             assert got == pytest.approx(expected, rel=1e-5, nan_ok=True)
-        assert found.variance_before[i, at] == pytest.approx(variance(x), rel=1e-5)
-        assert found.variance_after[i, at] == pytest.approx(variance(x + output), rel=1e-5)
+        assert sinks.variance_before[i, row] == pytest.approx(variance(x), rel=1e-5)
+        assert sinks.variance_after[i, row] == pytest.approx(variance(x + output), rel=1e-5)
         for name_of, states in (("between_before", x), ("between_after", x + output)):
             cosines = [cosine(states[p], states[q]) for p in range(n) for q in range(n) if p != q]
-            assert getattr(found, name_of)[i, at] == pytest.approx(np.mean(cosines), abs=1e-5)
+            assert getattr(sinks, name_of)[i, row] == pytest.approx(np.mean(cosines), abs=1e-5)
         through = [cosine(x[p], x[p] + output[p]) for p in range(n)]
-        assert found.through[i, at] == pytest.approx(np.mean(through), abs=1e-5)
-    for at, index in enumerate(found.layer_indices):
+        assert sinks.through[i, row] == pytest.approx(np.mean(through), abs=1e-5)
+    for row, index in enumerate(sinks.layer_indices):
         for head in runner.layers[int(index)].heads:
-            spectrum = np.linalg.svd(head.qk.dense(), compute_uv=False)[: found.qk_singular_values.shape[-1]]
-            np.testing.assert_allclose(found.qk_singular_values[at, head.index], spectrum, atol=1e-5 * spectrum[0])
+            spectrum = np.linalg.svd(head.qk.dense(), compute_uv=False)[: sinks.qk_singular_values.shape[-1]]
+            np.testing.assert_allclose(sinks.qk_singular_values[row, head.index], spectrum, atol=1e-5 * spectrum[0])
 
 
 def variance(x: np.ndarray) -> float:
@@ -158,12 +158,12 @@ def lemmas_by_loops(
 ) -> dict[str, float]:  # fmt: skip
     """Every measure of one head, from whole vectors of the stream in float64."""
     n, kv = len(x), head // (layer.n_heads // layer.n_kv_heads)
-    others = [j for j in range(n) if j != s]
-    written, own = a @ u, a[:, s]
+    other_keys = [j for j in range(n) if j != s]
+    written, to_sink = a @ u, a[:, s]
     length, (_, sigma, vt) = np.linalg.norm(written), np.linalg.svd(written)
-    lengths, epsilon, root = np.linalg.norm(u, axis=-1), 1 - min(own), np.sqrt(n)
-    before, spread = variance(x), np.std(own) * lengths[s]
-    most = spread + epsilon * max(lengths[others])
+    lengths, epsilon, root = np.linalg.norm(u, axis=-1), 1 - min(to_sink), np.sqrt(n)
+    before, spread = variance(x), np.std(to_sink) * lengths[s]
+    most = spread + epsilon * max(lengths[other_keys])
     gathered = np.linalg.norm(a @ layer.inner_values(x)[kv], axis=-1)
     keys, queries = np.linalg.norm(layer.keys(x)[kv], axis=-1), layer.queries(x)[head]
     tokens = layer.normalised(x)
@@ -175,23 +175,26 @@ def lemmas_by_loops(
         "written": length,
         "distance": np.linalg.norm(written - u[s]) / length,
         "bound": root * epsilon * max(np.linalg.norm(u - u[s], axis=-1)) / length,
-        "residual": np.linalg.norm(written - np.outer(own, u[s])) / length,
-        "residual_bound": root * epsilon * max(lengths[others]) / length,
-        "leading": np.linalg.norm(np.outer(own, u[s])) / sigma[0],
+        "residual": np.linalg.norm(written - np.outer(to_sink, u[s])) / length,
+        "residual_bound": root * epsilon * max(lengths[other_keys]) / length,
+        "leading": np.linalg.norm(np.outer(to_sink, u[s])) / sigma[0],
         "leading_bound": (1 - epsilon) * root * lengths[s] / sigma[0],
         "along": abs(cosine(vt[0], u[s])),
         "cancelled": 2
-        * sum(own[i] * u[s] @ (own[i] * u[s] - written[i]) for i in range(n))
-        / sum(np.linalg.norm(own[i] * u[s]) ** 2 + np.linalg.norm(written[i] - own[i] * u[s]) ** 2 for i in range(n)),
+        * sum(to_sink[i] * u[s] @ (to_sink[i] * u[s] - written[i]) for i in range(n))
+        / sum(
+            np.linalg.norm(to_sink[i] * u[s]) ** 2 + np.linalg.norm(written[i] - to_sink[i] * u[s]) ** 2
+            for i in range(n)
+        ),
         "against_stream": -np.mean([cosine(x[i], u[s]) for i in range(n)]),
         "variance_change": variance(x + written) / before - 1,
         "variance_sink": spread**2 / before,
         "variance_bound": (2 * np.sqrt(before) + most) * most / before,
-        "key_ratio": keys[s] / np.mean(keys[others]),
+        "key_ratio": keys[s] / np.mean(keys[other_keys]),
         "query_similarity": np.mean([cosine(queries[i], queries[j]) for i in range(n) for j in range(n) if i != j]),
         "update_spread": np.std(gathered) / np.mean(gathered),
         "alignment": along[s],
-        "alignment_others": np.mean([along[j] for j in others]),
+        "alignment_others": np.mean([along[j] for j in other_keys]),
     }
 
 
@@ -200,14 +203,16 @@ def cosine(a: np.ndarray, b: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("name", ["llama", "dinov2", "qwen3_next", "deepseek_v2"])
-def test_a_heads_own_coordinates_keep_every_inner_product(name: str, tmp_path: Path) -> None:
+def test_reduced_coordinates_keep_every_inner_product(name: str, tmp_path: Path) -> None:
     case = case_named(name)
     model = runner_of(case, tmp_path).model
     layer = model.layer(model.attention_layers[0])
     x = np.random.default_rng(1).normal(size=(6, model.config.d_model))
-    whole, own = layer.values(x), own_coordinates(layer).values(x)
-    assert own.shape[-1] == min(layer.w_o.shape[1:])
-    np.testing.assert_allclose(own @ own.swapaxes(1, 2), whole @ whole.swapaxes(1, 2), rtol=1e-4, atol=1e-5)
+    complete, reduced = layer.values(x), own_coordinates(layer).values(x)
+    assert reduced.shape[-1] == min(layer.w_o.shape[1:])
+    np.testing.assert_allclose(
+        reduced @ reduced.swapaxes(1, 2), complete @ complete.swapaxes(1, 2), rtol=1e-4, atol=1e-5
+    )
 
 
 def first_states(runner: Runner, sequence: np.ndarray) -> np.ndarray:
@@ -305,11 +310,11 @@ def planted(value_of_sink: Sequence[float], attention_to_sink: Sequence[float]) 
 def mechanisms(seen: Activations) -> list[str]:
     observer = SinkObserver([seen.layer], Inputs({"text": np.arange(N)}, every_third_special(), ""))
     observer(seen)
-    found = SinkMechanisms(
+    sinks = SinkMechanisms(
         model="planted", **observer.measured(), qk_singular_values=np.ones((1, seen.layer.n_heads, R))
     )
-    assert (found.position[found.event] == SINK).all()
-    return found.mechanism[0, 0].tolist()
+    assert (sinks.position[sinks.event] == SINK).all()
+    return sinks.mechanism[0, 0].tolist()
 
 
 def test_planted_sinks_are_told_apart() -> None:
@@ -323,9 +328,9 @@ def test_planted_sinks_are_told_apart() -> None:
 def test_a_sink_whose_update_is_not_one_vector_is_no_broadcast() -> None:
     """Values as large, but every query adds one of its own, ten times the sink's: rank above 1.5."""
     seen = planted([2.0, 2.0], [0.55, 0.55])
-    own = 0.45 * np.eye(N)
-    own[SINK] = seen.attention[0, 1, SINK] - 0.55 * np.eye(N)[SINK]
-    seen.attention[0, 1] = own + 0.55 * np.eye(N)[SINK]
+    diagonal = 0.45 * np.eye(N)
+    diagonal[SINK] = seen.attention[0, 1, SINK] - 0.55 * np.eye(N)[SINK]
+    seen.attention[0, 1] = diagonal + 0.55 * np.eye(N)[SINK]
     seen.x[0, np.arange(N) != SINK, 1:R] *= 10
     seen.layer.v.w[:, 0, 0] *= 10  # the sink's value still has twice their norm in head 0 ...
     seen.layer.v.w[1, 0, 0] /= 4  # ... and half of it in head 1
@@ -355,41 +360,41 @@ def read_csv(files: Files, name: str) -> list[dict[str, str]]:
 
 
 def test_the_tables_agree_with_the_arrays_and_with_each_other(sinks_of_embedded: SinkMechanisms) -> None:
-    found, files = sinks_of_embedded, Files()
-    found.write_tables(files)
+    sinks, files = sinks_of_embedded, Files()
+    sinks.write_tables(files)
     assert sorted(files.contents) == ["events.csv", "heads.csv", "layers.csv", "sinks.npz"]
     events = read_csv(files, "events.csv")
-    assert tuple(events[0]) == EVENT_COLUMNS and len(events) == found.event.size
-    for row, one in zip(events, np.ndindex(*found.event.shape), strict=True):
-        name, sequence = list(found.inputs.sequences.items())[one[0]]
-        assert (row["input"], int(row["layer"]), int(row["head"])) == (name, found.layer_indices[one[1]], one[2])
-        assert int(row["position"]) == found.position[one] and row["mechanism"] == found.mechanism[one]
-        assert float(row["ratio_out"]) == pytest.approx(found.ratio[one], rel=1e-5)
-        assert row["token"].lstrip("'") == found.inputs.tokens.label(sequence, int(row["position"]))
+    assert tuple(events[0]) == EVENT_COLUMNS and len(events) == sinks.event.size
+    for row, place in zip(events, np.ndindex(*sinks.event.shape), strict=True):
+        name, sequence = list(sinks.inputs.sequences.items())[place[0]]
+        assert (row["input"], int(row["layer"]), int(row["head"])) == (name, sinks.layer_indices[place[1]], place[2])
+        assert int(row["position"]) == sinks.position[place] and row["mechanism"] == sinks.mechanism[place]
+        assert float(row["ratio_out"]) == pytest.approx(sinks.ratio[place], rel=1e-5)
+        assert row["token"].lstrip("'") == sinks.inputs.tokens.label(sequence, int(row["position"]))
     heads = read_csv(files, "heads.csv")
-    assert tuple(heads[0]) == HEAD_COLUMNS and len(heads) == found.sink_heads.size
+    assert tuple(heads[0]) == HEAD_COLUMNS and len(heads) == sinks.sink_heads.size
     for row in heads:
         number = {key: float(value) for key, value in row.items() if key not in ("kind", "mechanism")}
-        own = [e for e in events if (e["layer"], e["head"]) == (row["layer"], row["head"])]
-        with_event = [e for e in own if e["mechanism"]] or own
-        assert number["events"] == pytest.approx(np.mean([e["mechanism"] != "" for e in own]))
+        members = [e for e in events if (e["layer"], e["head"]) == (row["layer"], row["head"])]
+        with_event = [e for e in members if e["mechanism"]] or members
+        assert number["events"] == pytest.approx(np.mean([e["mechanism"] != "" for e in members]))
         assert number["events"] == pytest.approx(number["nop"] + number["broadcast"] + number["neither"])
-        assert number["strength"] == pytest.approx(np.mean([float(e["strength"]) for e in own]), rel=1e-4)
-        assert number["epsilon"] == pytest.approx(np.median([float(e["epsilon"]) for e in own]), rel=1e-4)
+        assert number["strength"] == pytest.approx(np.mean([float(e["strength"]) for e in members]), rel=1e-4)
+        assert number["epsilon"] == pytest.approx(np.median([float(e["epsilon"]) for e in members]), rel=1e-4)
         for name in ("ratio_out", "stable_rank", "norm_ratio"):
             assert number[name] == pytest.approx(np.median([float(e[name]) for e in with_event]), rel=1e-4)
-        assert number["kind_share"] == pytest.approx(np.mean([e["kind"] == row["kind"] for e in own]))
+        assert number["kind_share"] == pytest.approx(np.mean([e["kind"] == row["kind"] for e in members]))
         assert (row["mechanism"] != "") == (number["events"] >= 0.5)
     for row in read_csv(files, "layers.csv"):
-        own = [e for e in events if e["layer"] == row["layer"]]
+        members = [e for e in events if e["layer"] == row["layer"]]
         for column in ("kind", "token"):
-            share = np.mean([e[column] == row[column] for e in own])
+            share = np.mean([e[column] == row[column] for e in members])
             assert float(row[f"{column}_share"]) == pytest.approx(share, rel=1e-4)
-            assert share == max(np.mean([e[column] == other[column] for e in own]) for other in own)
+            assert share == max(np.mean([e[column] == member[column] for e in members]) for member in members)
     with np.load(io.BytesIO(files.contents["sinks.npz"])) as arrays:
         assert tuple(arrays) == ARRAYS
-        np.testing.assert_array_equal(arrays["ratio"], found.ratio)
-        assert arrays["kinds"].tolist() == list(found.kinds)
+        np.testing.assert_array_equal(arrays["ratio"], sinks.ratio)
+        assert arrays["kinds"].tolist() == list(sinks.kinds)
 
 
 def lemmas_hold(found: SinkMechanisms) -> bool:
@@ -415,31 +420,31 @@ def test_a_page_shows_registers_where_there_are_some(tmp_path: Path) -> None:
     for name, some in (("dinov2", False), ("dinov2_with_registers", True)):
         runner, files = runner_of(case_named(name), tmp_path / name), Files()
         images = dict(enumerate(sequences_of(case_named(name))))
-        found = sink_mechanisms(runner, Inputs(images, image_tokens(runner.model), ""))
-        write_mechanisms_page(files, found)
+        sinks = sink_mechanisms(runner, Inputs(images, image_tokens(runner.model), ""))
+        write_mechanisms_page(files, sinks)
         drawn = {name.removesuffix(".png") for name in files.contents if name.endswith(".png")}
         assert drawn - {"registers"} == {
             "sink-tokens", "head-map", "norms", "plane", "lemmas", "similarity", "spectra", "routing"
         }  # fmt: skip
-        assert ("registers" in drawn) == some == ("norm_mean_register" in found.layers.names)
+        assert ("registers" in drawn) == some == ("norm_mean_register" in sinks.layers.names)
         assert (b"Fig. 8." in files.contents["report.html"]) == some
 
 
 def test_medians_of_a_head_are_over_its_events(sinks_of_embedded: SinkMechanisms) -> None:
     """Head 0 has events on two texts of four, head 1 on none."""
-    found = sinks_of_embedded
-    share = np.zeros_like(found.share)
+    sinks = sinks_of_embedded
+    share = np.zeros_like(sinks.share)
     share[:2, 0, 0] = 1
-    found = replace(found, share=share)
-    assert found.heads["ratio_out"][0] == np.median(found.ratio[:2, 0, 0])
-    assert found.heads["ratio_out"][1] == np.median(found.ratio[:, 0, 1])
-    assert found.heads["events"].tolist() == [0.5] + [0] * 15
+    sinks = replace(sinks, share=share)
+    assert sinks.heads["ratio_out"][0] == np.median(sinks.ratio[:2, 0, 0])
+    assert sinks.heads["ratio_out"][1] == np.median(sinks.ratio[:, 0, 1])
+    assert sinks.heads["events"].tolist() == [0.5] + [0] * 15
 
 
 def test_attention_flows_to_some_kind_of_token(sinks_of_embedded: SinkMechanisms) -> None:
-    found = sinks_of_embedded
-    np.testing.assert_allclose(found.inflow.sum(axis=-1), 1, atol=1e-6)
-    assert (found.strength <= found.inflow.max(axis=-1) + 1e-9).all()
+    sinks = sinks_of_embedded
+    np.testing.assert_allclose(sinks.inflow.sum(axis=-1), 1, atol=1e-6)
+    assert (sinks.strength <= sinks.inflow.max(axis=-1) + 1e-9).all()
 
 
 def test_a_text_of_one_token_is_refused(sinks_of_embedded: SinkMechanisms) -> None:
@@ -455,8 +460,8 @@ def test_results_are_short_in_a_notebook(sinks_of_embedded: SinkMechanisms) -> N
 def test_sinks_of_a_real_vision_transformer_pass_from_cls_to_patches() -> None:
     """The transition of Fig. 4, on photographs: the strongest keys are CLS early and patches late."""
     model = ws.open_model(shared("vit-tiny"))
-    found = sink_mechanisms(open_runner(model), read_inputs(model, n=4))
-    cls = found.kinds.index("CLS")
-    assert (found.kind[:, 0] == cls).all()
-    assert lemmas_hold(found)
-    assert (found.kind[:, -4:] != cls).all()
+    sinks = sink_mechanisms(open_runner(model), read_inputs(model, n=4))
+    cls = sinks.kinds.index("CLS")
+    assert (sinks.kind[:, 0] == cls).all()
+    assert lemmas_hold(sinks)
+    assert (sinks.kind[:, -4:] != cls).all()

@@ -38,24 +38,24 @@ def layer(rng: np.random.Generator) -> Layer:
 
 
 def test_each_reading_finds_the_head_built_for_it(layer: Layer, x: np.ndarray) -> None:
-    found = predict_layer(layer, x)
+    readings = predict_layer(layer, x)
     for name in ("key_bias", "score_margin", "embedding_strength"):
-        assert found[name].argmax() == 1
-    assert found["embedding_strength"][1] > 0.9
-    assert found["value_ratio"][2] == 0
-    assert found["qk_gap"].argmax() == 2
+        assert readings[name].argmax() == 1
+    assert readings["embedding_strength"][1] > 0.9
+    assert readings["value_ratio"][2] == 0
+    assert readings["qk_gap"].argmax() == 2
     # Without rotation b_QK x_0 is a part of the score, and all of it that does not depend on the query.
-    assert found["key_bias"][1] == pytest.approx(R**-0.5 * 2 * 8)
-    assert found["key_bias"][[0, 2]] == pytest.approx(0)
+    assert readings["key_bias"][1] == pytest.approx(R**-0.5 * 2 * 8)
+    assert readings["key_bias"][[0, 2]] == pytest.approx(0)
 
 
 def test_margin_and_strength_are_plain_averages_over_causal_pairs(layer: Layer, x: np.ndarray) -> None:
-    scores, found = layer.scores(x), predict_layer(layer, x)
+    scores, readings = layer.scores(x), predict_layer(layer, x)
     for head in range(HEADS):
         margins = [scores[head, i, 0] - scores[head, i, 1 : i + 1].mean() for i in range(1, N)]
         given = [np.exp(scores[head, i, 0]) / np.exp(scores[head, i, : i + 1]).sum() for i in range(1, N)]
-        assert found["score_margin"][head] == pytest.approx(np.mean(margins))
-        assert found["embedding_strength"][head] == pytest.approx(np.mean(given))
+        assert readings["score_margin"][head] == pytest.approx(np.mean(margins))
+        assert readings["embedding_strength"][head] == pytest.approx(np.mean(given))
 
 
 def test_aurocs_rank_heads_by_each_readings_own_direction() -> None:
@@ -72,9 +72,9 @@ def test_aurocs_rank_heads_by_each_readings_own_direction() -> None:
 
 
 def test_every_head_of_a_checkpoint_is_read(embedded: ws.Model) -> None:
-    found = predict_sinks(embedded, first=0)
+    predicted = predict_sinks(embedded, first=0)
     for each in PREDICTORS:
-        assert found[each.name].shape == (16,)
-        assert np.isfinite(found[each.name]).all()
-    np.testing.assert_array_equal(found["layer"], [0] * 8 + [1] * 8)
-    np.testing.assert_array_equal(found["head"], [*range(8)] * 2)
+        assert predicted[each.name].shape == (16,)
+        assert np.isfinite(predicted[each.name]).all()
+    np.testing.assert_array_equal(predicted["layer"], [0] * 8 + [1] * 8)
+    np.testing.assert_array_equal(predicted["head"], [*range(8)] * 2)

@@ -61,11 +61,11 @@ def test_an_event_needs_nine_queries_of_ten() -> None:
 
 @pytest.mark.parametrize("epsilon", [0.001, 0.01, 0.5, 0.95])
 def test_epsilon_sinks_get_nearly_all_of_every_query(attention: np.ndarray, epsilon: float) -> None:
-    found = sinks.epsilon_sinks(attention, epsilon)
+    is_sink = sinks.epsilon_sinks(attention, epsilon)
     for head in np.ndindex(HEADS):
         for j in range(KEYS):
-            assert found[head][j] == all(attention[head][i, j] >= 1 - epsilon for i in range(QUERIES))
-    assert found.any() == (epsilon > 0.001)
+            assert is_sink[head][j] == all(attention[head][i, j] >= 1 - epsilon for i in range(QUERIES))
+    assert is_sink.any() == (epsilon > 0.001)
 
 
 def test_a_sink_event_is_nine_queries_of_ten_with_half_of_their_attention() -> None:
@@ -121,7 +121,7 @@ def test_a_perfect_sink_writes_its_own_update_everywhere(updates: np.ndarray) ->
     assert sinks.update_stable_rank(attention, updates) == pytest.approx(np.ones(HEADS))
 
 
-def test_what_writes_nothing_has_no_ratio_and_no_rank() -> None:
+def test_a_silent_head_has_no_ratio_and_no_rank() -> None:
     attention, zero = np.full((6, 6), 1 / 6), np.zeros((6, 3))
     assert np.isnan(sinks.value_norm_ratio(zero, np.array(0)))
     assert np.isnan(sinks.update_stable_rank(attention, zero))
@@ -147,8 +147,8 @@ def test_a_rank_does_not_depend_on_scale(attention: np.ndarray, updates: np.ndar
     ],
 )
 def test_the_rule_at_its_thresholds(ratio: float, rank: float, expected: str) -> None:
-    found = sinks.mechanism(np.array([ratio, ratio]), np.array([rank, rank]))
-    assert found.tolist() == [expected, expected]
+    mechanisms = sinks.mechanism(np.array([ratio, ratio]), np.array([rank, rank]))
+    assert mechanisms.tolist() == [expected, expected]
 
 
 def test_shares_put_any_attention_on_one_scale(attention: np.ndarray) -> None:

@@ -48,17 +48,17 @@ every_kind = pytest.mark.parametrize("build", [one_first_token, several_first_to
 
 
 @every_kind
-def test_singular_values_are_those_of_the_stacked_matrix(build: Build, rng: np.random.Generator) -> None:
+def test_singular_values_match_the_stacked_matrix(build: Build, rng: np.random.Generator) -> None:
     stack, c = build(rng)
     expected = np.linalg.svd(c, compute_uv=False) ** 2
-    found = stack.squared_singular_values()
-    np.testing.assert_allclose(found, expected[: len(found)], rtol=1e-9, atol=1e-10 * expected[0])
-    np.testing.assert_allclose(expected[len(found) :], 0, atol=1e-10 * expected[0])
+    squares = stack.squared_singular_values()
+    np.testing.assert_allclose(squares, expected[: len(squares)], rtol=1e-9, atol=1e-10 * expected[0])
+    np.testing.assert_allclose(expected[len(squares) :], 0, atol=1e-10 * expected[0])
     assert spectral_ratio(stack) == pytest.approx(expected[0] / expected.sum(), rel=1e-12)
 
 
 @every_kind
-def test_means_are_those_of_the_rows(build: Build, rng: np.random.Generator) -> None:
+def test_means_match_the_rows(build: Build, rng: np.random.Generator) -> None:
     stack, c = build(rng)
     assert stack.count == len(c)
     np.testing.assert_allclose(stack.mean, c.mean(axis=0), atol=1e-12)
@@ -67,7 +67,7 @@ def test_means_are_those_of_the_rows(build: Build, rng: np.random.Generator) -> 
     assert normalised_variance(stack.mean, stack.mean_square) == pytest.approx(plain, rel=1e-9)
 
 
-def test_a_bias_is_told_from_one_direction_and_both_from_chance(rng: np.random.Generator) -> None:
+def test_bias_one_direction_and_chance_differ(rng: np.random.Generator) -> None:
     """R is 0 for a constant only; SpectralRatio is 1 for anything on a line; chance has neither."""
     vector, bias, line, chance = rng.normal(size=D), Stack(), Stack(), Stack()
     bias.add(np.tile(vector, (50, 1)))
@@ -92,6 +92,6 @@ def test_influence_is_linear_in_what_the_sink_writes(rng: np.random.Generator) -
 
 def test_the_context_mean_is_over_the_tokens_before_and_with_the_query(rng: np.random.Generator) -> None:
     sent = rng.normal(size=(6, 6, D))  # u_ji as [i, j]
-    others = np.stack([sent[i, 1 : i + 1].sum(axis=0) for i in range(6)])
+    sums = np.stack([sent[i, 1 : i + 1].sum(axis=0) for i in range(6)])
     expected = np.stack([sent[i, 1 : i + 1].mean(axis=0) for i in range(1, 6)])
-    np.testing.assert_allclose(mean_of_context(others), expected, atol=1e-14)
+    np.testing.assert_allclose(mean_of_context(sums), expected, atol=1e-14)

@@ -268,7 +268,8 @@ def _of_cells(layer: Layer) -> Iterator[tuple[Place, str]]:
     yield from ((Place.POSITIONS, text) for text in _of_rotation(layer.rotation))
     if layer.additive is not None:
         yield Place.POSITIONS, f"the {ADDED[type(layer.additive)]} added to scores (layer.position_bias)"
-    yield Place.GATHERED, gate_caveat(layer)
+    if layer.gate is not None:  # of a step, or of a layout that reads it with the queries
+        yield Place.GATHERED, gate_caveat(layer)
 
 
 def _of_rotation(rotation: Rotation | None) -> Iterator[str]:

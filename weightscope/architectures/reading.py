@@ -238,8 +238,8 @@ def prefix_of(checkpoint: Checkpoint, family: Family) -> str:
     if prefixes:
         several = ", ".join(prefix + marks[0] for prefix in prefixes)
         raise CheckpointError(f"has several models of family {family.name} ({several})", file=checkpoint.name)
-    tried = ", ".join(prefix + marks[0] + "*" for prefix in family.prefixes)
-    raise CheckpointError(f"has no layer of a {family.name} (looked for {tried})", file=checkpoint.name)
+    problem = f"has no layer of a {family.name} (looked for {marks[0]}*, under any prefix)"
+    raise CheckpointError(problem, file=checkpoint.name)
 
 
 def parts(config: Config) -> Iterator[tuple[str, Config]]:

@@ -128,7 +128,7 @@ class WindowBias(ShowsShapes):
 class RelativeKeys(ShowsShapes):
     """Keys of distances (Shaw et al. 2018; Transformer-XL, section 3.3), or queries of them (DeBERTa)."""
 
-    at: Callable[[np.ndarray], np.ndarray] = field(repr=False)  # (D,): Before the layer's scale
+    vectors: Callable[[np.ndarray], np.ndarray] = field(repr=False)  # (D,): Before the layer's scale
     bias: np.ndarray | None = field(default=None, repr=False)  # (H, r): Added to what meets them, before it does
     # A token's key meets them rather than its query: they are the distance's queries (position to content).
     of_keys: bool = False
@@ -151,7 +151,7 @@ class RelativeKeys(ShowsShapes):
             tokens = tokens + self.bias[:, None]
         nearest = int(apart.min(initial=0))
         distances = np.arange(nearest, int(apart.max(initial=0)) + 1)
-        met = tokens @ self.at(distances).transpose(0, 2, 1).astype(tokens.dtype)  # (H, n, D)
+        met = tokens @ self.vectors(distances).transpose(0, 2, 1).astype(tokens.dtype)  # (H, n, D)
         which = (apart.T if self.of_keys else apart) - nearest
         term = np.take_along_axis(met, which[None], axis=-1)
         return term.transpose(0, 2, 1) if self.of_keys else term
@@ -161,7 +161,7 @@ class RelativeKeys(ShowsShapes):
 class RelativeValues(ShowsShapes):
     """Values of distances (Shaw et al. 2018, eq. 3), weighted by the same attention as those of tokens."""
 
-    at: Callable[[np.ndarray], np.ndarray] = field(repr=False)  # (D,)
+    vectors: Callable[[np.ndarray], np.ndarray] = field(repr=False)  # (D,)
 
     def __call__(self, attention: np.ndarray) -> np.ndarray:
         """What attention (H, n, n) gathers of them, (H, n, r_v)."""
@@ -170,7 +170,7 @@ class RelativeValues(ShowsShapes):
         by_distance = np.zeros((*attention.shape[:2], len(distances)), attention.dtype)  # (H, n, D)
         which = np.arange(n)[:, None] - np.arange(n) + n - 1
         np.put_along_axis(by_distance, np.broadcast_to(which, attention.shape), attention, axis=-1)
-        return np.asarray(by_distance @ self.at(distances).astype(attention.dtype))
+        return np.asarray(by_distance @ self.vectors(distances).astype(attention.dtype))
 
 
 # Positions added to the input of queries and keys but not of values: DETR and its descendants.

@@ -171,8 +171,8 @@ def locate(source: str | Path, revision: str | None = None) -> Path | Repository
     """The path or repository that `source` names. An existing path wins over a repository of the same name."""
     source = resolved(source)
     path = existing(source)
-    if path is not None and path.is_dir():
-        path = transformer_in(path)
+    if path is not None and (path / MODULES).is_file():
+        path = _transformer_in(path)
     if path is None and str(source).startswith(PACKAGE):
         path = packaged(str(source).removeprefix(PACKAGE))
     if path is not None:
@@ -238,10 +238,10 @@ def _may_be_hub_id(text: str) -> bool:
     return not text.endswith((".safetensors", ".json", ".npz", ".gguf", ".bin", ".pt", ".pth"))
 
 
-def transformer_in(folder: Path) -> Path:
-    """The transformer's folder, for the root of a sentence-transformers model without weights; else `folder`."""
+def _transformer_in(folder: Path) -> Path:
+    """The transformer's folder in a sentence-transformers model; `folder` itself where it has weights."""
     index = folder / MODULES
-    if not index.is_file() or any(folder.glob("*.safetensors")):
+    if any(folder.glob("*.safetensors")):
         return folder
     text = read_small(index, MAX_BYTES)
     modules = parse_json(b'{"modules":' + text + b"}", file=index)["modules"]
@@ -394,17 +394,16 @@ def resolve_folder(source: str | Path, revision: str | None = None) -> Path:
         return where
     small_files = ("config.json", "tokenizer_config.json", *chain(*TOKENIZERS))
     cached = [where.cached(name) for name in ("config.json", *TOKENIZERS[0])]
-    if all(cached):
-        return next(path.parent for path in cached if path)
+    folder = next((path.parent for path in cached if path), None) if all(cached) else None
     try:
-        folder = _with_tokenizer(where, small_files[:2])
+        folder = folder or _with_tokenizer(where, small_files[:2])
     except CheckpointError:
         folder = next((path.parent for path in map(where.cached, small_files) if path), None)
         if folder is None:
             raise
     if folder is None:
         raise CheckpointError(f"{where}: the repository has none of {', '.join(small_files)}")
-    return folder
+    return _transformer_in(folder) if (folder / MODULES).is_file() else folder
 
 
 def _with_tokenizer(repository: Repository, names: Sequence[str]) -> Path | None:

@@ -31,6 +31,7 @@ WHOLE = 64 << 20  # bytes of a file that is known by all of its content; of a la
 READ, SAMPLE = 1 << 20, 4096  # bytes read at a time for that, and of a sample
 LARGEST_READ = 1 << 30  # systems return less than 2 GB at a time
 MAX_OFFSET = 2**63 - 1
+SIZES = range(MAX_OFFSET + 1)
 MAX_DIMENSIONS = 32
 
 # Bits per element of every dtype the format defines (safetensors 0.8).
@@ -186,11 +187,6 @@ def parse_header(text: bytes, file_size: int, *, file: object) -> tuple[dict[str
     return tensors, metadata
 
 
-def _are_sizes(numbers: Any, most: int) -> bool:
-    is_short_list = isinstance(numbers, list) and len(numbers) <= most
-    return is_short_list and all(type(number) is int and 0 <= number <= MAX_OFFSET for number in numbers)
-
-
 def _entry(name: str, entry: Any, data_start: int, file: object) -> TensorEntry:
     """One tensor's entry, every value checked."""
 
@@ -202,9 +198,13 @@ def _entry(name: str, entry: Any, data_start: int, file: object) -> TensorEntry:
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in BITS:
         raise bad(f"has dtype {str(dtype)[:40]}, which safetensors does not define")
-    if not _are_sizes(shape, MAX_DIMENSIONS):
+    if (
+        not isinstance(shape, list)
+        or len(shape) > MAX_DIMENSIONS
+        or not all(type(n) is int and n in SIZES for n in shape)
+    ):
         raise bad(f"has shape {str(shape)[:80]}; a list of at most {MAX_DIMENSIONS} sizes was expected")
-    if not _are_sizes(offsets, 2) or len(offsets) != 2:
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(n) is int and n in SIZES for n in offsets):
         raise bad(f"has data_offsets {str(offsets)[:80]}; two byte offsets were expected")
     # One size of 0 makes the product 0; the rest must still give an array that NumPy can address.
     if prod(size for size in shape if size) * 8 > MAX_OFFSET:

@@ -32,9 +32,9 @@ def pair_figure(norms: NormAnalysis) -> Figure:
     figure, (axes,) = _panels(norms.kind_names, 1, 1.9)
     everything = np.concatenate(norms.pairs)  # (m, 2)
     styles = style.kind_styles(len(norms.kind_names))
-    for axis, pairs, ranks, own in zip(axes, norms.pairs, norms.ranks, styles, strict=True):
+    for axis, pairs, ranks, look in zip(axes, norms.pairs, norms.ranks, styles, strict=True):
         axis.plot(*everything.T, ".", color="0.88", markersize=1, rasterized=True)
-        axis.plot(*pairs.T, ".", color=own["color"], markersize=1, alpha=0.5, rasterized=True)
+        axis.plot(*pairs.T, ".", color=look["color"], markersize=1, alpha=0.5, rasterized=True)
         axis.set_xscale("log")
         known = rf"$\rho={ranks.rho:.2f}$" if np.isfinite(ranks.rho) else r"$\rho$ unknown" if ranks.pairs else "none"
         axis.text(0.04, 0.98, known, transform=axis.transAxes, va="top", fontsize=7)
@@ -84,8 +84,8 @@ def layer_figure(norms: NormAnalysis) -> Figure:
     figure, (weights, vectors) = style.subplots(1, 2, figsize=(2 * style.COLUMN, 2.1))
     for axis, values in (weights, norms.alpha), (vectors, norms.alpha_f):
         styles = style.kind_styles(len(norms.kind_names))
-        for kind, of_layers, own in zip(norms.kind_names, values.mean(axis=1).T, styles, strict=True):
-            axis.plot(norms.layer_indices, of_layers, label=style.plain(kind), **own)
+        for kind, of_layers, look in zip(norms.kind_names, values.mean(axis=1).T, styles, strict=True):
+            axis.plot(norms.layer_indices, of_layers, label=style.plain(kind), **look)
         axis.set_ylim(bottom=0)
         style.layers_along(axis)
     weights.set(title="weights", ylabel=r"summed $\alpha$")

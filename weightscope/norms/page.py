@@ -50,7 +50,7 @@ LEAST_STRETCH = 1.8  # Fig. 2: the largest singular value of f over its smallest
 
 @report("What attention adds up in {0.model}")
 def write_norms_page(files: Files, norms: NormAnalysis) -> Iterator[Section]:
-    """For the paper's model, the paper's numbers are beside the measured ones; otherwise in a section of their own."""
+    """For the paper's model, the paper's numbers are shown with the measured ones; otherwise in their own section."""
     printed = norms.model.partition("@")[0] in MODELS
     yield _given(files, norms)
     yield _ranks(files, norms, printed)

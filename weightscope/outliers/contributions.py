@@ -85,7 +85,7 @@ class Contributions(ShowsShapes):
 
     @cached_property
     def gaps(self) -> np.ndarray:
-        """What each dimension adds to the scores of a kind of key above those of the last kind.
+        """What each dimension adds to the scores of a kind of key, compared with the last kind.
 
         -> (L, K - 1, d).
 

@@ -208,7 +208,7 @@ class OutlierAnalysis(Study):
 def study_outliers(
     model: Model, texts: Texts, n: int, sampled: int, longest: int, seed: int = 0, device: str = "cpu"
 ) -> OutlierAnalysis:
-    """Run a model on n sentences of at most `longest` tokens; contributions are means over `sampled` of them."""
+    """Run a model on n sentences of at most `longest` tokens; contributions are means over the first `sampled`."""
     framing = framing_of(model)
     sequences = sentence_sequences(framing, texts.texts, n, longest, seed)
     outliers = measure_outliers(open_runner(model, device=device), sequences, token_kinds(framing), sampled)

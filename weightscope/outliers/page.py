@@ -1,13 +1,16 @@
 """The page of an outlier analysis, and the paper's Table 1 for bert-base-uncased: C of three dimensions by kind of key.
 
-Means over 100 sentences of the STS-B dev set. This file counts layers from 0, the paper from 1.
+It is in paper.csv: means over 100 sentences of the STS-B dev set. Layers are counted from 0 there, from 1 in the paper.
 """
 
+import csv
 from collections.abc import Iterator
+from io import TextIOWrapper
+from pathlib import Path
 
 import numpy as np
 
-from weightscope.files import Files
+from weightscope.files import Files, regular_file
 from weightscope.findings import spans
 from weightscope.formulas import plain
 from weightscope.outliers import figures
@@ -22,53 +25,22 @@ MODELS = ("bert-base-uncased", "google-bert/bert-base-uncased")
 KINDS = ("[CLS]", "[SEP]", ". or ,", "other")
 LAYERS = (1, 5, 11)  # the paper's 2, 6 and 12
 
-# (layer, dimension): one row per kind, one column per head
-TABLE_1: dict[tuple[int, int], np.ndarray] = {
-    (1, 308): np.array([
-        [11.9, 21.9, 8.8, 15.6, 15.3, 15.1, 12.5, 10.7, 6.2, 5.4, 10.3, 16.6],
-        [10.0, 18.4, 7.4, 13.1, 12.9, 12.7, 10.5, 9.0, 5.2, 4.6, 8.6, 14.0],
-        [10.7, 19.6, 7.7, 13.1, 13.4, 13.0, 11.2, 9.1, 5.6, 4.8, 9.1, 14.6],
-        [5.6, 10.2, 4.0, 6.9, 7.0, 6.8, 5.9, 4.8, 2.9, 2.5, 4.7, 7.7],
-    ]),
-    (5, 308): np.array([
-        [-9.7, -8.1, -3.5, -5.3, -0.8, 0.9, -3.5, -3.9, -7.2, -16.8, -10.2, -2.2],
-        [0.1, 0.1, 0.0, 0.1, 0.0, 0.0, 0.0, 0.0, 0.1, 0.2, 0.1, 0.0],
-        [-9.6, -7.8, -3.4, -4.9, -0.8, 1.0, -3.5, -3.8, -7.2, -16.2, -9.9, -2.3],
-        [-6.7, -5.4, -2.4, -3.5, -0.5, 0.7, -2.3, -2.6, -5.0, -11.5, -7.0, -1.5],
-    ]),
-    (5, 381): np.array([
-        [5.1, 8.0, 3.2, 5.6, 4.0, 7.0, 8.1, 7.5, 4.1, 5.5, 5.1, 6.8],
-        [28.1, 44.7, 18.0, 31.1, 22.0, 38.8, 44.9, 41.6, 23.0, 30.5, 28.5, 38.0],
-        [3.9, 6.3, 2.6, 4.3, 3.1, 5.5, 6.4, 5.7, 3.2, 4.3, 4.0, 5.4],
-        [2.0, 3.2, 1.3, 2.2, 1.6, 2.8, 3.2, 2.9, 1.6, 2.2, 2.0, 2.7],
-    ]),
-    (11, 308): np.array([
-        [-6.2, -2.7, -2.8, -6.0, -4.9, -6.0, -5.1, -6.8, -4.7, -3.0, -6.4, -7.3],
-        [0.2, 0.1, 0.1, 0.2, 0.2, 0.2, 0.2, 0.2, 0.2, 0.1, 0.2, 0.3],
-        [-3.6, -1.6, -1.5, -3.5, -2.8, -3.5, -3.0, -3.9, -2.8, -1.8, -3.7, -4.2],
-        [-8.4, -3.7, -3.8, -8.3, -6.9, -8.3, -7.2, -9.4, -6.5, -4.2, -8.7, -10.3],
-    ]),
-    (11, 381): np.array([
-        [1.0, 2.4, 1.5, 1.2, 4.0, 6.3, 1.4, 0.1, 6.7, 0.1, 1.6, 2.9],
-        [0.3, 0.7, 0.5, 0.3, 1.1, 2.0, 0.4, 0.4, 2.2, -0.1, 0.4, 1.0],
-        [0.1, 0.3, 0.2, 0.2, 0.6, 0.9, 0.2, 0.1, 0.9, 0.0, 0.2, 0.3],
-        [0.6, 1.4, 0.9, 0.7, 2.4, 3.8, 0.8, 0.6, 4.0, 0.0, 0.9, 1.8],
-    ]),
-    (11, 180): np.array([
-        [0.2, 0.3, 0.1, 0.3, 0.3, 0.4, 0.1, 0.2, 0.3, 0.1, 0.3, 0.3],
-        [8.0, 12.2, 5.5, 12.5, 10.1, 14.7, 5.4, 9.7, 13.2, 3.8, 9.8, 11.2],
-        [6.7, 11.5, 4.9, 10.9, 9.1, 13.1, 4.9, 8.9, 11.5, 3.6, 8.9, 10.2],
-        [0.7, 1.1, 0.5, 1.1, 0.9, 1.2, 0.5, 0.8, 1.1, 0.3, 0.9, 1.0],
-    ]),
-}  # fmt: skip
+
+def _printed() -> dict[tuple[int, int], np.ndarray]:
+    """C in the paper's Table 1, (kinds, heads), by layer and dimension."""
+    table: dict[tuple[int, int], list[list[float]]] = {}
+    with regular_file(Path(__file__).with_name("paper.csv")) as file:
+        for layer, dimension, _, *heads in list(csv.reader(TextIOWrapper(file, "utf-8")))[1:]:
+            table.setdefault((int(layer), int(dimension)), []).append([float(cell) for cell in heads])
+    return {key: np.array(rows) for key, rows in table.items()}
 
 
-# The page
+TABLE_1 = _printed()
 
 
 @report("Outlier dimensions and attention in {0.model}")
 def write_outliers_page(files: Files, outliers: OutlierAnalysis) -> Iterator[Section]:
-    """What stands out, what it does to scores, and what the weights alone tell of it."""
+    """What stands out, what it adds to scores, and how well the weights alone predict it."""
     named = outliers.dimensions[:NAMED]
     yield _stream(files, outliers)
     yield _attention(files, outliers.stream)

@@ -70,7 +70,7 @@ class Stream(ShowsShapes):
 
     @cached_property
     def outliers(self) -> np.ndarray:
-        """Dimensions that stand out in some layer's output, over all tokens or those of a kind; farthest out first.
+        """Dimensions that stand out in some layer's output, over all tokens or tokens of one kind; farthest out first.
 
         A mean over all tokens alone would hide a dimension that is large on one token of a sentence, as on [CLS].
         """

@@ -3,6 +3,6 @@
 Only this package imports PyTorch and transformers, and only when a model is loaded.
 """
 
-from weightscope.runner.runner import Activations, Runner, open_runner
+from weightscope.runner.runner import Activations, Intervention, Runner, losses_under, open_runner
 
-__all__ = ["Activations", "Runner", "open_runner"]
+__all__ = ["Activations", "Intervention", "Runner", "losses_under", "open_runner"]

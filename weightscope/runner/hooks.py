@@ -11,8 +11,8 @@ from weightscope.model import Model
 
 OTHER_TOWER = re.compile(r"vision")  # in module names of towers next to the language model
 
-# Is called with a layer's index, what enters it, its attention's weights and what attention adds to the stream; what it
-# returns, where it returns something, takes the place of the last.
+# Is called with a layer's index, what enters it, its attention's weights and what attention adds to the stream; a
+# tensor that it returns replaces the last.
 Show = Callable[[int, Any, Any, Any], Any]
 
 

@@ -1,4 +1,4 @@
-"""Runs a model on sequences and shows each attention layer as arrays while it runs."""
+"""Runs a model on sequences, shows each attention layer as arrays while it runs, and changes what it writes."""
 
 import inspect
 from collections import defaultdict
@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,41 +23,29 @@ from weightscope.runner.hooks import blocks_of, tower_of, watched
 from weightscope.runner.loading import first_line, import_torch, load_eager, room_for, torch_device
 
 TOKENS_A_BATCH = 2048
+PROOF = 8  # tokens of a text on which it is tried whether a model can begin above its first layer
 LARGEST_ERROR = 1e-4  # relative, of sum_j alpha f(x_j) + b_O against what the model's own module returned
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Activations(ShowsShapes):
-    """One attention layer at work on a batch of sequences of one length; nothing is padded.
+    """One attention layer at work on a batch of sequences of one length; nothing is padded."""
 
-    Attributes
-    ----------
-    layer : Layer
-        weightscope's own view of it.
-    inputs : (b,) int array
-        Which of the sequences given these are.
-    tokens : (b, n) int array, or None for images
-    x : (b, n, d) float32 array
-        The residual stream that enters the layer.
-    attention : (b, n_heads, n, n) float32 array
-        alpha; rows sum to less than 1 where the layer has learned sinks, and to no fixed sum where it has no softmax.
-    output : (b, n, d) float32 array
-        What attention adds to the stream: sum over heads and j of alpha f(x_j), plus b_O.
-    """
-
-    layer: Layer
-    inputs: np.ndarray
-    tokens: np.ndarray | None
-    x: np.ndarray
+    layer: Layer  # weightscope's view of it
+    inputs: np.ndarray  # (b,) which of the sequences these are
+    tokens: np.ndarray | None  # (b, n); None for images
+    x: np.ndarray  # (b, n, d) float32: the residual stream that enters the layer
+    # (b, n_heads, n, n) float32: alpha; rows sum to less than 1 where the layer has learned sinks, and to no fixed sum
+    # where it has no softmax.
     attention: np.ndarray
-    output: np.ndarray
+    output: np.ndarray  # (b, n, d) float32: what attention adds, the sum over heads and j of alpha f(x_j), plus b_O
 
     def each(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """x (n, d) and attention (n_heads, n, n) of one sequence after the other."""
         return zip(self.x, self.attention, strict=True)
 
 
-# Sees a layer at work; what it returns, where it returns something, takes the place of `output` in the model.
+# Is shown a layer at work; an array that it returns replaces `output` in the model.
 Observer = Callable[[Activations], np.ndarray | None]
 
 
@@ -128,7 +116,7 @@ def open_runner(model: Model | str | Path, *, language: bool = False, device: st
 class Runner:
     """transformers' eager model and weightscope's layers of the same checkpoint.
 
-    Both are kept in float32: a model's parameters once, and those of its attention a second time. Beyond them a run
+    Both are kept in float32: a model's parameters once, and its attention's parameters a second time. Beyond them a run
     holds the activations of one layer for one batch. On a device the model is there, the second copy here,
     and what an observer computes with there as well.
 
@@ -163,7 +151,7 @@ class Runner:
         observer : callable
             Called with the `Activations` of one layer and batch at a time, layers in order within a batch.
         layers : sequence of int, optional
-            Only these; the model is not run beyond the last of them.
+            Only these; the model is not run beyond the last one.
         tokens_a_batch : int
 
         Raises
@@ -289,7 +277,7 @@ class Runner:
         return None if new is None else import_torch().from_numpy(np.asarray(new, np.float32))
 
     def check(self, seen: Activations) -> None:
-        """Compare the output of the model's own module with that of weightscope's folded weights, once per layer.
+        """Compare the output of the model's own module with the output of weightscope's folded weights, once per layer.
 
         Raises
         ------
@@ -321,3 +309,78 @@ def _passes(n: int) -> Iterator[Any]:
 
 class _LastLayerSeen(Exception):  # noqa: N818  no error: it ends a forward pass early
     """The last layer asked for has been seen."""
+
+
+# Many changes to one run, each begun where it first differs
+
+
+class Intervention(NamedTuple):
+    """A change to a model as it runs."""
+
+    layers: Collection[int]  # One or more layers
+    observer: Observer  # Shown these layers; an array that it returns replaces attention's output
+
+
+def losses_under(runner: Runner, texts: Sequence[np.ndarray], interventions: Sequence[Intervention]) -> np.ndarray:
+    """`Runner.losses` of the model as it is and under each intervention: texts (n,).
+
+    Layers below the first changed one are unaffected, so they run once per text. If layers pass each other more than
+    their return values, all of them run every time.
+    """
+    losses = np.zeros((1 + len(interventions), len(texts)))
+    firsts = {min(each.layers) for each in interventions}
+    begins = {first: first if _can_begin_at(runner, first, texts[0][:PROOF]) else 0 for first in firsts}
+    with bar(what="interventions", unit="run", total=losses.size) as done:
+        for place, text in enumerate(texts):
+            with _kept(runner, firsts) as entering:
+                losses[0, place] = runner.losses([text])[0]
+            done.update()
+            for row, (layers, observer) in enumerate(interventions, 1):
+                with _begun_at(runner, begins[min(layers)], entering):
+                    losses[row, place] = runner.losses([text], observer, layers)[0]
+                done.update()
+    return losses
+
+
+def _can_begin_at(runner: Runner, layer: int, text: np.ndarray) -> bool:
+    """Whether a run that begins at a layer gives the same result as a full run; not if blocks are shared across it."""
+    if layer == 0:
+        return True  # a full run
+    if not set(runner.blocks[:layer]).isdisjoint(runner.blocks[layer:]):
+        return False
+    with _kept(runner, [layer]) as entering:
+        complete = runner.losses([text])
+    try:
+        with _begun_at(runner, layer, entering):
+            return np.allclose(runner.losses([text]), complete, rtol=1e-6)
+    except Exception:  # any class: each layer fails in its own way
+        return False
+
+
+@contextmanager
+def _kept(runner: Runner, layers: Collection[int]) -> Iterator[dict[int, Any]]:
+    """Within the block, keep the input of each of these layers: what the layer below returned."""
+    entering: dict[int, Any] = {}
+
+    def keep(layer: int) -> Any:
+        return runner.blocks[layer - 1].register_forward_hook(lambda block, args, made: entering.update({layer: made}))
+
+    handles = [keep(layer) for layer in layers if layer]
+    try:
+        yield entering
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _begun_at(runner: Runner, layer: int, entering: dict[int, Any]) -> Iterator[None]:
+    """Within the block, layers below this one compute nothing and return what the last of them returned before."""
+    skipped = set(runner.blocks[:layer])
+    for block in skipped:
+        block.forward = lambda *args, **kwargs: entering[layer]
+    try:
+        yield
+    finally:
+        for block in skipped:
+            del block.forward

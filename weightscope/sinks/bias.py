@@ -24,8 +24,7 @@ from weightscope.model import Model
 from weightscope.progress import bar
 from weightscope.run_identity import RunIdentity
 from weightscope.runner.framing import framing_of
-from weightscope.runner.interventions import Intervention, losses_under
-from weightscope.runner.runner import Activations, Observer, Runner, open_runner
+from weightscope.runner.runner import Activations, Intervention, Observer, Runner, losses_under, open_runner
 from weightscope.runner.study import Study
 from weightscope.sinks.inputs import CHARACTERS_A_TOKEN
 from weightscope.sinks.strength import sink_strength

@@ -1,4 +1,4 @@
-"""Figures of attention sinks: Figs 2 to 5 and Table 1 of the sink-as-bias paper, and what it predicts; then Figs 2B,
+"""Figures of attention sinks: Figs 2 to 5 and Table 1 of the sink-as-bias paper, and its predictions; then Figs 2B,
 4, 5, 6, 8 and 14 of the two-sink-mechanisms paper, and its lemmas."""
 
 from collections.abc import Sequence

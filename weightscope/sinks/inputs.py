@@ -44,7 +44,7 @@ def read_inputs(
 
 
 def _image_inputs(model: Model, path: Path | None, n: int, seed: int) -> Inputs:
-    """The first images of a folder, or scikit-learn's two photographs and crops of them."""
+    """The first images of a folder, or scikit-learn's two photographs and crops."""
     from weightscope.runner.images import image_processor, photographs, read_images
 
     process = image_processor(model)

@@ -1,6 +1,6 @@
 """Lemmas 2 to 4 of the two-sink-mechanisms paper as numbers: what a head does, and the bound of the lemma.
 
-Shapes and letters are those of `weightscope.sinks.strength`: attention is (..., m, n), updates u_j are (..., n, d), and
+Shapes and letters are as in `weightscope.sinks.strength`: attention is (..., m, n), updates u_j are (..., n, d), and
 Y = A u is what a head writes. A_ij need not be a softmax's. With rows that sum to one and no negative weight,
 epsilon = max_i sum_{j != s} |A_ij| is Definition 1's 1 - min_i A_is.
 """

@@ -373,8 +373,8 @@ class SinkObserver:
             **routing_measures(seen, self.directions[seen.layer.index], position),
         }.items():
             kind = np.int32 if values.dtype.kind == "i" else np.float64
-            whole = (len(self.sequences), len(self.at), *values.shape[1:])
-            self.arrays.setdefault(name, np.zeros(whole, kind))[where] = values
+            size = (len(self.sequences), len(self.at), *values.shape[1:])
+            self.arrays.setdefault(name, np.zeros(size, kind))[where] = values
 
     def measured(self) -> dict[str, Any]:
         """The fields of `SinkMechanisms` that were measured."""
@@ -426,7 +426,7 @@ def variance_measures(
     """Lemma 4 for each head alone, in units of the variance V of the tokens before attention, and the sink's update
     against the stream: (b, H) each.
 
-    V' = V + Var(Y) + 2 Cov(x, Y), and with y = o W_O the covariance is that of x W_O' and o: r coordinates a head.
+    V' = V + Var(Y) + 2 Cov(x, Y), and with y = o W_O the covariance equals Cov(x W_O', o): r coordinates a head.
     """
     layer, (b, n, d) = seen.layer, seen.x.shape
     v = layer.inner_values(seen.x.reshape(b * n, d))  # (G, b n, r_v)

@@ -11,7 +11,7 @@ from weightscope.pages.style import save
 from weightscope.progress import phase
 from weightscope.provenance import Provenance
 from weightscope.sinks import figures
-from weightscope.sinks.bias import ABLATED, CHARACTERS, IN_THE_PAPER, PATCHED, SINKS_ABOVE, TOKENS_SHOWN, SinkBias
+from weightscope.sinks.bias import ABLATED, CHARACTERS, PATCHED, SINKS_ABOVE, TOKENS_SHOWN, SinkBias
 from weightscope.sinks.mechanisms import SinkMechanisms
 from weightscope.sinks.updates import SPREAD
 from weightscope.tables import Column, Table
@@ -31,11 +31,9 @@ TABLE_1 = (
 
 
 @phase("drawing figures")
-def write_bias_page(files: Files, *models: SinkBias) -> None:
-    """Draw the figures of every model and write report.html: are sinks biases?"""
-    sections = [_table_one(models)]
-    if len(models) > 1:
-        sections.append(_side_by_side(files, models))
+def write_bias_page(files: Files, *models: SinkBias, in_all: Sequence[Section] = ()) -> None:
+    """Draw the figures of every model and write report.html; `in_all` is what shows all models at once."""
+    sections = [_table_one(models), *in_all]
     for bias in models:
         sections += [_updates(files, bias), _patching(files, bias), _prediction(files, bias)]
     lead = " ".join([*(bias.sentences for bias in models), f"Texts: {models[0].source}."])
@@ -71,63 +69,6 @@ def _table_one(models: Sequence[SinkBias]) -> Section:
         Table.of_rows(HEADER, measured(1), "Positions from 1 on."),
     ]
     return Section("Static sink patching (Table 1)", text, tables)
-
-
-def _side_by_side(files: Files, models: Sequence[SinkBias]) -> Section:
-    text = (
-        "As in the paper's Figs 2 to 4: the layers of all models in one figure, each numbered from its first. Grey is "
-        "what the paper reports of most layers of its models of 7 and 8 billion parameters. The table counts the "
-        "layers that are within it."
-    )
-    figure = Figure(
-        save(figures.side_by_side_figure(models), files, "updates"),
-        "Figs 2, 3 and 4. $u_sink$ solid, the mean $u_ctx$ dashed; $R$ of $u_sink$ is against $mu_sink$.",
-        ", ".join(bias.model for bias in models),
-    )
-    return Section("What token 0 writes, in all models", text, [figure, beside_the_paper(models), what_was_run(models)])
-
-
-def what_was_run(models: Sequence[SinkBias]) -> Table:
-    """Each model and the amount of text: one row per model.
-
-    Examples
-    --------
-    >>> what_was_run([]).names
-    ['model', 'stored', 'biases', 'first_token', 'texts', 'tokens', 'evaluated', 'predicted_tokens']
-    """
-    names = ("model", "stored", "biases", "first_token", "texts", "tokens", "evaluated", "predicted_tokens")
-    symbols = ("", "", "", "first token", "texts", "tokens of each", "texts evaluated", "tokens predicted in them")
-    rows = [
-        (bias.model, bias.stored, "yes" if bias.biased else "no", bias.first or "the text's own", bias.sizes.texts,
-         bias.sizes.tokens, bias.sizes.evaluated, bias.predicted_tokens)
-        for bias in models
-    ]  # fmt: skip
-    return Table.of_rows([Column(name, symbol=symbol) for name, symbol in zip(names, symbols, strict=True)], rows)
-
-
-def beside_the_paper(models: Sequence[SinkBias]) -> Table:
-    """Ratio, SpectralRatio and R of each model with the ranges that the paper gives: one row per model and measure.
-
-    Examples
-    --------
-    >>> beside_the_paper([]).names
-    ['model', 'measure', 'paper_low', 'paper_high', 'layers', 'within', 'lowest', 'median', 'highest', 'last_layer']
-    """
-    names = (
-        "model", "measure", "paper_low", "paper_high", "layers", "within", "lowest", "median", "highest", "last_layer",
-    )  # fmt: skip
-    symbols = ("", "", "from", "to", "", "within it", "", "", "", "last layer")
-    rows = [
-        (bias.model, label, low, high, len(values), ((low <= values) & (values <= high)).sum(),
-         values.min(), np.median(values), values.max(), values[-1])
-        for bias in models
-        for label, (name, (low, high)) in zip(
-            ("Ratio", "SpectralRatio", "R"), IN_THE_PAPER.items(), strict=True
-        )
-        for values in [bias.layers[name]]
-    ]  # fmt: skip
-    header = [Column(name, symbol=symbol, format=".3g") for name, symbol in zip(names, symbols, strict=True)]
-    return Table.of_rows(header, rows)
 
 
 def _updates(files: Files, bias: SinkBias) -> Section:

@@ -25,7 +25,6 @@ from weightscope.checkpoint.opening import (
     TOKENIZERS,
     lone_gguf,
     resolve_folder,
-    transformer_in,
 )
 from weightscope.embedded import FOLDER
 from weightscope.errors import CheckpointError
@@ -84,20 +83,24 @@ class Tokenizer:
         self.tokens: dict[int, str] = {index: token for token, index in self.ids.items()}  # as the vocabulary spells
         self.added = {index: Added(*rest) for index, *rest in facts["added"]}
 
-    @staticmethod
-    def find(source: str | Path, revision: str | None = None) -> Path:
+    @classmethod
+    def find(cls, source: str | Path, revision: str | None = None) -> Path:
         """The file that says most of a source's tokenizer; downloaded if it is on the Hub."""
-        path = resolve_folder(source, revision)
+        return cls.find_at(resolve_folder(source, revision), source)
+
+    @staticmethod
+    def find_at(path: Path, source: str | Path = "") -> Path:
+        """The file that says most of the tokenizer in a folder, or in a file or its folder; `source` is for errors."""
         if path.is_file() and path.name != "vocab.json" and path.suffix in (".json", ".model"):
             return path
-        folder = transformer_in(path) if path.is_dir() else path.parent
+        folder = path if path.is_dir() else path.parent
         for name, *companions in TOKENIZERS:
             if all((folder / each).is_file() for each in (name, *companions)):
                 return folder / name
         gguf = path if path.suffix == ".gguf" else lone_gguf(folder)
         if gguf is None:
             looked = ", ".join(" with ".join(names) for names in TOKENIZERS)
-            raise CheckpointError(f"no tokenizer in {source} (looked for {looked})")
+            raise CheckpointError(f"no tokenizer in {source or path} (looked for {looked})")
         return gguf
 
     @classmethod
@@ -408,7 +411,7 @@ def _look_for(model: Model) -> tuple[Tokenizer | None, str]:
     else:
         place = model.checkpoint.folder
     try:
-        file = Tokenizer.find(place)
+        file = Tokenizer.find_at(place)
     except CheckpointError:
         return None, ""
     try:

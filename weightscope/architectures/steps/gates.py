@@ -18,7 +18,7 @@ from weightscope.attention.maps import Affine
 def gate_caveat(layer: Layer) -> str:
     """What a gate leaves out, also one that the layout has read with the queries."""
     text = f"the output gate: what a head gathers is multiplied by a {layer.gate_kind} of the query token"
-    return f"{text} (layer.gate)" if layer.gate is not None else ""
+    return f"{text} (layer.gate)"
 
 
 @dataclass(frozen=True)
