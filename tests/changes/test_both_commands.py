@@ -1,5 +1,6 @@
 """`compare` and `lineage` call the same pair the same, on either side of each threshold that both use."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,9 @@ def test_both_commands_call_the_same_heads_moved(times: float, base: Path, tmp_p
 def test_both_commands_name_another_basis_within_heads(base: Path, tmp_path: Path) -> None:
     comparison, kinds, _ = both(base, DERIVATIONS["basis of heads"].change(read_weights(base)), tmp_path / "b")
     assert kinds == ["gauge: basis of heads changed"] and comparison.startswith("Another basis within heads: each")
+    evidence = ws.lineage(tmp_path / "b", base).kinds[0].evidence
+    factors, maps = map(float, re.findall(r"(\S+) of their norm, their products by (\S+)\.", evidence)[0])
+    assert factors > 0.5 and maps < UNMOVED
 
 
 @pytest.mark.parametrize("deed", ["4 bits, groups of 32", "8 bits, rows", "Q8_0", "NF4"])

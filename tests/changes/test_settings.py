@@ -170,7 +170,7 @@ OVERRIDDEN = {
 
 @pytest.mark.check
 def test_every_changed_key_of_every_family_is_reported(subtests: pytest.Subtests) -> None:
-    """Every key of every tiny model's config with another value: it is told, or the config is refused."""
+    """Each key of each tiny model's config is given another value: the key is reported, or the config refused."""
     for name in NAMES:
         model, text = fixture(name).model, (FIXTURES / name / "config.json").read_text()
         before = stated(model.checkpoint, model.row)
@@ -190,14 +190,14 @@ def test_every_changed_key_of_every_family_is_reported(subtests: pytest.Subtests
 
 
 def scores(model: Model, name: str) -> list[np.ndarray]:
-    """Every layer's scores of the tiny model's own sequence, which are those of eager transformers."""
+    """Every layer's scores of the tiny model's sequence, which equal eager transformers' scores."""
     reference = fixture(name)
     return [model.layer(index).scores(reference.arrays[f"x{index}"]) for index in reference.layers]
 
 
 @pytest.mark.check
 def test_key_that_changes_scores_is_never_called_idle(subtests: pytest.Subtests) -> None:
-    """Where a key with another value gives other scores, it is told as one that decides the computation."""
+    """A key whose new value changes scores is reported as one that decides the computation."""
     for name in NAMES:
         model, text = fixture(name).model, (FIXTURES / name / "config.json").read_text()
         before, usual = stated(model.checkpoint, model.row), scores(model, name)

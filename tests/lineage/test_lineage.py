@@ -495,7 +495,7 @@ def test_dropped_singular_values_show_the_direction(base, tmp_path, monkeypatch)
 
 
 def test_layers_added_to_the_base_were_not_removed(base, tmp_path):
-    """The base has copies that write nothing between its layers (LLaMA Pro); the suspect is what it was made of."""
+    """The base has copies that write nothing between its layers (LLaMA Pro); it was made of the suspect."""
     weights = DERIVATIONS["each layer twice"].change(read_weights(base))
     silent = {part: 0 * w for part, w in weights.within("o.w", "down.w") if part[0] % 2}
     expanded = written(weights.but(silent), tmp_path / "expanded")

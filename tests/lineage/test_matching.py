@@ -67,7 +67,7 @@ def test_other_widths_are_not_compared_directly():
 
 @pytest.mark.parametrize("n_layers", [2, 5])
 def test_unrelated_layers_all_nearest_to_one_layer_are_no_match(n_layers):
-    """Layers of a base may have slopes of their own, and one of them that of most models."""
+    """Spectra of a base's layers may fall at different slopes, one of them at the slope of most models."""
     falls, points = np.geomspace(1, 50, n_layers), np.linspace(0, 1, POINTS)
     base = -np.broadcast_to(falls[:, None, None, None] * points, (n_layers, 4, 2, POINTS))
     rng = np.random.default_rng(4)

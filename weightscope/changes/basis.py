@@ -13,7 +13,7 @@ from weightscope.results import ShowsShapes
 
 
 def is_folded(a: Layer, b: Layer) -> bool:
-    """Whether the norm before attention has lost its gain in b while that of a still has one."""
+    """Whether the norm before attention has a gain in a and none in b."""
     gains = [q.norm.gamma if isinstance(q, Affine) and q.norm is not None else np.empty(0) for q in (a.q, b.q)]
     if not all(map(len, gains)):
         return False
@@ -23,7 +23,7 @@ def is_folded(a: Layer, b: Layer) -> bool:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Basis(ShowsShapes):
-    """How the stream of B follows from that of A: x_b = x_a R."""
+    """How B's stream follows from A's: x_b = x_a R."""
 
     rotation: np.ndarray | None = None  # (d, d); None if it is the identity, or unknown
     known: bool = True

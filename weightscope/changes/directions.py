@@ -22,7 +22,7 @@ class Along(NamedTuple):
 
 
 def first_directions(pairs: Pairs) -> tuple[float, Along, Along]:
-    """The share of a change's energy in its first singular direction, that of the columns and that of the rows.
+    """The share of a change's energy in its first singular direction, the left direction and the right one.
 
     pairs: blocks of rows of A and of B, (rows, n) each -> share, (m,), (n,).
     """

@@ -45,8 +45,8 @@ class Stage(ShowsShapes):
     layer: Layer
     measured: Arrays  # from `measure_layer`
     order: np.ndarray  # (H,) the index here of each head of the first checkpoint
-    base: Layer | None = None  # of a LoRA, the layer that it was added to
-    added: Layer | None = None  # and what it added; see `added_to`
+    base: Layer | None = None  # the layer that a LoRA was added to
+    added: Layer | None = None  # the change by the LoRA; see `added_to`
 
     def in_order(self) -> dict[str, np.ndarray]:
         """The arrays, with heads in the first checkpoint's order."""

@@ -65,7 +65,7 @@ class LayerChange:
     tensors: TensorsOfBoth  # those with the same name; heads' tensors only if heads stayed in place
     in_place: bool = True  # heads are in A's order
     folded: bool = False  # the norm before attention has lost its gain
-    base_folded: bool = False  # that of A has, and B's has not
+    base_folded: bool = False  # A's norm has lost its gain, and B's has not
     copies: int = 0  # experts that are copies of A's feed-forward network
     base_copies: int = 0  # experts of A that are copies of B's
     neurons: bool = False  # rows of a feed-forward matrix are A's in another order
@@ -111,7 +111,7 @@ def tensors_by_name(a: Model, b: Model, in_a: Mapping[str, str], in_b: Mapping[s
 
 
 def _names(model: Model, layer: int, *, heads: bool) -> dict[str, str]:
-    """Names of a layer's tensors, those of heads on demand, by the name without the layer's."""
+    """Names of a layer's tensors by their part within the layer; with `heads`, attention's too."""
     stem = model.stem(layer)
     left_out = set() if heads else {tensor.name for tensor in model.attention_tensors(layer)}
     return {n.removeprefix(stem): n for n in model.checkpoint.names_under(stem) if n not in left_out}

@@ -52,7 +52,7 @@ class OtherChanges(TensorChanges):
 
 
 def other_changes(a: Model, b: Model) -> OtherChanges:
-    """How these tensors of two models changed, each read once in blocks; of two families those of the same name."""
+    """How these tensors of two models changed, each read once in blocks; across families, tensors with equal names."""
     of_a, of_b = other_tensors(a), other_tensors(b)
     embedding = [model.prefix + model.family.inputs.tokens for model in (a, b)]
     tied = [

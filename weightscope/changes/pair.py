@@ -78,7 +78,7 @@ def pair_up(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Paired:
 
 
 def blocks_of_pairs(a: Checkpoint, b: Checkpoint, pairs: Sequence[Pair]) -> Iterator[Part]:
-    """The blocks of all pairs; those of files on a server come in few, large requests."""
+    """The blocks of all pairs; a server is asked for many at once."""
     for batch in batches(pairs, lambda pair: pair.a.nbytes + pair.b.nbytes):
         a.prefetch(pair.a.name for pair in batch)
         b.prefetch(pair.b.name for pair in batch)
@@ -86,15 +86,16 @@ def blocks_of_pairs(a: Checkpoint, b: Checkpoint, pairs: Sequence[Pair]) -> Iter
             yield from pair.blocks()
 
 
-def first_rows(tensor: Tensor, most: int, start: int = 0) -> np.ndarray:
-    """At most this many rows from a value on, (n, width) as stored; all of them where a tensor has fewer."""
+def first_rows(tensor: Tensor, most: int) -> np.ndarray:
+    """At most this many of the first rows, (n, width) as stored."""
     width = row_width(tensor.shape) or prod(tensor.shape) or 1
-    return Block(tensor, start, min(prod(tensor.shape), start + most * width)).values().reshape(-1, width)
+    return Block(tensor, 0, min(prod(tensor.shape), most * width)).values().reshape(-1, width)
 
 
 def whole(tensor: Tensor) -> np.ndarray:
-    """All rows."""
-    return first_rows(tensor, prod(tensor.shape))
+    """All rows; a matrix in its own shape."""
+    rows = first_rows(tensor, prod(tensor.shape))
+    return rows.reshape(tensor.shape) if len(tensor.shape) == 2 else rows
 
 
 def sample_rows(tensor: Tensor) -> list[np.ndarray]:

@@ -68,7 +68,7 @@ class SettingsChange(NamedTuple):
 
 
 def settings_change(a: Model, b: Model, label: str) -> SettingsChange:
-    """What the config and the files of `b`, called `label`, have other than those of `a`."""
+    """How the config and the files of `b`, called `label`, differ from those in `a`."""
     config = differences(stated(a.checkpoint, a.row), stated(b.checkpoint, b.row))
     return SettingsChange(label, config, list(_files(a, b)))
 

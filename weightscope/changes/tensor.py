@@ -93,7 +93,7 @@ class Change:
 
     @property
     def is_tuned(self) -> bool:
-        """Whether a matrix is still what it was, for the most part; a vector may change wholly when it is tuned."""
+        """Whether a matrix still resembles its former values; a vector may change wholly when it is tuned."""
         return not (self.is_matrix and self.cosine < TUNED)
 
     @property

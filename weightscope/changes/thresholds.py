@@ -21,13 +21,13 @@ THAN_MAPS = 3.0  # times the change of their products: a tuned head's factors mo
 # How alike: cosines.
 LIKELY_SAME = 0.99  # of sketches of two heads' spaces, from which the heads are compared exactly: equal ones have 1
 COPIED_AND_TUNED = 0.9  # of rows, from which an expert, or a neuron in another place, comes from the one it is held to
-TUNED = 0.5  # of a matrix with what it was: weights that were trained apart have about 0
+TUNED = 0.5  # of a matrix before and after: weights that were trained apart have about 0
 PARALLEL = 0.99  # of two directions that are called one
 ONE_DIMENSION = 0.99  # largest component of a direction that is a dimension: a zero row of a matrix may have been added
 
 # Shares.
 FEW_ROWS = 0.1  # of a tensor's rows: where no more changed, the change is described by its rows
-FLAT = 0.25  # spread of a folded gain, relative to that of the gain before
+FLAT = 0.25  # spread of a folded gain over the spread before folding
 PERMUTED = 0.9  # largest weight in each row of a rotation that is a permutation
 NEARLY_ONE_DIRECTION = 0.9  # of a change's energy: rounding to bfloat16 adds 1 % in the widest models
 REMOVED = 0.6  # of a matrix's size along a direction, at most left where that was removed, if only in part
@@ -36,7 +36,7 @@ RESCALED = 1000.0  # times a tensor's norm before, or as many times less: no tra
 
 # How much rounding explains, in units of its error.
 FOLDING = 3.0  # values of both checkpoints that were multiplied by a norm's gain and rounded again
-STORED = 0.1  # |error| / |x| of a format whose grid does not show in the values: that of four bits
+STORED = 0.1  # |error| / |x| of a stored format whose grid does not show in the values: four bits make as much
 CLEAR = 2.0  # a change of factors whose rank is computed
 EXPLAINED = 2.0  # maps of two rounded factors
 EXPLAINED_IN_ANOTHER_BASIS = 5.0  # the same if heads' bases changed: rounding weighs more along weak directions

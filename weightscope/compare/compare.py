@@ -244,7 +244,7 @@ class Comparison(Result):
     measured : list of MeasuredHeads
         In the order of the first checkpoint's heads.
     from_first, from_previous : dicts of (n - 1, L, H) arrays
-        qk_change and vo_change, |B - A|_F / |A|_F, those of their biases, and the principal angles of their spaces in
+        qk_change and vo_change, |B - A|_F / |A|_F, changes of their biases, and principal angles of their spaces in
         radians, from the first and from the previous checkpoint to each later one; NaN where a head is not finite.
     order : (n - 1, L, H) int array
         Which head of each later checkpoint was compared with each head of the first.
@@ -402,7 +402,7 @@ class Comparison(Result):
         """What changed most from the first checkpoint to a later one, and how far.
 
         Of heads W_QK and W_VO count, and biases relative to the larger of their norm and the matrix's; and all tensors
-        that heads are not made of, with `all_tensors` those of the whole file.
+        that heads are not made of; with `all_tensors`, all tensors of the file.
         """
         if any(self.broken):
             return "a tensor", float("nan")
@@ -481,7 +481,7 @@ class Comparison(Result):
 
 
 def _spectra(measured: Sequence[MeasuredHeads]) -> dict[str, np.ndarray]:
-    """The arrays of spectra.npz: those of an audit, with checkpoints as the first axis."""
+    """The arrays of spectra.npz: an audit's, with checkpoints as the first axis."""
     spectra = [heads.spectra() for heads in measured]
     stacked = {name: np.stack([arrays[name] for arrays in spectra]) for name in spectra[0]}
     return stacked | {"layers": measured[0].layers}

@@ -43,7 +43,7 @@ def deed(
 ) -> str:
     """What was done from a to b, as far as all compared tensors and heads show one thing; empty where they do not.
 
-    `changes` are those of every compared tensor, `moved` those of heads by layer, `order` (L, H) which head of b each
+    `changes` has every compared tensor, `moved` every head by layer, `order` (L, H) says which head of b each
     is, and `edits` what was done to whole layers.
     """
     attention = {tensor.name for i in a.attention_layers for tensor in a.attention_tensors(i)}
@@ -98,7 +98,7 @@ def _rounded(changed: Sequence[Change]) -> str:
 
 
 def _rotated(a: Model, b: Model, measured: tuple[MeasuredHeads, MeasuredHeads], moved: Sequence[Arrays]) -> str:
-    """Whether all heads are those of a in another basis of the stream, in words; empty where they are not.
+    """That all heads are a's heads in another basis of the stream, in words; empty where they are not.
 
     A rotation leaves every singular value alone; only where it did is it computed, from the token embeddings.
     """

@@ -197,7 +197,7 @@ def _of_layers(weights: WeightChanges) -> Iterator[Kind]:
         shown = [layer for layer, value in values.items() if value is True or value > 1]
         if shown:
             drifts = [layer.drift for layer in weights.layers if layer.layer in shown]
-            factors, maps = np.median(drifts, axis=0)
+            maps, factors = np.median(drifts, axis=0)
             least = min(int(values[layer]) for layer in shown)
             evidence = text.format(layers=counted(len(shown), "layer"), factors=factors, maps=maps, least=least)
             yield Kind(name, shown, evidence, len(shown) / len(weights.layers))

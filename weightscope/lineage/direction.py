@@ -30,7 +30,7 @@ HOW = {  # as a kind of change, and as a map
 
 @dataclass
 class Proof:
-    """How the second of two checkpoints follows from the first; what it lost shows that the first came first."""
+    """How one checkpoint can be recomputed from another, which holds more and therefore came first."""
 
     ways: Counter[str] = field(default_factory=Counter)  # tensors that follow in each way, a key of `HOW`
     layers: dict[str, set[int]] = field(default_factory=dict)  # the suspect's layers that they are in

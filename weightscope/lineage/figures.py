@@ -21,7 +21,7 @@ LABELLED = 24  # letters of a checkpoint's name
 
 @in_our_style()
 def lineage_figure(lineage: Lineage) -> Figure:
-    """A line from each layer of the suspect to its counterpart; below, their likeness and that of all other pairs."""
+    """A line from each layer of the suspect to its counterpart; below, how alike these and all other pairs are."""
     figure, (strip, below) = subplots(2, 1, figsize=(2 * COLUMN, 3.6), height_ratios=(3, 2))
     _strip(figure, strip, lineage)
     _likeness(below, lineage)
@@ -29,7 +29,7 @@ def lineage_figure(lineage: Lineage) -> Figure:
 
 
 def _strip(figure: Figure, axis: Axes, lineage: Lineage) -> None:
-    """Layers of the suspect above, those of its bases below."""
+    """Layers of the suspect above, layers of its bases below."""
     suspect, bases = lineage.suspect, _bases(lineage)
     starts = np.cumsum([0, *(len(base.layers) + GAP for base in bases)])
     width = max(starts[-1] - GAP, len(suspect.layers))

@@ -179,7 +179,7 @@ def _proved(suspect: Sketches, first: Related, weights: WeightChanges, structure
 
 
 def _as_proved(done: Sequence[Kind], proof: Proof, suspect: Sketches, smaller: str) -> list[Kind]:
-    """Kinds with what was proved in the place of what it may look like."""
+    """Kinds, where proved ones replace those that they may look like."""
     mine = smaller == "suspect"
     looks = ("fine-tuned",) if proof.ways["direction removed"] else TRAINED
     kept = [kind for kind in done if not kind.kind.startswith(looks) and (mine or not kind.kind.startswith("cast"))]
@@ -311,7 +311,7 @@ class Lineage(Result):
 
     @property
     def lead(self) -> str:
-        """The verdict in words, with what it rests on."""
+        """The verdict in words, with its evidence."""
         name, n = printable(self.suspect.name), len(self.judged)
         bases = printable(self.judged[0].base.name) if n == 1 else f"any of {counted(n, 'base')}"
         none = f"No shared attention heads were found between {name} and {bases}"

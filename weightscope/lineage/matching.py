@@ -22,7 +22,7 @@ ROUTES = {  # in words, strongest evidence first
 }
 # How alike unrelated checkpoints are beyond chance, mean and standard deviation over strangers (docs/lineage.md).
 BACKGROUND = {"direct": (0.0, 0.01), "tokens": (0.0, 0.01)}
-SURE = 6.0  # z from which a likeness is higher than that of strangers
+SURE = 6.0  # z from which a likeness is higher than strangers reach
 LEAST = 0.05  # likeness that two layers need to be called counterparts
 SHARED = 0.2  # of the counterparts' likeness: where all other heads are alike too, they show nothing
 CHI_SQUARED = 0.455  # median of a normal variable's square, over its mean
@@ -31,7 +31,7 @@ DIMENSIONS = 12  # a route through fewer shows strangers' matrices alike, and th
 JUMP = 0.05  # cost, in likeness, of any step but the one to the base's next layer
 # Of spectra: mean distance of logarithms of singular values.
 NEAR = 0.5  # a counterpart is nearer than the next layer by this factor
-SURE_BY_SPECTRA = 1e-6  # probability below which singular values are not those of strangers
+SURE_BY_SPECTRA = 1e-6  # probability below which singular values do not belong to strangers
 BY_CHANCE = 0.05  # share of layers of strangers that are (docs/lineage.md); in most pairs none is
 FEWEST = 4  # layers that spectra are judged by
 SMALLEST = 3  # points of a spectrum that one dropped singular value may change

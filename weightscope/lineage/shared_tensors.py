@@ -20,7 +20,7 @@ SAMPLED = {"feed-forward networks": 1 << 13, "embeddings": 1 << 16}  # values of
 # or extended vocabulary keeps; the cosine of strangers' is 0, give or take 0.03 in the smallest
 SMALLEST = 1000  # values of a matrix that is compared by its cosine, and whose equality is evidence by itself
 DISTINCT = 16  # values that a tensor must hold: ones, zeros and masks are equal without any origin
-ALIKE = 0.5  # cosine of sampled rows that strangers never have
+LEAST_COSINE = 0.5  # cosine of sampled rows that strangers never have
 DOUBTFUL = 0.2  # cosine from which it is no longer called chance
 SAME_SIZE = 1e-5  # relative difference of root mean squares, which no rotation or permutation changes
 MOST = 0.5  # share of the matrices whose size agrees before a change of basis is suspected
@@ -82,7 +82,7 @@ def find_shared_tensors(suspect: Model, base: Model) -> SharedTensors:
     equal = [fact for fact in here if (fact.shape, fact.digest) in digests]
     rest = [fact for fact in here if (fact.shape, fact.digest) not in digests and fact.sample.size]
     cosines = _cosines(rest, there)
-    alike = [fact for fact in rest if cosines[fact.name] >= ALIKE]
+    alike = [fact for fact in rest if cosines[fact.name] >= LEAST_COSINE]
     matrices = [fact for fact in here if fact.size >= SMALLEST and len(fact.shape) > 1]
     is_evidence = bool(alike) or any(fact in matrices for fact in equal)
     shared = [*equal, *alike] if is_evidence else []

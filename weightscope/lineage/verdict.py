@@ -82,7 +82,7 @@ def candidates(suspect: Sketches, named: Sequence[Base]) -> Candidates:
 
 
 def judge(suspect: Sketches, base: Sketches) -> Judged:
-    """Compare a fingerprint with that of one base, without reading weights."""
+    """Compare the fingerprints of a suspect and a base, without reading weights."""
     by_route = matches(suspect, base)
     by_sketch = [
         Related(base, by_route[route])

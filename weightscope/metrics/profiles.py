@@ -1,7 +1,7 @@
 """Which dimensions a layer's factor uses most, and what the layers of a model have in common in that.
 
 All layers read from and write into one stream, so the energies of W_Q in the dimensions of the stream are alike from
-layer to layer, and so are those of the other factors. Along the heads' own dimensions layers have nothing in common.
+layer to layer, and so are the energies of the other factors. Along heads' dimensions layers have nothing in common.
 """
 
 import numpy as np

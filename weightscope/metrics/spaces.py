@@ -54,7 +54,7 @@ def space_sketch(factor: np.ndarray, r: np.ndarray, against: Probes) -> np.ndarr
 
 @lru_cache(maxsize=2)
 def _upper(m: int) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
-    """Where the upper half of a symmetric (m, m) matrix is, and by what it keeps the Frobenius inner product."""
+    """Indices of the upper half of a symmetric (m, m) matrix, and weights that keep the Frobenius inner product."""
     upper = np.triu_indices(m)
     return upper, np.where(upper[0] == upper[1], 1.0, np.sqrt(2.0))
 

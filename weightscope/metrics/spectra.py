@@ -47,7 +47,7 @@ def participation_ratio(s: np.ndarray) -> np.ndarray:
 
 
 def null_tolerance(s: np.ndarray, d: int) -> np.ndarray:
-    """The largest singular value that rounding alone could have left: d eps sigma_1, eps that of float64."""
+    """The largest singular value that rounding alone could have left: d eps sigma_1 with float64's eps."""
     return d * np.finfo(np.float64).eps * s[..., 0]
 
 
@@ -108,7 +108,7 @@ def symmetric_eigenvalues(gram_left: np.ndarray, gram_right: np.ndarray, cross: 
 
     gram_left, gram_right, cross (r, r).
 
-    (W + W')/2 = [L R] J [L R]' / 2 with J swapping the halves, so they are those of G'JG / 2 with GG' the Gram matrix
+    (W + W')/2 = [L R] J [L R]' / 2 with J swapping the halves, so they equal those of G'JG / 2 with GG' the Gram matrix
     of [L R]. A positive one: tokens along that direction attend to their like; a negative one: to their opposite.
     """
     r = len(cross)

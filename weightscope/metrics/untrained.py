@@ -1,4 +1,4 @@
-"""Rows of an embedding that training never met: as long as it began with them, and pointing anywhere.
+"""Embedding rows that still look freshly initialised: same norm, random direction.
 
 A row drawn from normal(0, s) in d dimensions has a norm within s sqrt(d) (1 +- 1 / sqrt(2 d)), and its squared cosines
 with other rows are 1 / d on average, whatever those are. Trained rows share directions, so theirs are larger.
@@ -12,7 +12,7 @@ import numpy as np
 from weightscope.metrics.low_rank import evenly_spread
 from weightscope.metrics.outliers import ROW_Z, known_median, norm_outliers, row_norms
 
-SAMPLING = 5.0  # standard deviations within which a norm is still that of a random row
+SAMPLING = 5.0  # standard deviations within which a norm may belong to a random row
 TAIL = 8.0  # t of a probability exp(-t): a random row's cosines are larger in fewer cases
 UNEVEN = 2.0  # times the spread of log norms that sampling makes, 1 / sqrt(2 d), from which on rows differ in length
 COMPARED = 512  # rows that others are compared with
