@@ -50,18 +50,18 @@ def test_command_lines_parse(page: Path) -> None:
         ("inspect SOURCE OTHER", "too much: OTHER"),
     ],
 )
-def test_a_line_that_is_wrong_is_found(line: str, problem: str) -> None:
+def test_wrong_command_line_is_found(line: str, problem: str) -> None:
     with pytest.raises(click.UsageError) as raised:
         check(Line("page.md", words_of(line), True))
     assert problem in raised.value.format_message()
 
 
-def test_options_that_sentences_name_are_there() -> None:
-    known = {name for command in main.commands.values() for own in command.params for name in own.opts}
+def test_options_named_in_sentences_exist() -> None:
+    known = {name for command in main.commands.values() for parameter in command.params for name in parameter.opts}
     for page in PAGES:
-        for said in IN_A_SENTENCE.findall(page.read_text()):
-            if option := re.match(r"--[a-z][a-z-]+", said):
-                assert option[0] in known | OTHERS, f"{page.name}: {said}"
+        for phrase in IN_A_SENTENCE.findall(page.read_text()):
+            if option := re.match(r"--[a-z][a-z-]+", phrase):
+                assert option[0] in known | OTHERS, f"{page.name}: {phrase}"
 
 
 # What takes PyTorch, a cluster, a card or other processes has tests of its own, and pages that name `embedded` are run
@@ -101,7 +101,7 @@ def test_command_lines_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     for before, name in pairwise(FOLDERS):
         shutil.copytree(before, name)
         weights = load_file(f"{name}/model.safetensors")
-        save_file({own: array * np.float32(1.01) for own, array in weights.items()}, f"{name}/model.safetensors")
+        save_file({tensor: array * np.float32(1.01) for tensor, array in weights.items()}, f"{name}/model.safetensors")
     for name in ("BASE", "TUNED", "SUSPECT", "CHECKPOINT", "ADAPTER"):
         shutil.copytree(GOLDEN / ("adapter" if name == "ADAPTER" else "base"), name)
     Path("fingerprints").mkdir()
@@ -121,10 +121,10 @@ def test_command_lines_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     for words in ran:
         with undrawn():
             result = run(*(TOKENS.get(word, word) for word in words))
-        said = f"weightscope {' '.join(words)}: {result.output} {result.exception!r}"
-        assert result.exit_code in ({0, 3} if {"--fail-on", "--max-change"} & {*words} else {0}), said
+        described = f"weightscope {' '.join(words)}: {result.output} {result.exception!r}"
+        assert result.exit_code in ({0, 3} if {"--fail-on", "--max-change"} & {*words} else {0}), described
         if "--json" in words:
             json.loads(result.stdout)
         elif "--out" in words:
-            assert Path(result.stdout.splitlines()[-1].partition(": ")[0]).exists(), said  # and of counts how many
+            assert Path(result.stdout.splitlines()[-1].partition(": ")[0]).exists(), described  # and of counts how many
     assert len(ran) > 20

@@ -24,8 +24,8 @@ def by_layer(name: str, measure: str) -> np.ndarray:
 
 def accuracy(model: str, score: str) -> tuple[float, float]:
     """ROC-AUC of a score, and of the layer's index."""
-    of = f"circuits/{model}/accuracy.csv"
-    return cell(of, "roc_auc", score=score), cell(of, "layer_roc_auc", score=score)
+    table = f"circuits/{model}/accuracy.csv"
+    return cell(table, "roc_auc", score=score), cell(table, "layer_roc_auc", score=score)
 
 
 def named(model: str, role: str) -> list[str]:
@@ -52,8 +52,8 @@ def times(model: str, **where: str) -> float:
 
 def change(layers: str, intervention: str) -> float:
     """Of SmolLM2's perplexity, with a constant (SSP) or nothing (ablation) in the sink's place."""
-    of = "sink-bias/smollm2-135m-instruct.q4_1/patching.csv"
-    return cell(of, "change", layers=layers, intervention=intervention, first_position=0)
+    table = "sink-bias/smollm2-135m-instruct.q4_1/patching.csv"
+    return cell(table, "change", layers=layers, intervention=intervention, first_position=0)
 
 
 # Directions in use of the heads that are no finding.
@@ -92,7 +92,7 @@ QUOTED: dict[str, list[float]] = {
 
 
 @pytest.mark.parametrize("template", QUOTED)
-def test_a_number_is_that_of_the_page(template: str) -> None:
+def test_gallery_numbers_are_those_of_the_files(template: str) -> None:
     assert template.format(*QUOTED[template]) in SAID
 
 
@@ -190,12 +190,12 @@ HELD: dict[str, bool] = {
 
 
 @pytest.mark.parametrize("claim", HELD)
-def test_what_is_said_in_words_holds(claim: str) -> None:
+def test_gallery_statements_hold(claim: str) -> None:
     assert claim in SAID
     assert HELD[claim]
 
 
-def test_no_number_is_told_that_no_file_holds() -> None:
+def test_every_gallery_number_comes_from_a_file() -> None:
     """Without the claims above the page has no decimal but the names of heads."""
     text = SAID.replace("all-MiniLM-L6-v2", "")
     for sentence in (*(template.format(*numbers) for template, numbers in QUOTED.items()), *HELD):

@@ -42,7 +42,7 @@ class Row(NamedTuple):
     what: str
     limit: str
     why: str
-    said: str
+    message: str
     constant: str
 
 
@@ -61,9 +61,9 @@ def number(text: str) -> int:
     """The number that a cell begins with: "16,000,000 bytes", "4 GiB", "2^63 − 1"."""
     if power := re.match(r"2\^(\d+)( − 1)?", text):
         return 2 ** int(power[1]) - (1 if power[2] else 0)
-    found = re.match(r"([\d,.]+)( [KMG]iB)?", text)
-    assert found, text
-    return int(found[1].replace(",", "")) * UNITS.get((found[2] or "").strip(), 1)
+    parts = re.match(r"([\d,.]+)( [KMG]iB)?", text)
+    assert parts, text
+    return int(parts[1].replace(",", "")) * UNITS.get((parts[2] or "").strip(), 1)
 
 
 def named(constant: str) -> object:
@@ -75,12 +75,12 @@ def test_the_table_has_the_codes_numbers() -> None:
     assert not [row for row in ROWS if named(row.constant) != number(row.limit) or not row.what or not row.why]
 
 
-def test_what_is_said_is_what_the_code_says() -> None:
+def test_quoted_messages_are_those_of_the_code() -> None:
     texts = [node.value for path in PACKAGE.rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))
              if isinstance(node, ast.Constant) and isinstance(node.value, str)]  # fmt: skip
     spoken = "\n".join(texts)
     for row in ROWS:
-        for words in re.findall(r"`([^`]+)`", row.said):
+        for words in re.findall(r"`([^`]+)`", row.message):
             missing = [part for part in words.split("…") if part.strip() and part not in spoken]
             assert not missing, f"{row.what}: nothing in the code says {missing}"
 
@@ -101,7 +101,7 @@ def test_every_limit_is_in_the_table() -> None:
     assert constants >= NO_LIMITS and not NO_LIMITS & in_table
 
 
-def test_what_was_tried_can_be_tried_again() -> None:
+def test_quoted_counts_of_attacks_are_right() -> None:
     """Each row's command is there, and tries as many things as the row says."""
     for extra in ("gguf", "tokenizers"):
         pytest.importorskip(extra, reason="the fuzzer needs the extras `gguf` and `bigrams`")
@@ -119,5 +119,7 @@ def test_what_was_tried_can_be_tried_again() -> None:
         else:
             assert words[2] == changing_files.__name__ and count == int(words[3]), tried
     command = [sys.executable, "-m", "pytest", "-m", "", "--collect-only", "-q", *files]
-    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
-    assert dict(re.findall(r"^(tests/\S+): (\d+)$", said, re.M)) == {name: str(count) for name, count in files.items()}
+    output = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+    assert dict(re.findall(r"^(tests/\S+): (\d+)$", output, re.M)) == {
+        name: str(count) for name, count in files.items()
+    }

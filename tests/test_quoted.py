@@ -37,9 +37,11 @@ def term(head: int, name: str) -> float:
     return cell(TERMS, "mean_over_positions", head=head, term=name)
 
 
-def no_words(of: str) -> np.ndarray:
+def no_words(quantity: str) -> np.ndarray:
     """The share of the weights or of the vectors that is not other tokens', by layer."""
-    layers = [{kind: float(row[f"{of} {kind}"]) for kind in ("<s>", "</s>", COMMA, "other")} for row in rows(LAYERS)]
+    layers = [
+        {kind: float(row[f"{quantity} {kind}"]) for kind in ("<s>", "</s>", COMMA, "other")} for row in rows(LAYERS)
+    ]
     return np.array([1 - layer["other"] / sum(layer.values()) for layer in layers])
 
 
@@ -61,13 +63,13 @@ BIAS_MODELS = {
 BESIDE = "sink-bias/beside-the-paper.csv"
 
 
-def change(layers: str, intervention: str, start: int = 0, of: str = PATCHING) -> float:
-    return cell(of, "change", layers=layers, intervention=intervention, first_position=start)
+def change(layers: str, intervention: str, start: int = 0, quantity: str = PATCHING) -> float:
+    return cell(quantity, "change", layers=layers, intervention=intervention, first_position=start)
 
 
-def both(layers: str, start: int = 0, of: str = PATCHING) -> list[float]:
+def both(layers: str, start: int = 0, quantity: str = PATCHING) -> list[float]:
     """With the constant in the sink's place, and with nothing."""
-    return [change(layers, intervention, start, of) for intervention in ("SSP", "ablation")]
+    return [change(layers, intervention, start, quantity) for intervention in ("SSP", "ablation")]
 
 
 def patching(model: str) -> str:
@@ -100,9 +102,9 @@ def beside_rows() -> Iterator[str]:
 def patching_rows() -> Iterator[str]:
     """The table of perplexities in docs/sinks.md."""
     for row in rows("sink-bias/models.csv"):
-        of = patching(row["model"])
-        pairs = [both(layers, 0, of) for layers in ("early", "middle", "late", "all")] + [both("all", 1, of)]
-        plain = f"{cell(of, 'perplexity', intervention='none'):.1f}"
+        losses = patching(row["model"])
+        pairs = [both(layers, 0, losses) for layers in ("early", "middle", "late", "all")] + [both("all", 1, losses)]
+        plain = f"{cell(losses, 'perplexity', intervention='none'):.1f}"
         counts = [row["texts"], row["evaluated"], plain]
         changes = [said("{:+.1f} / {:+.1f}", pair) for pair in pairs]
         yield f"| {' | '.join([BIAS_MODELS[row['model']], *counts, *changes])} |"
@@ -199,10 +201,10 @@ def held_out_rows() -> Iterator[str]:
 def scale_rows() -> Iterator[str]:
     """The table of thresholds within a model."""
     for role in dict.fromkeys(map(judged, rows(ALL))):
-        found = [row for row in rows(ALL) if judged(row) == role]
+        right = [row for row in rows(ALL) if judged(row) == role]
         yield (
             f"| {role} | "
-            + " | ".join(f"{number(r['precision'], '.0%')}, {number(r['recall'], '.0%')}" for r in found)
+            + " | ".join(f"{number(r['precision'], '.0%')}, {number(r['recall'], '.0%')}" for r in right)
             + " |"
         )
 
@@ -241,7 +243,7 @@ QUOTED: dict[str, list[float]] = {
         1 - cell(SHARES, name, kind="other") for name in ("weight", "length")
     ],
     "over half of the weight ({:.1f} to {:.1f} %) and give {:.1f} to {:.1f} % of the length": [
-        100 * end for of in ("alpha", "|alpha f|") for end in ends(no_words(of)[5:11])
+        100 * end for quantity in ("alpha", "|alpha f|") for end in ends(no_words(quantity)[5:11])
     ],
     "in the last layer they take {:.1%}": [no_words("alpha")[11]],
     "which takes {:.1%} of the weight and gives {:.1%} of the length": [
@@ -252,9 +254,9 @@ QUOTED: dict[str, list[float]] = {
     ],
     **{
         f"| {kind} | {paper:.2f} | {{:.2f}} | {{:.2f}} |": [
-            column(KINDS, "spearman")[at], column(KINDS_MINILM, "spearman")[at]
+            column(KINDS, "spearman")[place], column(KINDS_MINILM, "spearman")[place]
         ]
-        for at, (kind, (_, paper)) in enumerate(zip(
+        for place, (kind, (_, paper)) in enumerate(zip(
             ("[CLS], in MPNet `<s>`", "[SEP], in MPNet `</s>`", "full stops and commas", "all other tokens"),
             TABLE_3.values(), strict=True,
         ))
@@ -340,8 +342,8 @@ QUOTED: dict[str, list[float]] = {
     ],
     "a singular value stands out (sigma_1/sigma_2 of {:.1f} and {:.1f}), but the sink lies less along its direction "
     "than the other patches do (cosines of {:.2f} and {:.2f} against {:.2f} and {:.2f})": [
-        column(DINO[0], name)[at]
-        for name in ("qk_gap", "alignment", "alignment_others") for at in strongest(DINO[0], 2)
+        column(DINO[0], name)[index]
+        for name in ("qk_gap", "alignment", "alignment_others") for index in strongest(DINO[0], 2)
     ],
     "they give it {:.0f}-{:.0f} % of their attention": ends(
         100 * column(NOP, "flagged_attention", damping=0, **TOY)
@@ -483,7 +485,7 @@ def test_what_is_said_without_numbers_of_the_small_dinov2s() -> None:
         assert {row["kind"] for row in rows(heads)} == {"patch"}
 
 
-def test_no_number_is_told_that_no_file_holds() -> None:
+def test_every_gallery_number_comes_from_a_file() -> None:
     text = " ".join(map(words, RESULTS))
     for row in (*held_out_rows(), *scale_rows(), *beside_rows(), *patching_rows(), *removed_rows()):
         text = text.replace(" ".join(row.split()), "")
@@ -508,11 +510,11 @@ def test_planted_faults_and_false_alarms_are_those_of_the_files() -> None:
     one_layer, all_layers, not_found = expected = [[[start, *FAULTS]] for start in starts]
     for same in zip(*tables, strict=True):
         name, everywhere, _ = same[0]["fault"].partition(", in all layers")
-        cells = [f"{one['warned']} of {one['layers']}" if one["layers"] != "0" else "–" for one in same]
-        warned, planted = (sum(int(one[key]) for one in same) for key in ("warned", "layers"))
-        found = 50 * warned > planted
-        (all_layers if found and everywhere else one_layer if found else not_found).append(
-            [name if found else same[0]["fault"], *cells]
+        cells = [f"{fault['warned']} of {fault['layers']}" if fault["layers"] != "0" else "–" for fault in same]
+        warned, planted = (sum(int(fault[key]) for fault in same) for key in ("warned", "layers"))
+        mostly = 50 * warned > planted
+        (all_layers if mostly and everywhere else one_layer if mostly else not_found).append(
+            [name if mostly else same[0]["fault"], *cells]
         )
     one_layer.append(["none: errors and warnings", *(table[0]["false_alarms"] for table in tables)])
     page = (ROOT / "docs" / "audit.md").read_text()
@@ -572,10 +574,10 @@ def test_removed_directions_and_false_alarms_are_those_of_the_files() -> None:
         float(row["cosine"]) for row in every
         if (row["format"], row["strength"], row["rank"], row["rows_kept"]) == ("bfloat16", "1", "", "")
     ]  # fmt: skip
-    found = [cosine for cosine in wholly if cosine >= 0.9]
+    near = [cosine for cosine in wholly if cosine >= 0.9]
     text = words(ROOT / "docs" / "audit.md")
-    assert f"{len(found)} of {len(wholly)} were found; their median cosine is {np.median(found):.4f}" in text
-    assert f", the lowest {min(found):.2f}." in text
+    assert f"{len(near)} of {len(wholly)} were found; their median cosine is {np.median(near):.4f}" in text
+    assert f", the lowest {min(near):.2f}." in text
     clean = [row for row in every if row["where"] == "nowhere"]
     assert not sum(int(row["found"]) for row in clean)
     assert f"No alarm in {len(tables)} checkpoints, each in five formats ({len(clean)} cases)" in text
@@ -599,8 +601,10 @@ def lineage_rows() -> Iterator[str]:
     }
     both = [row | {"weightscope_verdict": ours[row["name"]]} for row in peers if row["name"] in ours]
     for tool, name in TOOLS.items():
-        said = [[row[f"{tool}_verdict"] for row in both if bool(row["group"]) is strange] for strange in (False, True)]
-        cells = [f"{each.count('derived')} of {len(each)}" for each in said]
+        verdicts = [
+            [row[f"{tool}_verdict"] for row in both if bool(row["group"]) is strange] for strange in (False, True)
+        ]
+        cells = [f"{each.count('derived')} of {len(each)}" for each in verdicts]
         yield f"| {name} | {cells[0]} | {cells[1]} |"
 
 

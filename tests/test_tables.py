@@ -43,8 +43,8 @@ def test_csv_has_six_digits_no_nan_and_no_formula(table: Table) -> None:
 def test_a_table_of_rows_has_these_rows(rows: list[tuple[int, float, str]]) -> None:
     table = Table.of_rows(("n", Column("x", symbol="X"), "text"), rows)
     assert len(table) == len(rows)
-    for row, own in zip(table.rows(), rows, strict=True):
-        assert row[0] == own[0] and (row[1] == own[1] or np.isnan(own[1])) and row[2] == own[2]
+    for row, values in zip(table.rows(), rows, strict=True):
+        assert row[0] == values[0] and (row[1] == values[1] or np.isnan(values[1])) and row[2] == values[2]
     assert len(list(csv.reader(io.StringIO(table.csv(), newline="")))) == len(rows) + 1
 
 

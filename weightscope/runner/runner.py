@@ -15,12 +15,12 @@ from weightscope.compute.cores import one_blas_thread
 from weightscope.compute.device import CPU, Device, open_device
 from weightscope.display import ShowsShapes
 from weightscope.embeddings import outside
-from weightscope.errors import CheckpointError, counted
+from weightscope.errors import CheckpointError, counted, first_line
 from weightscope.model import Model, as_model
 from weightscope.overflow import overflow
 from weightscope.progress import bar, phase
 from weightscope.runner.hooks import blocks_of, tower_of, watched
-from weightscope.runner.loading import first_line, import_torch, load_eager, room_for, torch_device
+from weightscope.runner.loading import import_torch, load_eager, room_for, torch_device
 
 TOKENS_A_BATCH = 2048
 LARGEST_ERROR = 1e-4  # relative, of sum_j alpha f(x_j) + b_O against what the model's own module returned

@@ -28,7 +28,7 @@ from weightscope.checkpoint.opening import (
     transformer_in,
 )
 from weightscope.embedded import FOLDER
-from weightscope.errors import CheckpointError
+from weightscope.errors import CheckpointError, first_line
 from weightscope.text.sandbox import MOST_TOKENS, Sandbox, parsed
 from weightscope.text.sandbox_child import (
     byte_level_bpe,
@@ -36,7 +36,6 @@ from weightscope.text.sandbox_child import (
     encode,
     encode_batch,
     from_json,
-    one_line,
     pieces_of,
     word_piece,
 )
@@ -139,7 +138,7 @@ class Tokenizer:
             try:
                 return function(tokenizer, *arguments)
             except Exception as error:  # the library has no error class of its own
-                raise CheckpointError(one_line(error)) from error
+                raise CheckpointError(first_line(error)) from error
 
         return cls(file, description(tokenizer), ask)
 
