@@ -69,7 +69,8 @@ def peer_rows(source: str, python: str, ours: Cost, wired: Wiring) -> list[Measu
     """TransformerLens' functions of all pairs, on the same folded factors."""
     model, measured = ws.open_model(source), []
     factors = factors_of(model)
-    if model.family.norm is not None and model.family.norm.centred:
+    norm = model.family.norms.before
+    if norm is not None and norm.centred:
         factors["o"] -= factors["o"].mean(axis=2, keepdims=True)  # a LayerNorm centres what layers read
     for key, scores in (("pk", wired.pk["k"]), ("cs", wired.cs["k"])):
         peer, cost = PEERS[key], peer_cost(key, python, factors)

@@ -27,11 +27,12 @@ NO_LIMITS = {
     "adopting.draft.MOST_NAMED", "adopting.shapes.MOST_FLAGS",
     "adopting.config_keys.MOST_LAYERS", "adopting.adopt.MOST", "adopting.tiny_models.MOST_PARAMETERS",
     "adopting.own_size.LONGEST", "adopting.own_size.MOST_BEYOND",
-    "lineage.direction.LARGEST_SVD", "lineage.direction.MOST_STEPS", "lineage.elsewhere.MOST",  # nothing is claimed
+    "changes.recomputed.LARGEST_SVD", "changes.recomputed.MOST_STEPS",  # nothing is claimed
+    "lineage.shared_tensors.MOST",
     "audit.figures.MOST_CURVES", "checkpoint.opening.MOST_ENTRIES",
     "checkpoint.gguf.LONGEST_LIST", "checkpoint.http.LARGEST_REQUEST", "checkpoint.http.LONGEST_WAIT",
     "checkpoint.storage.LARGEST_READ", "circuits.passes.MOST_PAIRS", "detok.on_text.MOST_DIFFERENCE",
-    "findings.MOST_OPEN", "metrics.auroc.MOST_SCORES", "metrics.weight_changes.MOST_RANK",
+    "findings.MOST_OPEN", "metrics.auroc.MOST_SCORES", "metrics.low_rank.MOST_RANK",
     "outliers.figures.MOST_IN_LEGEND", "outliers.figures.MOST_DRAWN", "outliers.figures.MOST_NAMED",
     "pages.drawn.MOST_DESCRIBED",
     "runner.runner.LARGEST_ERROR", "tensors.findings.LARGEST_RMS", "text.sandbox.MOST_CHILDREN",

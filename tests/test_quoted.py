@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.support.quoted import ROOT, cell, column, rows, words
-from weightscope.architectures import proved
+from weightscope.architectures.table import standing
 from weightscope.norms.page import TABLE_3
 from weightscope.sinks.bias import PREDICTORS, prediction_aurocs
 
@@ -457,7 +457,7 @@ def test_the_readme_is_short() -> None:
 
 
 def test_the_readme_says_how_many_architectures_are_read() -> None:
-    assert proved.standing() in words(PAGES[0])
+    assert standing() in words(PAGES[0])
 
 
 # Numbers of these pages that no file under figures/ holds, and whose they are.

@@ -40,7 +40,7 @@ is below it.
     adopting                    find and verify a row for an unknown architecture (PyTorch)
     runner                      load a model, observe it, patch it (PyTorch)
     sources text                SOURCE as a user writes it; corpora, tokenizers, bigrams
-    provenance results          which files a result is from; what every result can do
+    provenance                  which files a result is from
     overflow run_identity       numbers too large for their type; what a resumed run depends on
     model                       an opened checkpoint: its layers, heads and embeddings
     embeddings                  what enters and leaves the stack of layers
@@ -48,7 +48,8 @@ is below it.
     metrics                     functions of arrays that several questions use
     checkpoint attention        bytes to tensors; a layer and its heads, without files
     engine                      tasks on threads, processes or a Dask cluster
-    files display               safe reading and writing; results in notebooks
+    results                     what every result shows and writes
+    files                       safe reading and writing
     tables                      columns with names, symbols and meanings
     compute progress formulas   cores, LAPACK, GPU; progress bars; formulas in text
     errors embedded             the one error of bad input; the small GPT-2 that ships with the package

@@ -9,8 +9,8 @@ from numpy.typing import ArrayLike
 
 from weightscope.attention.norms import Norm
 from weightscope.checkpoint import Tensor
-from weightscope.display import ShowsShapes
 from weightscope.errors import CheckpointError
+from weightscope.results import ShowsShapes
 
 BLOCK_BYTES = 16 << 20  # embedding rows are streamed in float32 blocks of about this size
 

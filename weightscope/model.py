@@ -78,7 +78,7 @@ def open_model(
     reading = decide(opened.checkpoint, family, tower, families)
     checkpoint = opened.checkpoint
     if opened.adapter is not None:
-        checkpoint = with_adapter(checkpoint, opened.adapter, reading.row.transposed)
+        checkpoint = with_adapter(checkpoint, opened.adapter, reading.row.heads.transposed)
     checkpoint.given = at_revision(source, revision)
     model = Model(checkpoint, reading, opened.name, tokenizer or opened.tokenizer)
     refuse_absent_layers(model)
@@ -246,7 +246,7 @@ class Model:
     def is_read(self, stack: Stack) -> bool:
         """Whether a stack is the one that this model reads, by whatever row."""
         if stack.family is not None:
-            names = [place + row.layer + row.query for place, row in
+            names = [place + row.layer + row.heads.q for place, row in
                      ((stack.prefix, stack.family), (self.prefix, self.family))]  # fmt: skip
             return names[0] == names[1]
         return stack.prefix.startswith((self.prefix + self.family.layer).partition("{i}")[0] or "\0")
@@ -413,7 +413,7 @@ class Model:
         if index == 0:
             norm, inner = self.family.inputs.norm if self._after is None else None, ""
         else:
-            norm, inner = self.family.closing, self.family.stored_name(self.config, index - 1)
+            norm, inner = self.family.norms.after, self.family.stored_name(self.config, index - 1)
         return None if norm is None else norm.read(self.tensors(inner), self.config)
 
     @cached_property
@@ -586,7 +586,7 @@ def _reads_as(before: str, model: Model, key: str, value: object) -> bool:
     checkpoint = model.checkpoint
     changed = inner = dict(checkpoint.config.raw)
     if model.reading.part.raw is not checkpoint.config.raw:
-        for name in model.row.nested.split("."):
+        for name in model.row.part.split("."):
             inner[name] = inner = dict(inner[name])
     inner[key] = value
     try:
@@ -602,11 +602,11 @@ def numbers_read(model: Model) -> dict[str, Any]:
         "sizes": [in_layer(config, family, i)[0].head_dim for i in layers] + [config.n_heads, config.n_kv_heads],
         "the layers": (config.n_layers, config.layer_types, layers),
         "the norm's eps": config.norm_eps,
-        "the scale": [family.scale(config, i) for i in layers],
+        "the scale": [family.scores.scale(config, i) for i in layers],
         "the rotation": [_turns(model.rotations[i]) for i in layers],
         **{f"the {step.name}": [step.takes(config, i) for i in layers] for step in family.steps},
-        "biases": [config.get(flag) if isinstance(flag, str) else flag for flag in astuple(family.biases)],
-        "norms": (family.norm, family.qk_norm),
+        "biases": [config.get(flag) if isinstance(flag, str) else flag for flag in astuple(family.heads.bias)],
+        "norms": (family.norms.before, family.scores.qk_norm),
     }
 
 

@@ -13,8 +13,8 @@ import weightscope as ws
 from tests.census.record import read, tally, write
 from tests.support.tiny_models import FIXTURES, fixture
 from weightscope.architectures import FAMILIES, Family, proved
-from weightscope.architectures.proved import standing
 from weightscope.architectures.stanzas import file_of, read_rows
+from weightscope.architectures.table import standing
 from weightscope.checkpoint import open_checkpoint
 from weightscope.cli import main
 
@@ -35,7 +35,7 @@ CONFIG = "config.json"
 
 def without(kind: str) -> list[Family]:
     """The table without the rows that read a model_type."""
-    return [row for row in FAMILIES if kind not in row.model_types]
+    return [row for row in FAMILIES if kind not in row.types]
 
 
 def published(kind: str, folder: Path) -> Path:
@@ -83,8 +83,8 @@ def test_a_row_of_one_that_nobody_has_named_is_made_of_its_own_names(tmp_path: P
     transformers.AutoModel.register(NewcomerConfig, NewcomerModel, exist_ok=True)
     NewcomerModel(NewcomerConfig()).save_pretrained(tmp_path / "model")
     (row,) = adopt(open_checkpoint(tmp_path / "model")).rows
-    assert row.query == row.value == "mixing.joint" and row.norm and row.norm.offset == 1.0
-    assert row.keys["n_heads"] == ("query_heads",) and row.rope and row.rope.interleaved
+    assert row.heads.q == row.heads.v == "mixing.joint" and row.norms.before and row.norms.before.offset == 1.0
+    assert row.config.keys["n_heads"] == ("query_heads",) and row.rope and row.rope.interleaved
 
 
 @pytest.mark.parametrize("kind", ["gpt_neox", "gemma2"])
@@ -136,7 +136,7 @@ def test_keys_of_older_configs_are_found_and_what_is_read_otherwise_is_seen(tmp_
     assert row.rope and row.rope.fraction_key == "rotary_pct"
     understood = transformers.AutoConfig.from_pretrained(tmp_path / "older").to_dict()
     assert not misread(row, checkpoint, understood)
-    assert misread(row.but(rope__fraction_key="partial_rotary_factor"), checkpoint, understood)
+    assert misread(row.but(positions__rope__fraction_key="partial_rotary_factor"), checkpoint, understood)
 
 
 def test_a_file_of_other_shapes_than_its_config_says_is_refused(tmp_path: Path) -> None:

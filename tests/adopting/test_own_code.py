@@ -89,8 +89,8 @@ def test_values_of_the_config_are_read_whatever_their_keys_are_called(checkpoint
         (folder / "config.json").write_text(json.dumps({"model_type": "brief", **asdict(config)}))
     registered(Brief, {"model_type": "brief"}, "*")
     (row,) = rows_adopted(open_checkpoint(tmp_path / "one")).rows
-    assert row.keys == {"n_layers": ("L",), "d_model": ("D",), "n_heads": ("H",), "norm_eps": ("delta",)}
-    assert row.kv_heads == ("G",) and row.rope == Rope(theta_key="wavelength") and not row.variants
+    assert row.config.keys == {"n_layers": ("L",), "d_model": ("D",), "n_heads": ("H",), "norm_eps": ("delta",)}
+    assert row.heads.kv_heads == ("G",) and row.rope == Rope(theta_key="wavelength") and not row.when
     own = Brief(other)
     own.load_state_dict(_weights(checkpoint, own))
     assert_reads(ws.Model(open_checkpoint(tmp_path / "other"), row), own)

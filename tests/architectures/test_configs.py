@@ -334,7 +334,7 @@ def test_a_row_has_one_default_for_a_size() -> None:
     """One that it inherited under another name would stand before what a config says."""
     for row in FAMILIES:
         for meaning, names in row.size_keys.items():
-            assert len([name for name in names if name in row.defaults]) <= 1, (row.name, meaning)
+            assert len([name for name in names if name in row.config.defaults]) <= 1, (row.name, meaning)
 
 
 def test_a_size_is_what_the_config_says_under_the_name_that_the_code_reads(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
 
-from weightscope.architectures.proved import OF, RECORD, lines
+from weightscope.architectures.table import OF, RECORD, lines
 from weightscope.files import new_file
 
 QUOTED = re.compile(r"'[^']*'|\([^()]*\)|\b\d+\b", re.ASCII)  # parts of a reason that differ between stacks

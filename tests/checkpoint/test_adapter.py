@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 import weightscope as ws
 from tests.support.audit import audit_of, undrawn
 from tests.support.hub_server import Hub
-from weightscope.changes.tensors import compare_tensors
+from weightscope.changes.all_tensors import compare_tensors
 from weightscope.cli import main
 from weightscope.run_identity import RunIdentity
 

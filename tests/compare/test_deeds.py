@@ -2,7 +2,6 @@
 
 import csv
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,26 +9,21 @@ import pytest
 from click.testing import CliRunner
 
 import weightscope as ws
-from analyses.experiments.derivations import DERIVATIONS, redrawn, shuffled
+from analyses.experiments.derivations import DERIVATIONS, shuffled
 from analyses.experiments.named_parts import read_weights, write_weights
-from benchmarks.synthetic import Sizes, write
 from tests.support.audit import undrawn
+from tests.support.small_llama import write_small_llama
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.cli import main
 from weightscope.findings import KINDS
 from weightscope.tensors.findings import described, incomparable_tensors, on_top
 
-SIZES = Sizes(layers=3, width=64, heads=4, head_dim=16, kv_heads=4, vocabulary=400, inner=96)
 TUNES = Path(__file__).parents[2] / "figures" / "fine-tunes" / "fine-tunes.csv"
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory) -> Path:
-    """The folder of a Llama of random weights, in float32."""
-    folder = tmp_path_factory.mktemp("deeds") / "base"
-    drawn = write(folder.parent / "drawn", SIZES)
-    write_weights(replace(redrawn(read_weights(drawn)), dtype="float32"), folder)
-    return folder
+    return write_small_llama(tmp_path_factory.mktemp("deeds") / "base", layers=3)
 
 
 def lead_after(base: Path, deed: str, folder: Path) -> str:

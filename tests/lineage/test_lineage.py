@@ -14,8 +14,8 @@ from analyses.experiments.derivations import DERIVATIONS, averaged, drifted, ran
 from analyses.experiments.named_parts import read_weights, write_gguf, write_weights
 from benchmarks.synthetic import Sizes, write
 from tests.support.tiny_models import FIXTURES
+from weightscope.changes import recomputed
 from weightscope.cli import main
-from weightscope.lineage import direction
 from weightscope.lineage.sketches import fingerprint
 
 FOUND = ("derived", "related")  # an origin in common; `derived` where the direction shows
@@ -489,7 +489,7 @@ def test_dropped_singular_values_show_the_direction(base, tmp_path, monkeypatch)
     there, back = ws.lineage(folder, base), ws.lineage(base, folder)
     assert (there.verdict, back.verdict) == ("derived", "related")
     assert "rank cut" in [kind.kind for kind in there.kinds]
-    monkeypatch.setattr(direction, "LARGEST_SVD", 64 * 64 - 1)  # larger matrices are not read whole
+    monkeypatch.setattr(recomputed, "LARGEST_SVD", 64 * 64 - 1)  # larger matrices are not read whole
     assert ws.lineage(folder, base).verdict == "related"
 
 

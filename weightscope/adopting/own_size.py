@@ -545,8 +545,8 @@ def _factors(model: Model, index: int, layer: Layer, call: Observed, growth: flo
     largest = [float(np.abs(vectors).max()) or 1.0 for vectors in made]
     size = sqrt(growth * largest[0] * largest[1])
     row = model.family.in_layer(model.config.layer_types[index])
-    norms = row.qk_norm
-    modules = ((row.query, norms.query if norms else ""), (row.key, norms.key if norms else ""), (row.value,))
+    norms = row.scores.qk_norm
+    modules = ((row.heads.q, norms.query if norms else ""), (row.heads.k, norms.key if norms else ""), (row.heads.v,))
     stem = model.stem(index)
     factors: dict[str, float] = {}
     for names, now in zip(modules, largest, strict=True):

@@ -191,7 +191,7 @@ def stated(checkpoint: Checkpoint, row: Family) -> Stated:
         follows |= {before + key for key in own.follows}
     metadata = next((_metadata(file.config) for file in checkpoint.files[:1] if isinstance(file, GgufFile)), None)
     if metadata is not None:  # whose architecture stands for several model_types, and has no list of layers
-        said -= {"model_type", row.listed}
+        said -= {"model_type", row.config.listed}
     before = f"{path}." if path else ""
     turns = {value for key, value in values.items() if key.startswith(before + GIVEN) and key.endswith("rope_type")}
     any_length = isinstance(row.rope, Rope) and turns <= ANY_LENGTH and not row.inputs.positions
@@ -252,15 +252,15 @@ def _normal(whole: Config, row: Family, section: Config, kind: str, own: Config 
             if meaning in LEAST:
                 _replace(values, spelled, section, names, stored, getattr(numbers, meaning))
                 said |= {stored} if said & {*names} else set()
-        if isinstance(family.kv_heads, tuple) and family.kv_heads:
-            _replace(values, spelled, section, family.kv_heads, family.kv_heads[0], numbers.n_kv_heads)
-        if len(family.head_dim) < 2:
-            _replace(values, spelled, section, ("head_dim", *family.head_dim), "head_dim", numbers.head_dim)
+        if isinstance(family.heads.kv_heads, tuple) and family.heads.kv_heads:
+            _replace(values, spelled, section, family.heads.kv_heads, family.heads.kv_heads[0], numbers.n_kv_heads)
+        if len(family.heads.head_dim) < 2:
+            _replace(values, spelled, section, ("head_dim", *family.heads.head_dim), "head_dim", numbers.head_dim)
         if "n_layers" in family.size_keys:
-            listed = family.layer_types.key if isinstance(family.layer_types, Every) else "layer_types"
-            names = (family.listed, "layer_types", listed, "sliding_window_pattern")
-            _replace(values, spelled, section, names, family.listed, [*numbers.layer_types])
-        said |= {key for key in ("head_dim", family.listed) if key in values}
+            listed = family.config.layer_types.key if isinstance(family.config.layer_types, Every) else "layer_types"
+            names = (family.config.listed, "layer_types", listed, "sliding_window_pattern")
+            _replace(values, spelled, section, names, family.config.listed, [*numbers.layer_types])
+        said |= {key for key in ("head_dim", family.config.listed) if key in values}
         if isinstance(family.rope, Rope):
             said |= _rotation(values, spelled, section, family.rope, config.get(GIVEN))
         break
@@ -281,7 +281,7 @@ def _read(section: Config, row: Family, kind: str, writer: int | None) -> Config
     """A section of another stack in the dialect of transformers 5."""
     said = Config(renamed(section, row, kind), section.file)
     present = row.synonyms([key for key in said if said.has(key)])
-    usual = {key: value for key, value in {**usual_values(kind), **row.defaults}.items() if key not in present}
+    usual = {key: value for key, value in {**usual_values(kind), **row.config.defaults}.items() if key not in present}
     values = {key: value for key, value in {**usual, **said}.items() if value is not None}
     completed = row.completed(values, section.file)
     return standardised(section, completed.raw, row.configured(completed), kind, writer)
@@ -289,7 +289,7 @@ def _read(section: Config, row: Family, kind: str, writer: int | None) -> Config
 
 def _rows(kind: str) -> tuple[Family, ...]:
     """The rows to read a section of another stack by, the best first."""
-    return tuple(row for row in known_rows(kinds={kind}) if kind in row.model_types) if kind else ()
+    return tuple(row for row in known_rows(kinds={kind}) if kind in row.types) if kind else ()
 
 
 def _replace(

@@ -9,6 +9,26 @@ from typing import Any
 from weightscope.checkpoint.config import Config, read_json
 from weightscope.errors import CheckpointError
 
+# What an annotation of a cell may ask of a value, besides its type.
+
+LARGEST_NUMBER = 1e12
+
+
+@dataclass(frozen=True)
+class Within:
+    """A number from `smallest` to `largest`."""
+
+    smallest: float
+    largest: float
+
+
+class OneOf(tuple[str, ...]):
+    """A string that is one of these."""
+
+    def __new__(cls, *choices: str) -> "OneOf":
+        return super().__new__(cls, choices)
+
+
 # A model's config, whichever names its file uses for the same thing.
 
 # Meaning -> keys to try in order.

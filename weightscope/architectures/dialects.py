@@ -59,7 +59,9 @@ def renamed(part: Config, family: Family, kind: str) -> dict[str, Any]:
         stated = any(values.get(name) is not None for name in stored_names)
         for name in strange:
             value = values.pop(name)
-            usual = next((family.defaults[name] for name in stored_names if name in family.defaults), None)
+            usual = next(
+                (family.config.defaults[name] for name in stored_names if name in family.config.defaults), None
+            )
             if value is not None and not stated and meaning in NEEDED and value != usual:
                 problem = f"'{name}' is {str(value)[:40]}, but {kind} reads '{stored_names[0]}', which is missing"
                 raise CheckpointError(f"{problem}; write the number there", file=part.file)
@@ -97,7 +99,7 @@ def standardised(part: Config, values: Mapping[str, Any], family: Family, kind: 
         return config
     _refuse_unread_width(part, config, family, kind)
     emptied = SCALING in part and not part[SCALING]
-    usual = rope_of(kind) or rope_of(family.model_types[0])
+    usual = rope_of(kind) or rope_of(family.types[0])
     rotary = _Rotary(config, rope, usual, writer, free=not names_of(kind), emptied=emptied)
     made = {key: value for key, value in values.items() if key != SCALING} | {GIVEN: rotary.standard()}
     return replace(config, raw=made, notes=tuple(rotary.notes))
@@ -108,7 +110,7 @@ def _refuse_unread_width(part: Config, config: Config, family: Family, kind: str
     known, keys = names_of(kind), family.size_keys
     if isinstance(family.rope, Rope) and family.rope.start_key and "head_dim" in part and not part.has("head_dim"):
         raise part.error("head_dim", "a number, or no such key: its code would divide the model's width by its heads")
-    if not known or "head_dim" in known or "head_dim" in family.head_dim or not config.has("head_dim"):
+    if not known or "head_dim" in known or "head_dim" in family.heads.head_dim or not config.has("head_dim"):
         return
     width = config.size(*keys["d_model"]) // config.size(*keys["n_heads"])
     if config["head_dim"] != width:

@@ -7,8 +7,8 @@ import numpy as np
 
 from weightscope.architectures.cells import LayerTensors
 from weightscope.architectures.config import ModelConfig
-from weightscope.architectures.family import default_scale
 from weightscope.architectures.rope import sides_of
+from weightscope.architectures.rules import default_scale
 from weightscope.attention.gathered import sigmoid
 from weightscope.attention.positions import Buckets, Slopes, WindowBias
 

@@ -9,7 +9,6 @@ from weightscope.architectures import gguf
 from weightscope.architectures.config import MOST_LAYERS, ModelConfig, inner_types, names_of, sizes_of
 from weightscope.architectures.dialects import renamed, standardised, writer_of
 from weightscope.architectures.family import Family
-from weightscope.architectures.proved import unproved
 from weightscope.architectures.stacks import (
     LANGUAGE,
     Stack,
@@ -22,7 +21,7 @@ from weightscope.architectures.stacks import (
     refuse_choice,
     unread,
 )
-from weightscope.architectures.table import FAMILIES, known_rows
+from weightscope.architectures.table import FAMILIES, known_rows, unproved
 from weightscope.checkpoint import Checkpoint
 from weightscope.checkpoint.config import Config, digest_of
 from weightscope.errors import CheckpointError, nearest
@@ -38,13 +37,13 @@ def head_sizes(config: Config, family: Family) -> tuple[int, int, int]:
     CheckpointError
         A size is absurd, or heads do not divide into groups, or the width into heads.
     """
-    keys, kv_heads = family.size_keys, family.kv_heads
+    keys, kv_heads = family.size_keys, family.heads.kv_heads
     d_model, n_heads = config.size(*keys["d_model"]), config.size(*keys["n_heads"])
     n_kv_heads = kv_heads if isinstance(kv_heads, int) else config.size(*kv_heads, default=n_heads)
     if n_heads % n_kv_heads:
         raise CheckpointError(f"{n_heads} heads do not divide into {n_kv_heads} key-value heads", file=config.file)
-    if family.head_dim and all(config.has(key) for key in family.head_dim):
-        head_dim = sum(config.count(key) for key in family.head_dim)
+    if family.heads.head_dim and all(config.has(key) for key in family.heads.head_dim):
+        head_dim = sum(config.count(key) for key in family.heads.head_dim)
     elif d_model % n_heads:
         raise CheckpointError(f"width {d_model} does not divide into {n_heads} heads", file=config.file)
     else:
@@ -57,7 +56,7 @@ def in_layer(config: ModelConfig, family: Family, index: int) -> tuple[ModelConf
 
     Parameters as of `read_layer`, errors as of `head_sizes`.
     """
-    row, sizes = family.in_layer(config.layer_types[index]), family.sizes(config, index)
+    row, sizes = family.in_layer(config.layer_types[index]), family.config.sizes(config, index)
     if row is family and not sizes:
         return config, family
     values = Config({**config.raw, **sizes}, config.file)
@@ -67,7 +66,7 @@ def in_layer(config: ModelConfig, family: Family, index: int) -> tuple[ModelConf
 
 def attends(config: ModelConfig, family: Family, index: int) -> bool:
     """Whether a layer is attention to what enters it; in hybrid models others are not."""
-    kinds = family.attention_types
+    kinds = family.config.attention_types
     return (not kinds or config.layer_types[index] in kinds) and family.keys_of(config, index) == index
 
 
@@ -105,16 +104,16 @@ def completed_part(config: Config, part: Config, family: Family) -> Config:
     another.
     """
     inherited: dict[str, Any] = {}
-    own = f"{config.get('model_type')}.{family.nested}"  # a class that is the wrapper's own
+    own = f"{config.get('model_type')}.{family.part}"  # a class that is the wrapper's own
     if part.raw is not config.raw:  # a wrapper's part: it may leave its sizes to the architecture, too
-        inherited = _left_out(part, family, inner_types(config.get("model_type")).get(family.nested), own)
+        inherited = _left_out(part, family, inner_types(config.get("model_type")).get(family.part), own)
         if config.get("tie_word_embeddings") is True:
             inherited["tie_word_embeddings"] = True
     named = str(part.get("model_type") or inherited.get("model_type") or config.get("model_type"))
     kind = own if part.raw is not config.raw and names_of(own) else named
     said = Config(renamed(part, family, kind), part.file)
     stated = family.synonyms([key for key in said if said.has(key)])
-    usual = {key: value for key, value in {**family.defaults, **inherited}.items() if key not in stated}
+    usual = {key: value for key, value in {**family.config.defaults, **inherited}.items() if key not in stated}
     values = {key: value for key, value in {**usual, **said}.items() if value is not None}
     completed = family.completed(values, config.file)
     return standardised(part, completed.raw, family.configured(completed), kind, writer_of(config))
@@ -122,8 +121,8 @@ def completed_part(config: Config, part: Config, family: Family) -> Config:
 
 def _left_out(part: Config, family: Family, wrapped: str | None, own: str) -> dict[str, Any]:
     """The model_type of a part of a wrapper's config, and the sizes that its class has by default."""
-    kind = next(filter(None, (part.get("model_type"), wrapped)), family.model_types[0])
-    return {"model_type": kind, **(sizes_of(own) or sizes_of(kind) or sizes_of(family.model_types[0]))}
+    kind = next(filter(None, (part.get("model_type"), wrapped)), family.types[0])
+    return {"model_type": kind, **(sizes_of(own) or sizes_of(kind) or sizes_of(family.types[0]))}
 
 
 def read_config(config: Config, family: Family) -> ModelConfig:
@@ -148,14 +147,15 @@ def read_config(config: Config, family: Family) -> ModelConfig:
     def optional(meaning: str) -> int | None:
         return config.size(*keys[meaning]) if config.has(*keys[meaning]) else None
 
-    listed = config.get(family.listed)
+    listed = config.get(family.config.listed)
     usual = len(listed) if isinstance(listed, list) else None
-    n_layers = config.size(*keys["n_layers"], default=usual, largest=MOST_LAYERS) * family.attentions
+    n_layers = config.size(*keys["n_layers"], default=usual, largest=MOST_LAYERS) * family.config.attentions
     d_model = config.size(*keys["d_model"])
     n_heads, n_kv_heads, head_dim = head_sizes(config, family)
-    types = config.strings(family.listed, n_layers) if family.listed in config else family.layer_types(config, n_layers)
-    attending = {kind for kind in types if not family.attention_types or kind in family.attention_types}
-    norm, eps = family.norm, 0.0
+    rules = family.config
+    types = config.strings(rules.listed, n_layers) if rules.listed in config else rules.layer_types(config, n_layers)
+    attending = {kind for kind in types if not family.config.attention_types or kind in family.config.attention_types}
+    norm, eps = family.norms.before, 0.0
     if norm is not None and norm.eps is not None:
         eps = norm.eps
     elif norm is not None or config.has(*keys["norm_eps"]):
@@ -221,7 +221,7 @@ def labelled(reading: Reading, kind: object, named: str | None = None) -> Readin
     row, part = reading.row, reading.part.get("model_type")
     if row.origin or kind is None:
         return reading
-    if named is not None and {*row.model_types}.isdisjoint((str(kind), str(part))):
+    if named is not None and {*row.types}.isdisjoint((str(kind), str(part))):
         why = f"unproved: no proof that this row reads model_type '{str(kind)[:40]}'"
         origin = f"{why}; `weightscope adopt` looks for a row that it proves"
     else:
@@ -306,7 +306,7 @@ def choose_family(
         what = read.pop() if len(read) == 1 else str(checkpoint.config.get("model_type"))
         raise refuse_choice(stacks, what, checkpoint, tower)
     wanted = checkpoint.config.get("model_type") if name is None else name
-    rows = [row for row in families if wanted in row.model_types or (name is not None and name == row.name)]
+    rows = [row for row in families if wanted in row.types or (name is not None and name == row.name)]
     if not rows and name is not None:
         known = sorted({row.name for row in families})
         raise CheckpointError(f"no family is called '{name}'; known are {', '.join(known)}{nearest(name, known)}")
@@ -351,22 +351,21 @@ def _nearest(families: tuple[Family, ...], checkpoint: Checkpoint) -> str:
 
 def _likeness(family: Family, checkpoint: Checkpoint) -> tuple[Family, int, str]:
     """(family, names found less twice the names missing, one that was found)."""
-    values = {**family.defaults, **checkpoint.config}
+    values = {**family.config.defaults, **checkpoint.config}
     family = family.configured(values)
     layer = family.layer.format(i=0)
-    norm, modules = family.norm, (family.query, family.key, family.value, family.output)
+    norm, modules = family.norms.before, family.heads.projections
     names = {f"{layer}{module}.weight" for module in modules if module} | {
         f"{layer}{norm.module}.{norm.gain}" if norm and norm.module else "",
         family.inputs.tokens,
         family.inputs.positions,
     }
-    if family.qk_norm and family.qk_norm.scope != "listed":
-        qk = family.qk_norm
+    if family.scores.qk_norm and family.scores.qk_norm.scope != "listed":
+        qk = family.scores.qk_norm
         names |= {f"{layer}{module}.{qk.gain}" for module in (qk.query, qk.key)}
-    for role in ("query", "output"):
-        bias = getattr(family.biases, role)
+    for module, bias in ((family.heads.q, family.heads.bias.q), (family.heads.out, family.heads.bias.out)):
         if values.get(bias) if isinstance(bias, str) else bias:
-            names.add(f"{layer}{getattr(family, role)}.bias")
+            names.add(f"{layer}{module}.bias")
     names |= {layer + name for name in family.reads.tensors}
     names.discard("")
     present = {

@@ -4,11 +4,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import log, sqrt
+from typing import Annotated
 
 import numpy as np
 
-from weightscope.architectures.cells import always
-from weightscope.architectures.config import ModelConfig
+from weightscope.architectures.config import LARGEST_NUMBER, ModelConfig, OneOf, Within
+from weightscope.architectures.rules import always
 from weightscope.attention.rotation import (
     COLUMN,
     FRAME,
@@ -22,8 +23,8 @@ from weightscope.attention.rotation import (
     yarn_temperature,
 )
 from weightscope.checkpoint.config import Config
-from weightscope.display import ShowsShapes
 from weightscope.errors import CheckpointError
+from weightscope.results import ShowsShapes
 
 # Which coordinate of a token turns which pair of dimensions, where positions have several: multimodal RoPE.
 
@@ -86,6 +87,7 @@ class Sections:
 # Rotary parameters as config.json has them, in either dialect, and the rotation they mean.
 
 SMALLEST_BASE = 1.001  # with a base of 1 every pair turns alike, and YaRN divides by its logarithm
+Base = Annotated[float, Within(SMALLEST_BASE, LARGEST_NUMBER)]
 
 
 def _base(given: Config) -> float:
@@ -144,10 +146,10 @@ class Rope:
 
     interleaved: bool = False
     theta_key: str = "rope_theta"
-    theta: float = 10000.0
+    theta: Base = 10000.0
     thetas: str = ""
     fraction_key: str = "partial_rotary_factor"
-    fraction: float | None = None
+    fraction: Annotated[float, Within(1e-6, 1.0)] | None = None
     dims_key: str = ""
     local: tuple[str, float] | None = None
     local_scaled: bool = True
@@ -368,7 +370,7 @@ AXES = {"frame": FRAME, "row": ROW, "column": COLUMN}
 class OneAfterAnother:
     """A block of pairs for each axis, the same frequencies in each; an odd rest of the head does not turn."""
 
-    axes: tuple[str, ...]  # of AXES
+    axes: tuple[Annotated[str, OneOf(*AXES)], ...]
 
     def __call__(self, theta: float, width: int) -> tuple[np.ndarray, np.ndarray]:
         """Each pair's frequency, and its axis."""
@@ -384,7 +386,7 @@ ROWS_THEN_COLUMNS = OneAfterAnother(("row", "column"))
 class InTurn:
     """The axes in turn, a frequency for each turn (Kimi)."""
 
-    axes: tuple[str, ...]  # of AXES
+    axes: tuple[Annotated[str, OneOf(*AXES)], ...]
 
     def __call__(self, theta: float, width: int) -> tuple[np.ndarray, np.ndarray]:
         """Each pair's frequency, and its axis."""
@@ -427,7 +429,7 @@ class GridRope:
     spelled: Spelling = ROWS_THEN_COLUMNS
     interleaved: bool = False
     blocks: int = 1
-    theta: float | None = 10000.0
+    theta: Base | None = 10000.0
     image: str = ""
     patch: str = "patch_size"
     prefix: int = 0

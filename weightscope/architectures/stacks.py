@@ -35,7 +35,7 @@ def prefixes_of(checkpoint: Checkpoint, family: Family) -> list[str]:
 
 def complete_prefixes(checkpoint: Checkpoint, family: Family) -> list[str]:
     """Every beginning of names under which some layer has all the projections of a row."""
-    modules = {family.key, family.value, family.output}
+    modules = {family.heads.k, family.heads.v, family.heads.out}
     layer = re.escape(family.layer).replace(re.escape("{i}"), r"\d+")
     named = re.compile(rf"((?:.*\.)?){layer}({'|'.join(map(re.escape, modules))})(?:\.|_weight$)", re.ASCII)
     prefixes: dict[str, set[str]] = {}
@@ -67,16 +67,16 @@ def part_of(checkpoint: Checkpoint, family: Family) -> Config:
         Several parts might, and neither their model_type nor the tensors' sizes tells which does.
     """
     config = checkpoint.config
-    outer, _, last = family.nested.rpartition(".")
+    outer, _, last = family.part.rpartition(".")
     within = config
     for key in outer.split(".") if outer else ():
         within = within.inside(key)
     if last in within:
         return within.inside(last)
-    if config.get("model_type") in family.model_types:
+    if config.get("model_type") in family.types:
         return config
     inner = list(parts(config))
-    named = [(path, part) for path, part in inner if part.get("model_type") in family.model_types]
+    named = [(path, part) for path, part in inner if part.get("model_type") in family.types]
     keys = family.size_keys
     if not named and all(config.has(*keys[size]) for size in SIZES):
         return config
@@ -108,7 +108,7 @@ def _fits(checkpoint: Checkpoint, family: Family, part: Config) -> bool:
 def width_of(checkpoint: Checkpoint, family: Family, prefix: str) -> set[int]:
     """The sizes of what attention writes into the stream in the first layer that does; one of them is the width."""
     layer, _, rest = f"{prefix}{family.layer}".partition("{i}")
-    written = re.compile(rf"\d+{re.escape(rest + family.output)}\.(weight|bias)", re.ASCII)
+    written = re.compile(rf"\d+{re.escape(rest + family.heads.out)}\.(weight|bias)", re.ASCII)
     first = (name for name in checkpoint.names_under(layer) if written.fullmatch(name, len(layer)))
     return {size for name in islice(first, 1) for size in checkpoint[name].shape}
 
@@ -244,7 +244,7 @@ def readable(families: Iterable[Family], checkpoint: Checkpoint) -> dict[str, St
     return {
         name: Stack(
             name,
-            candidate.row.but(nested=candidate.path, prefixes=(prefix,)),
+            candidate.row.but(part=candidate.path, prefixes=(prefix,)),
             candidate.model_type,
             candidate.path,
             prefix,
@@ -337,19 +337,19 @@ def _candidates(families: Iterable[Family], checkpoint: Checkpoint) -> Iterator[
     """Every row whose model_type a part of the config has, that part, and where its tensors may be."""
     by_type: dict[str, list[Family]] = {}
     for row in families:
-        for kind in row.model_types:
+        for kind in row.types:
             by_type.setdefault(kind, []).append(row)
     seen = set()
     for path, part, kind in described_parts(checkpoint.config):
         for row in by_type.get(kind, ()):
-            inner = bool(row.nested) and part.has(row.nested)
-            inner_path = ".".join(filter(None, (path, row.nested))) if inner else path
+            inner = bool(row.part) and part.has(row.part)
+            inner_path = ".".join(filter(None, (path, row.part))) if inner else path
             if (id(row), inner_path) in seen:
                 continue
             seen.add((id(row), inner_path))
             for same in chain((row,), _renamed(checkpoint, row, part)):  # only where it is not found
                 candidate = _Found(same, inner_path, kind)
-                candidate.places = _places(checkpoint, candidate, part.inside(row.nested) if inner else part)
+                candidate.places = _places(checkpoint, candidate, part.inside(row.part) if inner else part)
                 if candidate.places:
                     yield candidate
                     break
@@ -357,11 +357,11 @@ def _candidates(families: Iterable[Family], checkpoint: Checkpoint) -> Iterator[
 
 def _renamed(checkpoint: Checkpoint, row: Family, part: Config) -> Iterator[Family]:
     """The row under another name of its list of layers, if the file has its modules in such a list."""
-    row = row.configured({**row.defaults, **part})
+    row = row.configured({**row.config.defaults, **part})
     before, _, after = row.layer.partition("{i}")
     outer = before[: before[:-1].rfind(".") + 1]
     named = re.compile(
-        rf"(?:.*\.)?{re.escape(outer)}([A-Za-z_]+)\.\d+{re.escape(after + row.output)}\.weight", re.ASCII
+        rf"(?:.*\.)?{re.escape(outer)}([A-Za-z_]+)\.\d+{re.escape(after + row.heads.out)}\.weight", re.ASCII
     )
     lists = {match[1] for name in checkpoint if (match := named.fullmatch(name))}
     yield from (row.but(layer=f"{outer}{name}.{{i}}{after}") for name in sorted(lists) if f"{outer}{name}." != before)
@@ -389,10 +389,10 @@ def _type(path: str, part: Config, whole: Config) -> str:
 
 def _places(checkpoint: Checkpoint, found: _Found, part: Config) -> dict[str, Fit]:
     """Prefixes under which the tensors of a row have the width that its part says, and how well each fits it."""
-    row = found.row.configured({**found.row.defaults, **part})
+    row = found.row.configured({**found.row.config.defaults, **part})
     keys = row.size_keys
     try:
-        part = row.completed({**row.defaults, **part}, part.file) if row.derived else part
+        part = row.completed({**row.config.defaults, **part}, part.file) if row.config.derived else part
     except CheckpointError:  # it is said where the stack is opened
         return {}
     width, count = (
@@ -417,7 +417,7 @@ def _places(checkpoint: Checkpoint, found: _Found, part: Config) -> dict[str, Fi
 
 def _claim(row: Family, prefix: str) -> set[str]:
     """The modules that a row takes for its own there: two softmaxes of one matrix of scores share the other two."""
-    return {prefix + row.layer + module for module in (row.value, row.output)}
+    return {prefix + row.layer + module for module in (row.heads.v, row.heads.out)}
 
 
 def _words(text: str) -> set[str]:

@@ -26,8 +26,8 @@ from weightscope.attention.positions import (
 from weightscope.attention.rotation import Delta, Rotation, forms_between
 from weightscope.compute.device import CPU, Device, namespace
 from weightscope.compute.half import Weights
-from weightscope.display import SPECTRA, function_at, notebook
 from weightscope.errors import CheckpointError, whole
+from weightscope.results import SPECTRA, function_at, notebook
 
 Item = TypeVar("Item")
 

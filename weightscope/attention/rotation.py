@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from weightscope.compute.device import namespace
-from weightscope.display import ShowsShapes
 from weightscope.errors import CheckpointError
+from weightscope.results import ShowsShapes
 
 Delta = int | tuple[int, ...]  # positions between query and key; rows and columns between patches, or any axes
 

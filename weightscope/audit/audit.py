@@ -404,8 +404,9 @@ class Audit(Result):
     def _sizes(self) -> str:
         return f"{counted(len(self.measured.layers), 'layer')} of {counted(self.measured.n_heads, 'head')}"
 
-    def __repr__(self) -> str:
-        return f"Audit({printable(self.name)}: {self._sizes}, {counted(len(self.findings), 'finding')})"
+    @property
+    def about(self) -> str:
+        return f"{printable(self.name)}: {self._sizes}, {counted(len(self.findings), 'finding')}"
 
     def __str__(self) -> str:
         caveats = [f"not in these numbers: {caveat}" for caveat in self.caveats]

@@ -159,7 +159,7 @@ def removed_directions(
 def sides(model: Model, layers: Sequence[int], everything: bool) -> Iterator[Side]:
     """What writes into the stream and what reads from it, as far as the row knows."""
     mlp, d = model.family.mlp, model.config.d_model
-    conv1d = model.family.layout in (conv1d_fused, conv1d_crossing)
+    conv1d = model.family.heads.layout in (conv1d_fused, conv1d_crossing)
 
     def matrices(index: int, modules: Iterable[str], axis: int) -> list[Matrix]:
         stem = model.stem(index)
@@ -173,9 +173,9 @@ def sides(model: Model, layers: Sequence[int], everything: bool) -> Iterator[Sid
         return Side(what, writes, {i: of_layer for i, of_layer in by_layer.items() if of_layer})
 
     row = model.family
-    yield side("what attention writes (W_O)", True, (row.output,), conv1d)
+    yield side("what attention writes (W_O)", True, (row.heads.out,), conv1d)
     if everything:
-        yield side("what attention reads (W_Q, W_K, W_V)", False, (row.query, row.key, row.value), conv1d)
+        yield side("what attention reads (W_Q, W_K, W_V)", False, row.heads.projections[:3], conv1d)
         if mlp is not None:
             yield side("what feed-forward networks write", True, (mlp.down,), mlp.transposed)
             yield side("what feed-forward networks read", False, (mlp.up, mlp.gate), mlp.transposed)
@@ -227,7 +227,7 @@ def centred_norms(model: Model) -> bool:
     """Whether a norm that reads the stream subtracts its mean."""
     row = model.family
     of_network = None if row.mlp is None else row.mlp.norm
-    norms = (*(row.norm_of(i) for i in model.attention_layers), row.closing, of_network)
+    norms = (*(row.norm_of(i) for i in model.attention_layers), row.norms.after, of_network)
     return any(norm is not None and norm.centred for norm in norms)
 
 

@@ -11,12 +11,12 @@ from weightscope.attention.layer import Layer
 from weightscope.circuits.names import HeadRoles
 from weightscope.circuits.wiring import Edge, Wiring, all_strongest
 from weightscope.compute.cores import in_threads
-from weightscope.display import ShowsShapes
 from weightscope.errors import CheckpointError, printable
 from weightscope.metrics.spaces import nearest_rows
 from weightscope.metrics.spectra import participation_ratio
 from weightscope.model import Model
 from weightscope.progress import bar
+from weightscope.results import ShowsShapes
 from weightscope.tables import Column, Table
 from weightscope.text.tokenizer import Tokenizer, token_names
 

@@ -43,8 +43,7 @@ def families_command(csv_file: Path | None, new: bool, families: str | None) -> 
     The last line says how many of the attention stacks in transformers are read exactly. --new tries the architectures
     of the installed transformers that were not counted, each on tiny random models.
     """
-    from weightscope.architectures.proved import standing
-    from weightscope.architectures.table import families_table
+    from weightscope.architectures.table import families_table, standing
 
     if new:
         _newer()
@@ -276,7 +275,7 @@ def _budget(model: "Model") -> Iterator[str]:
     everything = {name for of_layer in names.values() for name in of_layer}  # a set: ALBERT's layers share tensors
     everything |= {tensor.name for tensor in model.embedding_tensors}
     for label, chosen in (("audit reads", everything), (f"layer {layers[0]:<5}", set(names[layers[0]]))):
-        of_qk = {name for name in chosen if any(f".{m}." in f".{name}" for m in (model.family.query, model.family.key))}
+        of_qk = {name for name in chosen if any(f".{m}." in f".{name}" for m in model.family.heads.projections[:2])}
         total, qk = (sized(checkpoint.bytes_to_read(group)) for group in (chosen, of_qk))
         yield f"{label} {total} of {sized(checkpoint.nbytes)}, {qk} of it queries and keys"
     if checkpoint.bytes_fetched or checkpoint.bytes_to_fetch(everything):

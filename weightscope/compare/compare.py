@@ -12,18 +12,19 @@ import numpy as np
 from weightscope.audit.audit import AuditOptions, measured_forms, measured_layer
 from weightscope.audit.findings import HEAD_FACTOR, HEAD_Z, heads_without_numbers, overflowing_layers
 from weightscope.audit.measures import MAPS, Arrays, MeasuredHeads
-from weightscope.changes.edits import along_one_direction, moved_layers, written_direction
-from weightscope.changes.heads import LIMITED, SAME, added_to, change_column, followed, stage, unmoved
-from weightscope.changes.others import OtherChanges, limited_changes, other_changes, rescaled
+from weightscope.changes.all_tensors import TensorChanges, compare_tensors
+from weightscope.changes.directions import Along
+from weightscope.changes.head import LIMITED, added_to, followed, stage, unmoved
+from weightscope.changes.layer import written_direction
+from weightscope.changes.outside_heads import OtherChanges, limited_changes, other_changes, rescaled
 from weightscope.changes.settings import SettingsChange, first_sentence, settings_change
-from weightscope.changes.tensors import TensorChanges, compare_tensors
+from weightscope.changes.thresholds import UNMOVED
 from weightscope.changes.wiring import CircuitChanges, circuit_changes
-from weightscope.compare.deeds import IDENTICAL, attention_changes, deed
+from weightscope.compare.deeds import IDENTICAL, along_one_direction, attention_changes, deed, moved_layers
 from weightscope.errors import CheckpointError, counted, printable, sized
 from weightscope.files import Files
 from weightscope.findings import Finding, Findings, Member, aggregated, heads_and_tensors, indexed, listed, of_head
 from weightscope.metrics.outliers import known_median, log_measure, robust_z
-from weightscope.metrics.weight_changes import Along
 from weightscope.model import Model, as_model
 from weightscope.progress import bar, progress_shown
 from weightscope.provenance import Provenance
@@ -286,9 +287,10 @@ class Comparison(Result):
     deed: str = ""
     provenance: Provenance = field(default_factory=Provenance, repr=False)
 
-    def __repr__(self) -> str:
+    @property
+    def about(self) -> str:
         sizes = f"{counted(len(self.measured[0].layers), 'layer')} of {counted(self.measured[0].n_heads, 'head')}"
-        return f"Comparison({' -> '.join(map(printable, self.labels))}: {sizes})"
+        return f"{' -> '.join(map(printable, self.labels))}: {sizes}"
 
     def __str__(self) -> str:
         return "\n".join(part if isinstance(part, str) else part.text() for part in self.printed())
@@ -361,7 +363,7 @@ class Comparison(Result):
                 sentences.append(f"{w} is not finite in {counted(n_unknown, 'head')}: how far that moved is unknown.")
             if n_unknown == change.size:
                 continue
-            if not (change > SAME).any():
+            if not (change > UNMOVED).any():
                 sentences.append(f"{w} did not move.")
                 continue
             i, h = np.unravel_index(int(np.nanargmax(change)), change.shape)
@@ -472,6 +474,28 @@ def _spectra(measured: Sequence[MeasuredHeads]) -> dict[str, np.ndarray]:
     return stacked | {"layers": measured[0].layers}
 
 
+def change_column(name: str, values: np.ndarray, since: str = "") -> Column:
+    """A column of changes or angles, described from its name, such as vo_left_angle_mean; `since` ends the name."""
+    map_name, what, *more = name.split("_")
+    w = MAPS[map_name]
+    if "rank" in more:
+        meaning = "Of the change by a LoRA, from its factors; empty for other changes."
+        return Column(name + since, values, f"rank Δ{w}", meaning=meaning, format=".0f")
+    if "effect" in more:
+        meaning = "Norm of the largest change of a bias term, relative to the larger of its norm and the matrix's."
+        return Column(name + since, values, f"‖Δb_{map_name.upper()}‖/‖{w}‖", meaning=meaning)
+    if "change" in name:
+        vector = "bias" in name
+        subject = f"b_{map_name.upper()}" if vector else f"{w}(1)" if more else w
+        subject = "W_Q b_K" if what == "key" else subject
+        norm = "Euclidean" if vector else "Frobenius"
+        where = " At distance 1, where queries are rotated against keys." if more and not vector else ""
+        meaning = f"{norm} norm of the change, relative to that before.{where}"
+        return Column(name + since, values, f"‖Δ{subject}‖/‖{subject}‖", meaning=meaning)
+    symbol = f"{'mean' if 'mean' in more else 'largest'} {what} angle of {w}"
+    return Column(name + since, values, symbol, "rad", f"Between the {what} spaces of {w} before and after.")
+
+
 # What stands out between checkpoints.
 
 
@@ -573,7 +597,7 @@ def _moved_most(comparison: Comparison) -> Iterator[Finding]:
     for name, w in MAPS.items():
         measure = f"{name}_change"
         change = comparison.from_first[measure][-1]  # (L, H)
-        moved = change > SAME
+        moved = change > UNMOVED
         known = int(np.count_nonzero(~np.isnan(change)))
         if 0 < moved.sum() <= max(1, FEW * known):
             usual, beyond, rest = 0.0, moved, f"{counted(known - int(moved.sum()), 'head')} did not move"

@@ -18,12 +18,12 @@ from weightscope.compute.cores import in_threads
 from weightscope.compute.device import open_device
 from weightscope.detok.positions import PositionTerms, position_terms
 from weightscope.detok.sigma import SigmaStatistics, sigma_statistics
-from weightscope.display import ShowsShapes
 from weightscope.embeddings import ids_of
 from weightscope.errors import CheckpointError
 from weightscope.model import Model, as_model
 from weightscope.overflow import overflow
 from weightscope.progress import bar
+from weightscope.results import ShowsShapes
 from weightscope.tables import Column, Table
 from weightscope.text.tokenizer import Tokenizer, token_names
 

@@ -19,7 +19,6 @@ from weightscope.compute.cores import in_threads, one_blas_thread, usable_cores
 from weightscope.compute.device import open_device
 from weightscope.detok import paper
 from weightscope.detok.first_layer import FirstLayer, bare_embeddings
-from weightscope.display import ShowsShapes
 from weightscope.embedded import COUNTS, FOLDER
 from weightscope.engine import Engine, ThisProcess, array_of
 from weightscope.errors import CheckpointError, TooLargeError, printable
@@ -28,7 +27,7 @@ from weightscope.model import Model, as_model
 from weightscope.overflow import overflow
 from weightscope.progress import bar, phase, progress_shown
 from weightscope.provenance import Provenance
-from weightscope.results import Result
+from weightscope.results import Result, ShowsShapes
 from weightscope.run_identity import RunIdentity, file_identity
 from weightscope.sources import Source
 from weightscope.tables import Column, Table
@@ -300,10 +299,11 @@ class BigramAuroc(Result):
         """Heads, the best first."""
         return [self.ranked]
 
-    def __repr__(self) -> str:
+    @property
+    def about(self) -> str:
         best, auroc = self.ranked["head"][0], self.ranked["auroc"][0]
         sizes = f"{printable(self.model)}, layer {self.layer}: {len(self.auroc)} heads"
-        return f"BigramAuroc({sizes}, the best is head {best} with {auroc:.2f})"
+        return f"{sizes}, the best is head {best} with {auroc:.2f}"
 
     def __str__(self) -> str:
         return "\n".join(part if isinstance(part, str) else part.text() for part in self.printed())

@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 
+from weightscope.changes.thresholds import EXPLAINED
 from weightscope.errors import CheckpointError, counted, printable
 from weightscope.findings import listed, spans
+from weightscope.lineage.differences import Kind, structure_kinds, weight_kinds
 from weightscope.lineage.direction import HOW, Proof, proof, without_layers
-from weightscope.lineage.elsewhere import Elsewhere, elsewhere
-from weightscope.lineage.kinds import EXPLAINED, weight_kinds
 from weightscope.lineage.matching import BACKGROUND, ROUTES
+from weightscope.lineage.shared_tensors import Elsewhere, elsewhere
 from weightscope.lineage.shares import Shares, shares_of
 from weightscope.lineage.sketches import Sketches
-from weightscope.lineage.structure import Kind, structure_kinds
-from weightscope.lineage.surgery import Surgery, compared
 from weightscope.lineage.verdict import Base, Judged, Related, candidates, judge, print_of, sources
+from weightscope.lineage.weights import WeightChanges, weight_changes
 from weightscope.model import Model
 from weightscope.progress import progress_shown
 from weightscope.provenance import Provenance
@@ -137,21 +137,21 @@ def _related(
     else:
         kinds = list(structure_kinds(suspect, first.base, first.match))
         if suspect.source is not None and first.base.source is not None:
-            surgery = compared(suspect.source, first.base.source, first.match)
-            drift = {pair.layer: pair.drift for pair in surgery.layers}
+            weights = weight_changes(suspect.source, first.base.source, first.match)
+            drift = {layer.layer: layer.drift.maps for layer in weights.layers}
             structure = {kind.kind for kind in kinds}
-            done = weight_kinds(surgery, structure)
+            done = weight_kinds(weights, structure)
             shares = shares_of(suspect.source, _summands(first, judged)) if first.match.route == "direct" else shares
             if shares.weights:
                 kinds.append(_merge(suspect, shares))
                 done = [kind for kind in done if kind.kind not in TRAINED]
-                if shares.left > EXPLAINED * max(pair.values.rounding for pair in surgery.layers):
+                if shares.left > EXPLAINED * weights.rounding:
                     text = f"The merge leaves {shares.left:.2g} of the suspect's norm unexplained."
                     done.append(Kind("fine-tuned", suspect.layers, text))
-            elif derivation := _proved(suspect, first, surgery, structure, "B"):
+            elif derivation := _proved(suspect, first, weights, structure, "B"):
                 verdict, older = "derived", derivation
                 done = _as_proved(done, derivation, suspect, "suspect")
-            elif reverse := _proved(suspect, first, surgery, structure, "A"):
+            elif reverse := _proved(suspect, first, weights, structure, "A"):
                 older = reverse
                 done = _as_proved(done, reverse, suspect, "base")
             kinds += done
@@ -161,13 +161,13 @@ def _related(
     )
 
 
-def _proved(suspect: Sketches, first: Related, surgery: Surgery, structure: set[str], which: str) -> Proof | None:
+def _proved(suspect: Sketches, first: Related, weights: WeightChanges, structure: set[str], which: str) -> Proof | None:
     """How the suspect follows from the base, for `which` "B", or the base from the suspect, with something lost."""
     assert suspect.source is not None and first.base.source is not None
     smaller = SMALLER[which] & structure
     if (OTHER_SIZES & structure) or smaller - {"layers removed"}:
         return None
-    found = proof(surgery, suspect.source, first.base.source, which)
+    found = proof(weights, suspect.source, first.base.source, which)
     if found is not None and smaller:
         gone = [layer for j, layer in enumerate(first.base.layers) if j not in first.match.layers]
         if not without_layers(first.base.source, gone):
@@ -301,8 +301,9 @@ class Lineage(Result):
     shared: tuple[Sketches, Elsewhere] | None = None
     provenance: Provenance = field(default_factory=Provenance, repr=False)
 
-    def __repr__(self) -> str:
-        return f"Lineage({printable(self.suspect.name)}: {self.verdict})"
+    @property
+    def about(self) -> str:
+        return f"{printable(self.suspect.name)}: {self.verdict}"
 
     @property
     def base(self) -> str | None:

@@ -10,9 +10,9 @@ from math import log, sqrt
 
 import numpy as np
 
-from weightscope.display import ShowsShapes
 from weightscope.errors import CheckpointError
 from weightscope.lineage.sketches import SKETCH, Sketches
+from weightscope.results import ShowsShapes
 
 HALF = SKETCH // 2
 ROUTES = {  # in words, strongest evidence first

@@ -26,13 +26,13 @@ from weightscope.attention.layer import Layer
 from weightscope.checkpoint.config import LARGEST, digest_of, parse_json
 from weightscope.checkpoint.storage import HeaderDigest, OpenFile, header_length, parse_header
 from weightscope.compute.cores import in_threads
-from weightscope.display import ShowsShapes
 from weightscope.errors import CheckpointError, printable
 from weightscope.files import new_file
 from weightscope.findings import indexed
 from weightscope.model import Model, as_model
 from weightscope.progress import bar
 from weightscope.provenance import file_record, source_of
+from weightscope.results import ShowsShapes
 
 VERSION = 1
 SUFFIX = ".wsf"

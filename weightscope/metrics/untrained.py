@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weightscope.metrics.low_rank import evenly_spread
 from weightscope.metrics.outliers import ROW_Z, known_median, norm_outliers, row_norms
-from weightscope.metrics.weight_changes import evenly_spread
 
 SAMPLING = 5.0  # standard deviations within which a norm is still that of a random row
 TAIL = 8.0  # t of a probability exp(-t): a random row's cosines are larger in fewer cases

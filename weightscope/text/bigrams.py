@@ -25,9 +25,9 @@ import numpy as np
 from scipy import sparse
 
 from weightscope.compute.cores import in_threads, usable_cores
-from weightscope.display import ShowsShapes
 from weightscope.errors import CheckpointError
 from weightscope.progress import bar, progress_shown
+from weightscope.results import ShowsShapes
 from weightscope.text.corpus import Document, corpus_files, documents
 from weightscope.text.counts import Counts, Int64s
 from weightscope.text.sequences import openwebtext

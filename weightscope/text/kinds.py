@@ -5,9 +5,9 @@ from typing import Protocol
 
 import numpy as np
 
-from weightscope.display import ShowsShapes
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
+from weightscope.results import ShowsShapes
 from weightscope.text.sequences import Framing
 from weightscope.text.tokenizer import Tokenizer, shortened
 
@@ -104,7 +104,7 @@ def image_tokens(model: Model) -> ImageTokens:
     """The tokens that a vision model makes of an image."""
     if model.family.inputs.tokens:
         raise CheckpointError(f"{model.family.name} reads text and sees no images", file=model.name)
-    counts = ((kind, n if isinstance(n, int) else model.config.count(n)) for kind, n in model.family.leading)
+    counts = ((kind, n if isinstance(n, int) else model.config.count(n)) for kind, n in model.family.inputs.leading)
     leading = tuple(kind for kind, count in counts for _ in range(count))
     return ImageTokens(leading, model.config.size("patch_size"))
 

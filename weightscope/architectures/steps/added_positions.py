@@ -6,7 +6,7 @@ import numpy as np
 
 from weightscope.architectures.cells import LayerTensors
 from weightscope.architectures.config import ModelConfig
-from weightscope.architectures.step import Place, Step
+from weightscope.architectures.steps import Place, Step
 from weightscope.attention.layer import Layer
 from weightscope.attention.maps import Affine
 from weightscope.attention.positions import NOTHING_ADDED, Added

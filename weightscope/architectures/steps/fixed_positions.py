@@ -7,7 +7,7 @@ import numpy as np
 from weightscope.architectures.cells import LayerTensors
 from weightscope.architectures.config import ModelConfig
 from weightscope.architectures.distances import of_a_head
-from weightscope.architectures.step import Place, Step
+from weightscope.architectures.steps import Place, Step
 from weightscope.attention.layer import Layer
 
 

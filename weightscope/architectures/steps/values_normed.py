@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from weightscope.architectures.cells import LayerTensors
 from weightscope.architectures.config import ModelConfig
-from weightscope.architectures.step import Place, Step
+from weightscope.architectures.steps import Place, Step
 from weightscope.attention.layer import Layer
 from weightscope.attention.maps import Affine, InnerNorm
 

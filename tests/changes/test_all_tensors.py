@@ -14,10 +14,11 @@ import weightscope as ws
 from tests.support import files
 from tests.support.audit import undrawn
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
-from weightscope.changes.tensors import TensorChanges, compare_tensors
-from weightscope.checkpoint import checkpoint
+from weightscope.changes.all_tensors import TensorChanges, compare_tensors
+from weightscope.changes.rounding import CASTS, casts_between
+from weightscope.checkpoint import blocks
 from weightscope.cli import main
-from weightscope.metrics.weight_changes import CASTS, casts_between, low_rank
+from weightscope.metrics.low_rank import low_rank
 
 Weights = dict[str, np.ndarray]
 D = 128
@@ -28,7 +29,7 @@ RNG = np.random.default_rng(3)
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks that end within every matrix."""
-    monkeypatch.setattr(checkpoint, "BLOCK", 50 * D)
+    monkeypatch.setattr(blocks, "BLOCK", 50 * D)
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +114,7 @@ CASES: list[tuple[Callable[[Weights], None], dict[str, int], str]] = [
     (lambda w: None, {"identical": 21}, "Every tensor is identical, 21 tensors in all."),
     (round_all, {"rounded": 21}, "21 the same after rounding (A to BF16)"),
     (halve_precision, {"rounded": 21}, "21 the same after rounding (A to F16)"),
-    (quantise, {"quantised": 1, "identical": 20}, "values or so in 32 neighbours)"),
+    (quantise, {"quantised": 1, "identical": 20}, "(B to 15 values in 32 neighbours)"),
     (merge_lora, {"low rank": 2, "identical": 19}, "low rank, as by a merged LoRA (rank 4, 8). They changed in 2 of 3"),
     (fine_tune, {"changed": 21}, "They changed in every layer and in 3 tensors outside the layers."),
     (fine_tune_a_layer, {"changed": 6, "identical": 15}, "They changed in 1 of 3 layers, 2."),

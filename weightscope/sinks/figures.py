@@ -1,12 +1,17 @@
-"""Figures of what sinks do: Figs 2B, 4, 5, 6, 8 and 14 of the two-sink-mechanisms paper, and its lemmas."""
+"""Figures of attention sinks: Figs 2 to 5 and Table 1 of the sink-as-bias paper, and what it predicts; then Figs 2B,
+4, 5, 6, 8 and 14 of the two-sink-mechanisms paper, and its lemmas."""
 
+from collections.abc import Sequence
+from itertools import product, zip_longest
 from typing import Any
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
@@ -16,18 +21,190 @@ from weightscope.pages.style import (
     COLOURS,
     COLUMN,
     DASHES,
+    MARKERS,
     in_our_style,
     index_along,
     layer_bar,
     layer_rows,
     layers_along,
+    plain,
     subplots,
+    whole_numbers,
 )
-from weightscope.sinks.mechanisms import SinkMechanisms
+from weightscope.sinks.bias import ABLATED, IN_THE_PAPER, NONE, PATCHED, READINGS, SINKS_ABOVE, STARTS, SinkBias
+from weightscope.sinks.mechanisms import MECHANISM_NAMES, SinkMechanisms
 from weightscope.sinks.strength import BROADCAST_RANK, BROADCAST_RATIO, MECHANISMS, NOP_RATIO
 
+# Sinks as biases
+
+MEASURES = ("ratio", "spectral_sink", "variance_sink_mu")  # of u_sink, eqs 3, 5 and 6
+DIMENSIONS_SHOWN = 128  # more than a column's pixels can tell apart
+BOUND = 95  # the percentile of |u_others| at which colours end
+LARGE_CHANGE = 20  # in perplexity: an axis that goes beyond it is logarithmic
+SINK, CONTEXT, OTHERS = COLOURS[0], COLOURS[1], COLOURS[7]
+BAND = "#DDDDDD"
+# Of each predictor: what its axis says, and its bar where that is shorter.
+SHORT = {
+    "qk_gap": (r"$\sigma_1\,/\,\sigma_2$ of $W_{QK}$",) * 2,
+    "key_bias": (r"$b_{QK}$ of token 0, less others'", r"$b_{QK}$ of token 0"),
+    "score_margin": ("score of token 0, less others'", "score of token 0"),
+    "embedding_strength": ("attention to token 0, embeddings", "attention, embeddings"),
+    "value_ratio": (r"$\|f(x_0)\|\,/$ mean $\|f(x_j)\|$", r"small $\|f(x_0)\|$"),
+    "layer": ("layer index",) * 2,
+}
+
+
+@in_our_style()
+def updates_figure(bias: SinkBias) -> Figure:
+    """Ratio, SpectralRatio and R of every layer (Figs 2, 3 and 4)."""
+    figure, axes = subplots(1, 3, figsize=(2 * COLUMN, 2.2))
+    layers = bias.layers
+    marker = "o" if len(layers) < 6 else None
+
+    def line(axis: Axes, name: str, colour: str, dash: str, label: str | None = None) -> None:
+        axis.plot(layers["layer"], layers[name], dash, color=colour, label=label, marker=marker, markersize=3)
+
+    for axis, measure, of_sink in zip(axes, ("ratio", "spectral", "variance"), MEASURES, strict=True):
+        band = (layers[f"{of_sink}_low"], layers[f"{of_sink}_high"])
+        axis.fill_between(layers["layer"], *band, color=SINK, alpha=0.2, linewidth=0)
+        line(axis, of_sink, SINK, "-", r"$u_{sink}$")
+        if measure == "ratio":
+            continue
+        line(axis, f"{measure}_context", CONTEXT, "--", r"$u_{ctx}$, mean")
+        line(axis, f"{measure}_others", OTHERS, ":", r"$u_{others}$, sum")
+    line(axes[2], "variance_sink", SINK, "-.", r"$u_{sink}$, $\mu$ their own mean")
+    _measures_along(axes)
+    figure.legend(*axes[2].get_legend_handles_labels(), loc="outside upper center", ncols=4)
+    return figure
+
+
+@in_our_style()
+def side_by_side_figure(models: Sequence[SinkBias]) -> Figure:
+    """Ratio, SpectralRatio and R of several models' layers in one figure, as the paper's Figs 2, 3 and 4 are."""
+    figure, axes = subplots(1, 3, figsize=(2 * COLUMN, 2.7))
+    for axis, (low, high) in zip(axes, IN_THE_PAPER.values(), strict=True):
+        axis.axhspan(low, high, color=BAND, linewidth=0)
+    for place, bias in enumerate(models):
+        layers, colour = bias.layers, COLOURS[place % len(COLOURS)]
+        marker = MARKERS[place % len(MARKERS)]
+        for axis, measure, of_sink in zip(axes, ("ratio", "spectral", "variance"), MEASURES, strict=True):
+            axis.plot(layers["layer"], layers[of_sink], color=colour, marker=marker, markersize=2.5)
+            if measure != "ratio":
+                axis.plot(layers["layer"], layers[f"{measure}_context"], "--", color=colour, linewidth=0.8)
+    _measures_along(axes)
+    names = [
+        Line2D([], [], color=COLOURS[place % len(COLOURS)], marker=MARKERS[place % len(MARKERS)], markersize=2.5,
+               label=plain(bias.model.removesuffix(".gguf")))
+        for place, bias in enumerate(models)
+    ]  # fmt: skip
+    drawn = [
+        Line2D([], [], color="black", label=r"$u_{sink}$, from token 0"),
+        Line2D([], [], color="black", linestyle="--", linewidth=0.8, label=r"$u_{ctx}$, mean of the others"),
+        Patch(color=BAND, label="paper: most layers of its five models"),
+    ]
+    rows = [entry for pair in zip_longest(names, drawn) for entry in pair if entry is not None]
+    figure.legend(handles=rows, loc="outside upper center", ncols=max(len(names), len(drawn)))
+    return figure
+
+
+def _measures_along(axes: Sequence[Axes]) -> None:
+    """Axes of Ratio, SpectralRatio and R by layer."""
+    axes[0].set_ylabel(r"E$\|u_{sink}\|$ / E$\|u_{others}\|$")
+    axes[0].set_ylim(bottom=0)
+    axes[1].set_ylabel(r"SpectralRatio $\sigma_1^2\,/\,\Sigma\,\sigma_k^2$")
+    axes[1].set_ylim(0, 1.02)
+    axes[2].set_ylabel(r"$R = $ E$\|u-\mu\|^2$ / E$\|u\|^2$")
+    axes[2].set_yscale("log")
+    for axis in axes:
+        layers_along(axis)
+
+
+@in_our_style()
+def picture_figure(bias: SinkBias) -> Figure:
+    """One layer's updates by position and dimension: the sink's, the others', and all of the output (Fig. 5)."""
+    sink, rest = bias.pictured.sink.rows(), bias.pictured.others
+    parts = {
+        r"from the sink, $u_{sink,i}$": sink,
+        r"from all others, $u_{others,i}$": rest,
+        r"attention's output, $y_i$": sink + rest + bias.pictured.bias,
+    }
+    bound = float(np.percentile(np.abs(rest[1:]), BOUND))
+    shades = colormaps["RdBu_r"].resampled(15)  # few, so that a picture of noise takes kilobytes and not megabytes
+    figure, axes = subplots(1, 3, figsize=(2 * COLUMN, 2.6), sharey=True)
+    for axis, (title, rows) in zip(axes, parts.items(), strict=True):
+        image = axis.imshow(
+            rows[:, :DIMENSIONS_SHOWN], aspect="auto", cmap=shades, vmin=-bound, vmax=bound, interpolation="nearest"
+        )
+        axis.set_title(title)
+        axis.set_xlabel("dimension of the stream")
+    axes[0].set_ylabel("position $i$ (tokens)")
+    figure.colorbar(image, ax=axes, pad=0.01, extend="both", label="coordinate of the update (1)")
+    return figure
+
+
+@in_our_style()
+def patching_figure(bias: SinkBias) -> Figure:
+    """Change in perplexity for each range of layers, with its interval (Table 1)."""
+    figure, axis = subplots(figsize=(1.4 * COLUMN, 2.4))
+    table = bias.patching.where(bias.patching["intervention"] != NONE)
+    ranges = list(dict.fromkeys(table["layers"]))
+    series = list(product(STARTS, ((PATCHED, SINK, "o"), (ABLATED, CONTEXT, "s"))))
+    for shift, (start, (how, colour, marker)) in zip(np.linspace(-0.24, 0.24, len(series)), series, strict=True):
+        rows = table.where((table["intervention"] == how) & (table["first_position"] == start))
+        x = [ranges.index(layers) + shift for layers in rows["layers"]]
+        lengths = np.abs(np.stack([rows["change_low"], rows["change_high"]]) - rows["change"])
+        axis.errorbar(
+            x, rows["change"], lengths, fmt=marker, color=colour, markerfacecolor=colour if start == 0 else "white",
+            label=how if start == 0 else f"{how}, position 0 as it is", markersize=4, capsize=2, linewidth=0.8,
+        )  # fmt: skip
+    if np.abs(table["change"]).max() > LARGE_CHANGE:
+        axis.set_yscale("symlog", linthresh=1, linscale=0.6)
+    axis.axhline(0, color="black", linewidth=0.6)
+    axis.set_xticks(range(len(ranges)), [f"{name}\nlayers" for name in ranges])
+    axis.set_xlim(-0.5, len(ranges) - 0.5)
+    axis.set_ylabel(f"change in perplexity\n(as it is: {bias.baseline:.2f})")
+    figure.legend(loc="outside upper center", ncols=2)
+    return figure
+
+
+@in_our_style()
+def prediction_figure(bias: SinkBias) -> Figure:
+    """Where the sinks are, and how well each reading of the weights foretold them."""
+    figure, (measured, best, aurocs) = subplots(1, 3, figsize=(2 * COLUMN, 2.6), width_ratios=(1, 1, 0.8))
+    layers, strength = bias.layers["layer"], bias.updates.strength
+    image = measured.imshow(strength, aspect="auto", cmap="cividis", vmin=0, vmax=1, interpolation="nearest")
+    layer_rows(measured, layers)
+    measured.set_xlabel("head")
+    measured.xaxis.set_major_locator(whole_numbers())
+    measured.set_title("attention to token 0, measured")
+    figure.colorbar(image, ax=measured, pad=0.02)
+
+    auroc = dict(zip(bias.aurocs["name"], bias.aurocs["auroc"], strict=True))
+    name = max((each.name for each in READINGS), key=lambda name: np.nan_to_num(auroc[name], nan=-1.0))
+    values = bias.heads[name]
+    best.scatter(values, strength.ravel(), c=bias.heads["layer"], cmap=BY_LAYER, s=8, linewidths=0)
+    if values.min() > 0 and values.max() > 20 * values.min():
+        best.set_xscale("log")
+    best.axhline(SINKS_ABOVE, color="black", linewidth=0.6, linestyle=":")
+    best.set_xlabel(f"{SHORT[name][0]},\nfrom weights alone")
+    best.set_ylabel("attention to token 0, measured")
+    layer_bar(figure, best, layers)
+
+    y, areas = np.arange(len(auroc))[::-1], np.array(list(auroc.values()))
+    colours = [OTHERS if name == "layer" else SINK for name in auroc]
+    aurocs.barh(y, np.nan_to_num(areas - 0.5), left=0.5, color=colours, height=0.6)
+    for height, value in zip(y, areas, strict=True):
+        aurocs.text(1.02, height, "none" if np.isnan(value) else f"{value:.2f}", va="center", fontsize=7)
+    aurocs.set_yticks(y, [SHORT[name][1] for name in auroc])
+    aurocs.axvline(0.5, color="black", linewidth=0.6)
+    aurocs.set_xlim(0, 1)
+    aurocs.set_xlabel("AUROC")
+    return figure
+
+
+# What sinks do
+
 MECHANISM_COLOURS = dict(zip(MECHANISMS, (COLOURS[0], COLOURS[1], COLOURS[4]), strict=True))
-MECHANISM_NAMES = dict(zip(MECHANISMS, ("NOP", "broadcast", "neither"), strict=True))
 NO_SINK = "0.9"
 BOUNDS_SHOWN = 1e4  # bounds further than this below the largest are left out, since they say nothing
 # The same colour for tokens of the same role in images and texts.
@@ -35,7 +212,7 @@ KIND_COLOURS = {
     "CLS": COLOURS[0], "first": COLOURS[0], "register": COLOURS[3], "special": COLOURS[3], "patch": COLOURS[1],
     "other": COLOURS[1], "punctuation": COLOURS[2],
 }  # fmt: skip
-MARKERS = ("o", "s", "^", "D")
+KIND_MARKERS = ("o", "s", "^", "D")
 WIDE = 4  # a range of more than this factor is drawn on a logarithmic axis
 VAST = 1000  # beyond this factor, only powers of ten are labelled
 DOT: dict[str, Any] = {"s": 5, "linewidths": 0, "alpha": 0.6, "rasterized": True}
@@ -53,7 +230,7 @@ def sink_token_figure(sinks: SinkMechanisms) -> Figure:
     )
     for axis, (title, shares) in zip(axes, panels, strict=True):
         for kind, name in _kinds(sinks):
-            style = {"color": KIND_COLOURS[name], "linestyle": DASHES[kind % len(DASHES)], "marker": MARKERS[kind]}
+            style = {"color": KIND_COLOURS[name], "linestyle": DASHES[kind % len(DASHES)], "marker": KIND_MARKERS[kind]}
             axis.plot(sinks.layer_indices, shares[..., kind].mean(axis=(0, 2)), markersize=2.5, label=name, **style)
         axis.set_title(title)
         layers_along(axis)
@@ -112,10 +289,10 @@ def plane_figure(sinks: SinkMechanisms) -> Figure:
     norm = Normalize(sinks.layer_indices[0], max(sinks.layer_indices[-1], sinks.layer_indices[0] + 1))
     for kind, name in enumerate(sinks.kinds):
         chosen = event & (sinks.kind == kind)
-        style = {"c": depth[chosen], "cmap": BY_LAYER, "norm": norm, "marker": MARKERS[kind], "zorder": 2, **DOT}
+        style = {"c": depth[chosen], "cmap": BY_LAYER, "norm": norm, "marker": KIND_MARKERS[kind], "zorder": 2, **DOT}
         axes[1].scatter(ratio[chosen], rank[chosen], **style)
         if chosen.any():
-            axes[1].scatter([], [], color="0.3", marker=MARKERS[kind], s=6, label=f"at {name}")
+            axes[1].scatter([], [], color="0.3", marker=KIND_MARKERS[kind], s=6, label=f"at {name}")
     _fit(axes[0], ratio, rank)
     axes[0].set_ylabel("stable rank of $Au$ (1)")
     legends = (("outside lower left", axes[0]), ("outside lower right", axes[1]))

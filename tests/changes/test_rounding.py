@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from analyses.experiments.derivations import ggml, groups_to_nearest, nf4, q4_k
-from weightscope.metrics.grids import own_grid, precision
-from weightscope.metrics.weight_changes import CASTS
+from weightscope.changes.rounding import CASTS, grid_of, precision
 
 ROUNDINGS = {
     "4 bits, symmetric": partial(groups_to_nearest, bits=4, group=32),
@@ -32,7 +31,7 @@ def test_a_grid_is_found_with_the_error_that_it_made(values, name):
     if "Q" in name and "K" not in name:
         pytest.importorskip("gguf")
     rounded = ROUNDINGS[name](values).astype(np.float32)
-    grid = own_grid(rounded)
+    grid = grid_of(rounded)
     assert grid is not None
     error = np.linalg.norm(rounded - values) / np.linalg.norm(values)
     assert 0.6 < grid[1] / error < 1.7
@@ -42,17 +41,17 @@ def test_a_grid_is_found_with_the_error_that_it_made(values, name):
 @pytest.mark.parametrize("scale", [1.0, 1e-3])
 def test_floats_are_no_grid(values, cast, scale):
     x = scale * values
-    assert own_grid(CASTS[cast](x) if cast else x) is None
+    assert grid_of(CASTS[cast](x) if cast else x) is None
 
 
 def test_rows_with_one_large_value_are_no_grid(values):
     spiked = 1e-3 * values
     spiked[:, 0] = 1.0
-    assert own_grid(spiked) is None
+    assert grid_of(spiked) is None
 
 
 def test_zeros_are_no_grid():
-    assert own_grid(np.zeros((4, 64), np.float32)) is None
+    assert grid_of(np.zeros((4, 64), np.float32)) is None
 
 
 @pytest.mark.parametrize("name", ["BF16", "F16", "F8_E4M3"])
@@ -63,5 +62,5 @@ def test_precision_is_the_coarsest_float_that_holds_the_values(values, name):
 
 def test_values_that_repeat_only_because_they_are_zero_or_copied_are_no_grid():
     x = np.random.default_rng(2).standard_normal((16, 256)).astype(np.float32)
-    assert own_grid(np.where(np.abs(x) < 1.7, 0, x)) is None  # pruned
-    assert own_grid(np.tile(x[:, :16], 8)) is None
+    assert grid_of(np.where(np.abs(x) < 1.7, 0, x)) is None  # pruned
+    assert grid_of(np.tile(x[:, :16], 8)) is None

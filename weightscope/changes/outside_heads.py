@@ -9,8 +9,10 @@ import numpy as np
 
 from weightscope.architectures.layer import NO_WEIGHTS
 from weightscope.audit.others import NAMED, ROWS, needed_tensors, other_tensors, shown_by_heads, squares_of
-from weightscope.changes.heads import SAME
-from weightscope.changes.tensors import UNKNOWN_SIZE, Pair, TensorChange, TensorChanges, first_pass, unpaired
+from weightscope.changes.all_tensors import TensorChanges, unpaired
+from weightscope.changes.pair import paired
+from weightscope.changes.tensor import UNKNOWN_SIZE, Change, first_pass
+from weightscope.changes.thresholds import RESCALED, UNMOVED
 from weightscope.checkpoint import Tensor
 from weightscope.checkpoint.gguf import GgufFile
 from weightscope.errors import counted
@@ -18,8 +20,6 @@ from weightscope.findings import Finding, Member, listed
 from weightscope.model import Model
 from weightscope.tables import Column, Table
 from weightscope.tensors.findings import LARGEST_RMS
-
-RESCALED = 1000.0  # times its norm before, or as many times less: no training does that to a tensor
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class OtherChanges(TensorChanges):
     limited: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property
-    def moved(self) -> list[TensorChange]:
+    def moved(self) -> list[Change]:
         """Those that a limit applies to and that changed by more than float32's rounding, or contain NaN."""
-        return [change for change in self.changes if change.name in self.limited and not change.change <= SAME]
+        return [change for change in self.changes if change.name in self.limited and not change.change <= UNMOVED]
 
     def moved_most(self, n: int) -> Table:
         """Those that changed most, for people."""
@@ -54,24 +54,19 @@ class OtherChanges(TensorChanges):
 def other_changes(a: Model, b: Model) -> OtherChanges:
     """How these tensors of two models changed, each read once in blocks; of two families those of the same name."""
     of_a, of_b = other_tensors(a), other_tensors(b)
-    tokens = [model.prefix + model.family.inputs.tokens for model in (a, b)]
-    tied = all(
-        ROWS in tensors and tensors[ROWS].name == name for tensors, name in zip((of_a, of_b), tokens, strict=True)
-    )
-    if tied:
+    embedding = [model.prefix + model.family.inputs.tokens for model in (a, b)]
+    tied = [ROWS in of and of[ROWS].name == name for of, name in zip((of_a, of_b), embedding, strict=True)]
+    if all(tied):
         del of_a[ROWS], of_b[ROWS]
-    pairs = [Pair(tensor, of_b[key]) for key, tensor in of_a.items() if key in of_b]
-    unmatched: list[TensorChange] = []
+    pairs, _, _ = paired(of_a, of_b)
+    changes = [*map(_with_kind, first_pass(a.checkpoint, b.checkpoint, pairs))]
     if a.family.name == b.family.name:
         in_a, in_b = (_in_layers(model) if _names_alike(a, b) else {} for model in (a, b))
-        needed = ((needed_tensors(a) | in_a, of_b | in_b), (needed_tensors(b) | in_b, of_a | in_a))
-        unmatched = unpaired(
-            *(
-                [ours[key] for key in ours if key not in theirs and not (tied and key == ROWS)]
-                for ours, theirs in needed
-            )
-        )
-    changes = [*map(_with_kind, first_pass(a, b, pairs)), *unmatched]
+        needed_a, needed_b = needed_tensors(a) | in_a, needed_tensors(b) | in_b
+        if all(tied):
+            needed_a.pop(ROWS, None), needed_b.pop(ROWS, None)
+        lost, new = paired(needed_a, of_b | in_b).only_a, paired(of_a | in_a, needed_b).only_b
+        changes += unpaired(lost, new)
     return OtherChanges(changes, limited_changes(a, changes))
 
 
@@ -94,7 +89,7 @@ def _is_buffer(inner: str, shape: tuple[int, ...]) -> bool:
     return NO_WEIGHTS.fullmatch(inner) is not None or (len(shape) == 4 and shape[:2] == (1, 1))
 
 
-def _with_kind(change: TensorChange) -> TensorChange:
+def _with_kind(change: Change) -> Change:
     """The change with its kind as far as one reading shows it."""
     if change.kind in UNKNOWN_SIZE or not change.values_changed:
         return change
@@ -103,7 +98,7 @@ def _with_kind(change: TensorChange) -> TensorChange:
     return replace(change, kind="rounded" if change.casts else "changed")
 
 
-def limited_changes(a: Model, changes: Iterable[TensorChange]) -> dict[str, float]:
+def limited_changes(a: Model, changes: Iterable[Change]) -> dict[str, float]:
     """|B - A| / |A| by name of the tensors that heads do not show; of a bias relative to its weight if that is larger.
 
     A bias of next to nothing may double without effect, and its weight says how large it would have to be.
@@ -124,15 +119,15 @@ def limited_changes(a: Model, changes: Iterable[TensorChange]) -> dict[str, floa
     return limited
 
 
-def _root_size(change: TensorChange) -> float:
+def _root_size(change: Change) -> float:
     """The root of how many values a tensor has afterwards: the norm of as many ones."""
     return sqrt(prod(change.shapes[1]))
 
 
-def rescaled(changes: Iterable[TensorChange], label: str) -> Iterator[Finding]:
+def rescaled(changes: Iterable[Change], label: str) -> Iterator[Finding]:
     """Tensors of a checkpoint that became zero, or whose norm became a thousand times as large or as small."""
-    zero: list[tuple[TensorChange, float]] = []
-    scaled: list[tuple[TensorChange, float]] = []
+    zero: list[tuple[Change, float]] = []
+    scaled: list[tuple[Change, float]] = []
     for change in changes:
         before, after = sqrt(change.squares), sqrt(change.squares_b)
         if change.kind in UNKNOWN_SIZE or not isfinite(before + after):

@@ -11,11 +11,11 @@ import weightscope as ws
 from tests.support.audit import undrawn
 from tests.support.embedded_heads import permuted, real
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
-from weightscope.changes.tensors import compare_tensors
+from weightscope.changes.all_tensors import compare_tensors
+from weightscope.changes.directions import first_directions
 from weightscope.cli import main
 from weightscope.compare.compare import Comparison
 from weightscope.findings import Finding, Member
-from weightscope.metrics.weight_changes import first_directions
 
 Weights = dict[str, np.ndarray]
 D, LAYERS = 64, 6

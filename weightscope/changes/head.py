@@ -3,8 +3,10 @@
 Of a LoRA adapter and its base, the change is computed from the adapter's factors, not as a difference of two weights.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import sqrt
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,16 +16,17 @@ from weightscope.attention.layer import Head, Layer
 from weightscope.attention.maps import Affine
 from weightscope.attention.rotation import Delta
 from weightscope.audit.measures import MAPS, Arrays
+from weightscope.changes.basis import Basis
+from weightscope.changes.thresholds import CLEAR, LIKELY_SAME, OTHER_FACTORS, THAN_MAPS, UNMOVED
 from weightscope.checkpoint import Checkpoint, Tensor
 from weightscope.checkpoint.lora import ChangeTensor, MergedTensor
 from weightscope.compute.cores import in_threads, one_blas_thread
-from weightscope.display import ShowsShapes
+from weightscope.metrics.low_rank import low_rank
 from weightscope.metrics.spaces import relative_change, relative_size, space_angles
 from weightscope.model import Model
-from weightscope.tables import Column
+from weightscope.results import ShowsShapes
 
-SAME = 1e-5  # a relative change up to this is float32's rounding: the head is the same
-ALIKE = 0.99  # correlation of sketches above which two heads are compared exactly; equal spaces give 1
+SAMPLED = 4  # heads of a layer by which its drift is known
 ROUNDING = 1e-12  # of the factors' norms: singular values of a change up to this are float64's rounding
 SKETCHES = ("q_sketch", "k_sketch", "v_sketch", "o_sketch")
 OF_THE_LAYER = {  # arrays without an axis of heads
@@ -97,12 +100,12 @@ def _alike(a: Stage, b: Stage, left: Sequence[int]) -> list[list[int]]:
     for name in SKETCHES:
         x, y = a.measured[name][a.order[left]], b.measured[name][b.order[left]]
         unknown = np.isnan(x).any(axis=1)[:, None] & np.isnan(y).any(axis=1)
-        alike &= (x @ y.T >= ALIKE) | unknown
+        alike &= (x @ y.T >= LIKELY_SAME) | unknown
     return [[left[k] for k in np.flatnonzero(row).tolist()] for row in alike]
 
 
 def _same(a: Head, b: Head) -> bool:
-    return all(change <= SAME for change in _moves(a, b).values())
+    return all(change <= UNMOVED for change in _moves(a, b).values())
 
 
 def layer_changes(a: Stage, b: Stage) -> dict[str, np.ndarray]:
@@ -171,7 +174,7 @@ def _relative(moved: float, before: float) -> float:
 
 def unmoved(changes: Arrays) -> np.ndarray:
     """Which heads are the same in all parts, apart from rounding: -> (H,); unknown changes count as moved."""
-    return np.all([changes[name] <= SAME for name in MOVED if name in changes], axis=0)
+    return np.all([changes[name] <= UNMOVED for name in MOVED if name in changes], axis=0)
 
 
 # What a LoRA adapter adds to the heads of its base.
@@ -183,7 +186,7 @@ def added_to(a: Model, b: Model, index: int) -> Layer | None:
     Both the layout of heads and the folding of a norm are linear in the weights, so a change is read like a weight.
     """
     family, stem = b.family, b.stem(index)
-    projections = {f"{stem}{name}" for name in (family.query, family.key, family.value, family.output)}
+    projections = {f"{stem}{name}" for name in family.heads.projections}
     changed = False
     tensors: dict[str, Tensor] = {}
     for tensor in b.attention_tensors(index):
@@ -231,23 +234,70 @@ def rank_of(difference: Factored) -> float:
     return float((difference.svdvals() > ROUNDING * size).sum())
 
 
-def change_column(name: str, values: np.ndarray, since: str = "") -> Column:
-    """A column of changes or angles, described from its name, such as vo_left_angle_mean; `since` ends the name."""
-    map_name, what, *more = name.split("_")
-    w = MAPS[map_name]
-    if "rank" in more:
-        meaning = "Of the change by a LoRA, from its factors; empty for other changes."
-        return Column(name + since, values, f"rank Δ{w}", meaning=meaning, format=".0f")
-    if "effect" in more:
-        meaning = "Norm of the largest change of a bias term, relative to the larger of its norm and the matrix's."
-        return Column(name + since, values, f"‖Δb_{map_name.upper()}‖/‖{w}‖", meaning=meaning)
-    if "change" in name:
-        vector = "bias" in name
-        subject = f"b_{map_name.upper()}" if vector else f"{w}(1)" if more else w
-        subject = "W_Q b_K" if what == "key" else subject
-        norm = "Euclidean" if vector else "Frobenius"
-        where = " At distance 1, where queries are rotated against keys." if more and not vector else ""
-        meaning = f"{norm} norm of the change, relative to that before.{where}"
-        return Column(name + since, values, f"‖Δ{subject}‖/‖{subject}‖", meaning=meaning)
-    symbol = f"{'mean' if 'mean' in more else 'largest'} {what} angle of {w}"
-    return Column(name + since, values, symbol, "rad", f"Between the {what} spaces of {w} before and after.")
+# Heads of two layers in any basis of the stream.
+
+
+class Drift(NamedTuple):
+    """How far the maps of matched heads moved, and their factors: medians of |B - A| / |A|."""
+
+    maps: float
+    factors: float
+
+    @property
+    def is_other_basis(self) -> bool:
+        """Whether factors moved and their products did not: the basis within heads is another."""
+        return self.factors > OTHER_FACTORS and self.factors > THAN_MAPS * self.maps
+
+
+UNDRIFTED = Drift(0.0, 0.0)
+
+
+def drift(a: Layer, b: Layer, order: np.ndarray, basis: Basis) -> Drift:
+    """How far some heads moved; `order` says which head of a each head of b is, or -1."""
+    pairs = [(h, int(g)) for h, g in enumerate(order) if g >= 0]
+    maps, factors = [], []
+    for h, g in pairs[:: max(1, len(pairs) // SAMPLED)]:
+        x, y = a.head(g), b.head(h)
+        for before, after in ((basis.turned_map(x.qk), y.qk), (basis.turned_map(x.vo), y.vo)):
+            maps.append(relative_change(before, after) if before.frobenius() > 0 else 0.0)
+            sides = ((before.left, after.left), (before.right, after.right))
+            factors += [_rms([w - v]) / (_rms([v]) or np.inf) for v, w in sides if v.shape == w.shape]
+    return Drift(float(np.median(maps)), float(np.median(factors)) if factors else 0.0)
+
+
+def _rms(matrices: Sequence[np.ndarray]) -> float:
+    """Root of the mean square over matrices of one shape."""
+    return sqrt(float(np.mean([np.mean(np.square(w, dtype=np.float64)) for w in matrices])))
+
+
+FACTORS: tuple[Callable[[Layer, int], np.ndarray], ...] = (  # (d, r) of a query head or key-value head
+    lambda layer, h: layer.head(h).w_q,
+    lambda layer, h: layer.k.of(h)[0],
+    lambda layer, h: layer.v.of(h)[0],
+    lambda layer, h: layer.head(h).w_o.T,
+)
+
+
+def low_ranks(a: Layer, b: Layer, order: np.ndarray, basis: Basis, rounding: float) -> tuple[list[int], bool]:
+    """Ranks of the low-rank changes of W_Q, W_K, W_V and W_O, and whether no other change is left."""
+    if (order < 0).any() or (a.n_heads, a.n_kv_heads) != (b.n_heads, b.n_kv_heads):
+        return [], False
+    if any(
+        not layer.head(h).w_o.any() for layer in (a, b) for h in range(layer.n_heads)
+    ):  # rows set to zero are a change of low rank too
+        return [], False
+    shared = a.n_heads // a.n_kv_heads
+    groups = order[::shared] // shared
+    ranks, only = [], True
+    for factor, places in zip(FACTORS, (order, groups, groups, order), strict=True):
+        heads = [factor(b, h) for h in range(len(places))]  # (d, r) each
+        moved = [w - basis.turned(factor(a, int(g))) for w, g in zip(heads, places, strict=True)]
+        size, (d, r) = _rms(heads), moved[0].shape
+        if _rms(moved) <= CLEAR * rounding * size:
+            continue
+        rank = low_rank(lambda moved=moved: (w.T for w in moved), (r * len(moved), d), rounding * size)  # type: ignore[misc]
+        if rank is None:
+            only = False
+        else:
+            ranks.append(rank)
+    return ranks, only and bool(ranks)
