@@ -19,7 +19,7 @@ from benchmarks.results import Bench, Measured, duration, peak_of
 from benchmarks.whole import taken as taken_on
 from benchmarks.whole import this_machine_now
 
-HEADER = "| checkpoint | tool | what it computes | time | CPU time | peak anonymous memory | load |"
+HEADER = "| checkpoint | tool | result | time | CPU time | peak anonymous memory | load |"
 VERSION = "import importlib.metadata as m; print(m.version('{}'))"
 OURS = "from benchmarks.audit import singular_values; import weightscope as ws; singular_values(ws.open_model(r'{}'))"
 

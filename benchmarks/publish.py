@@ -33,7 +33,6 @@ README_ROWS = {  # benchmarks that a user cares about, in the words of the READM
 SPEED_ROWS = {  # benchmarks that docs/speed.md shows, in its words
     "gpt2, 12 layers: the whole audit, figures and page included": "audit of GPT-2, with figures and page",
     "llama-2-7b, 4 layers: singular values": "singular values of 4 layers at Llama 2 7B's size",
-    "llama-2-7b, 4 layers: all measures": "all measures of these layers",
     "llama-2-7b, 4 layers: the whole audit, figures and page included": "audit of these layers, with figures and page",
     "llama-2-70b, 1 layer: the whole audit, figures and page included": "audit of a layer at Llama 2 70B's size",
     "wiring of GPT-2's 144 heads, both measures of 28,512 pairs": "wiring of GPT-2's 144 heads, 28,512 pairs",
@@ -42,9 +41,6 @@ SPEED_ROWS = {  # benchmarks that docs/speed.md shows, in its words
     "the paper's way: scikit-learn, a row at a time, 12 heads": "the same with scikit-learn, one row at a time",
     "AUROC of 2,000 tokens of Llama 3 8B's 128,256, a quarter of its heads (8)":
         "AUROC of 2,000 sampled tokens, 8 heads at Llama 3 8B's size",
-    "sigma, 50,257 tokens x 1,024 positions": "sigma of 50,257 tokens x 1,024 positions",
-    "bigram counts of 5 MB of text": "bigram counts of 5 MB of text",
-    "norm-based analysis of MiniLM, 128 x 128 tokens": "norm-based analysis of MiniLM, 128 texts of 128 tokens",
     "import weightscope": "import weightscope",
     "100,291 tensors in 100 files: audit": "audit of 100,291 tensors in 100 files",
     "250 layers: audit": "audit of 250 layers",

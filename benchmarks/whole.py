@@ -124,7 +124,7 @@ def measure(whole: Whole, few: Measured | None = None) -> Measured:
             base = [str(write(top / "base", whole.sizes, moved=MOVED))] if whole.moved else []
             out = top / ("out.wsf" if whole.command == "fingerprint" else "out")
             cost = command_cost(*whole.command.split(), model, *base, "--out", out)
-    note = f"memory {cost.peak / few.peak_mb:.2f} x that of 4 layers" if few is not None and few.peak_mb else ""
+    note = f"{cost.peak / few.peak_mb:.2f} x the memory of 4 layers" if few is not None and few.peak_mb else ""
     return Measured(f"{whole.name}: {whole.command}", cost.wall, (), "", cost.peak, note, cost.cpu, load=load)
 
 

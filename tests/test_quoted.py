@@ -502,16 +502,25 @@ FAULTS = {
 }  # fmt: skip
 
 
+def warned_in(row: dict[str, str], depth: int) -> str:
+    """In how many layers a planted fault gave a warning; of how many, if that is not every layer."""
+    if row["layers"] == "0":
+        return "–"
+    return row["warned"] if int(row["layers"]) == depth else f"{row['warned']} of {row['layers']}"
+
+
 def test_planted_faults_and_false_alarms_are_those_of_the_files() -> None:
     """The three tables in docs/audit.md, and what the text says of the row without a fault."""
     tables = [rows(f"planted-faults/{name}.csv") for name in FAULTS.values()]
     seldom = "fault with a warning in at most 1 of 50 layers"
     starts = ("fault, planted in one layer", "fault, planted in all layers at once", seldom)
-    one_layer, all_layers, not_found = expected = [[[start, *FAULTS]] for start in starts]
+    depths = [max(int(row["layers"]) for row in table) for table in tables]
+    header = [f"{name} ({depth})" for name, depth in zip(FAULTS, depths, strict=True)]
+    one_layer, all_layers, not_found = expected = [[[start, *header]] for start in starts]
     for same in zip(*tables, strict=True):
         name, everywhere, _ = same[0]["fault"].partition(", in all layers")
-        cells = [f"{fault['warned']} of {fault['layers']}" if fault["layers"] != "0" else "–" for fault in same]
-        warned, planted = (sum(int(fault[key]) for fault in same) for key in ("warned", "layers"))
+        cells = [warned_in(row, depth) for row, depth in zip(same, depths, strict=True)]
+        warned, planted = (sum(int(row[key]) for row in same) for key in ("warned", "layers"))
         mostly = 50 * warned > planted
         (all_layers if mostly and everywhere else one_layer if mostly else not_found).append(
             [name if mostly else same[0]["fault"], *cells]

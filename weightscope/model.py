@@ -470,7 +470,8 @@ class Model:
         inputs = self.family.inputs
         if not inputs.positions:
             return inputs.formula and inputs.formula(self.config)
-        if inputs.positions_batched:
+        stored = self.checkpoint.get(self.prefix + inputs.positions)
+        if stored is not None and len(stored.shape) == 3:  # with a leading axis of one, as in ViT
             return self.tensors().read(inputs.positions, (1, None, self.config.d_model))[0]
         # A projection before the norm takes the sum where the norm folds, the token rows alone where there is no norm.
         summed = self._before is not None and inputs.norm is not None

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 import weightscope as ws
 from tests.census.record import read, tally, write
 from tests.support.tiny_models import FIXTURES, fixture
-from weightscope.architectures import FAMILIES, Family, proved
+from weightscope.architectures import FAMILIES, Family, table
 from weightscope.architectures.stanzas import file_of, read_rows
 from weightscope.architectures.table import standing
 from weightscope.checkpoint import open_checkpoint
@@ -169,8 +169,8 @@ def test_which_transformers_a_census_is_of_is_written_with_it(tmp_path: Path) ->
 
 
 def test_what_a_newer_transformers_adds_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    counted = {kind: verdicts for kind, verdicts in proved.census().items() if kind != "bert"}
+    counted = {kind: verdicts for kind, verdicts in table.census().items() if kind != "bert"}
     monkeypatch.setattr(newcomers, "model_types", lambda: ["bert", "llama"])
-    monkeypatch.setattr(proved, "census", lambda: counted)
+    monkeypatch.setattr(table, "census", lambda: counted)
     result = CliRunner().invoke(main, ["families", "--new"])
     assert result.stdout == "bert: exact self encoder.layer.{}.attention.self\n"

@@ -6,9 +6,9 @@ import pytest
 
 from weightscope.architectures import FAMILIES
 from weightscope.architectures.family import Family
-from weightscope.architectures.steps import Place, step_classes
+from weightscope.architectures.steps import Place, Step, step_classes
 from weightscope.architectures.steps.bounds import Clip, Softcap
-from weightscope.architectures.steps.gate import Gate
+from weightscope.architectures.steps.gates import Gate
 
 PARALLEL = {
     "gpt_neox, one after the other": ("gpt_neox", {"use_parallel_residual": False}, False),
@@ -38,6 +38,12 @@ def test_every_step_of_a_row_is_found_by_its_name() -> None:
     known = step_classes()
     assert {step for step in used if hasattr(step, "place")} == set(known.values())
     assert all(is_dataclass(step) and step.place in Place and step.name == name for name, step in known.items())
+
+
+@pytest.mark.parametrize("name", step_classes())
+def test_a_step_is_exact_or_says_what_it_leaves_out(name: str) -> None:
+    step = step_classes()[name]
+    assert step.exact == (step.caveat is Step.caveat)
 
 
 def test_a_row_has_one_step_of_a_name() -> None:

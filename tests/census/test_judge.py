@@ -11,7 +11,7 @@ import pytest
 
 import weightscope as ws
 from weightscope.architectures import FAMILIES, Family
-from weightscope.architectures.cells import NO_BIASES, layer_norm
+from weightscope.architectures.cells import Biases, layer_norm
 from weightscope.checkpoint import open_checkpoint
 
 pytest.importorskip("torch", reason="tiny models are made by torch, which is not installed")
@@ -76,7 +76,7 @@ ATTACKS: dict[str, tuple[str, Callable[[Family], Family]]] = {
     "q/k-norm after rotation": ("qwen3", lambda row: row.but(scores__qk_norm__rotated=True)),
     "q/k-norm the wrong way round": ("qwen3", lambda row: row.but(scores__qk_norm__query="self_attn.k_norm")),
     "keys for values": ("qwen3", lambda row: row.but(heads__k="self_attn.v_proj", heads__v="self_attn.k_proj")),
-    "no biases": ("qwen2", lambda row: row.but(heads__bias=NO_BIASES)),
+    "no biases": ("qwen2", lambda row: row.but(heads__bias=Biases())),
     "no softcap": ("gemma2", lambda row: row.but(steps__softcap=None)),
     "no output bias": ("bert", lambda row: row.but(heads__bias__out=False)),
     "the other order of a fused tensor": ("gpt_neox", lambda row: row.but(heads__layout=row_of("phi3").heads.layout)),

@@ -36,8 +36,8 @@ from weightscope.architectures.family import Family
 from weightscope.architectures.layouts import conv1d_fused, keys_beside_values, keys_with_values, packed, separate
 from weightscope.architectures.rope import Rope
 from weightscope.architectures.stacks import prefixes_of
-from weightscope.architectures.steps.gate import Gate
-from weightscope.architectures.steps.gathered_norms import SubNorm
+from weightscope.architectures.steps.gates import Gate
+from weightscope.architectures.steps.norms import SubNorm
 from weightscope.attention.gathered import GATES
 
 NAMED = {"query": r"(?:^|[._])(?:w?q|to_q|q_\w+|query\w*)$", "key": r"(?:^|[._])(?:w?k|to_k|k_\w+|key\w*)$",

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 
 from weightscope.architectures.config import LayerTypes, ModelConfig, OneOf, Within, all_full, listed_sizes
-from weightscope.architectures.rope import GridRope, Rope, WindowRope
+from weightscope.architectures.rope import GridRope, Rope
 from weightscope.architectures.rules import always, default_scale, same_layer
 from weightscope.attention.layer import Layer
 from weightscope.attention.norms import Norm
@@ -212,7 +212,6 @@ class Inputs:
     formula: Callable[[ModelConfig], np.ndarray] | None = cell(
         "makes the rows of positions where no file stores them", None
     )
-    positions_batched: bool = cell("the position embedding has a leading axis of one", False)
     offset: int | str = cell("row of position 0, or the config key of the row before it", 0)
     types: str = cell("token-type embedding tensor; its row 0 is added", "")
     width: str = cell("config key of the embedding's width, where it may differ from the model's", "")
@@ -238,13 +237,10 @@ class Outputs:
 
 @dataclass(frozen=True)
 class Positions:
-    """What positions do to scores."""
-
-    TURNS: ClassVar[Names] = ("rope", "grid", "grid_in_windows")  # a row has one at most
+    """What positions do to scores; a row has `rope` or `grid`."""
 
     rope: Rope | None = cell("rotary positions, and the dialect of their config keys", None)
     grid: GridRope | None = cell("rotation by row and column", None)
-    grid_in_windows: WindowRope | None = cell("rotation by row and column within windows", None)
     bias: Additive | None = cell("a term by distance: alibi, distances (T5's buckets), window_table ...", None)
 
 
@@ -266,17 +262,17 @@ class FeedForward:
 
     up: str = cell("module that leads to the hidden width", "")
     down: str = cell("module that leads back", "")
-    norm: StoredNorm | None = cell("the norm before them; false in post-norm models", None)
     gate: str = cell("act(x gate) * (x up) enters `down`; `up` again where one tensor holds both, the gate first", "")
-    activation: str = cell("where the config does not say it", "silu")
-    activation_keys: Names = cell("config keys that say it", ("hidden_act", "activation_function", "activation"))
-    bias: bool | str = cell("the maps have one; or the config key that says so", False)
-    transposed: bool = cell("weights are stored as (in, out)", False)
+    norm: StoredNorm | None = cell("the norm before them; false in post-norm models", None)
     after_attention: StoredNorm | None = cell("of post-norm models: the norm between attention and the network", None)
     attention_norm: StoredNorm | None = cell(
         "the norm that attention's output passes before it joins the stream (Gemma 2)", None
     )
     output_norm: StoredNorm | None = cell("the norm that the network's output passes before it joins the stream", None)
+    activation: str = cell("where the config does not say it", "silu")
+    activation_keys: Names = cell("config keys that say it", ("hidden_act", "activation_function", "activation"))
+    bias: bool | str = cell("the maps have one; or the config key that says so", False)
+    transposed: bool = cell("weights are stored as (in, out)", False)
     causal: bool = cell("a token sees none that comes after it", True)
     known: bool = cell("false where the config asks for a layer that no cell describes", True)
 

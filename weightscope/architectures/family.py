@@ -21,7 +21,7 @@ from weightscope.architectures.cells import (
     cell,
 )
 from weightscope.architectures.config import KEYS, ModelConfig
-from weightscope.architectures.rope import GridRope, Rope, WindowRope
+from weightscope.architectures.rope import GridRope, Rope
 from weightscope.architectures.steps import Reads, Step
 from weightscope.checkpoint.config import Config
 
@@ -71,8 +71,7 @@ class In:
 
 def turning(rope: Rope | GridRope | None) -> dict[str, Any]:
     """The change of a row that gives it this rotation."""
-    kinds = {Rope: "rope", GridRope: "grid", WindowRope: "grid_in_windows", type(None): "rope"}
-    return {f"positions__{kinds[type(rope)]}": rope}
+    return {"positions__grid" if isinstance(rope, GridRope) else "positions__rope": rope}
 
 
 def group(doc: str, default: Any = None, **more: Any) -> Any:
@@ -112,9 +111,9 @@ class Family:
     gguf: Gguf | None = group(
         "what a GGUF file changes; rows that start from this one read such files too", stated=True
     )
-    steps: tuple[Step, ...] = ()
     notes: Names = cell("what else the matrices leave out", ())
     refused: str = cell("why such a model is not read", "")
+    steps: tuple[Step, ...] = ()
     when: tuple[When, ...] = cell(
         "[{ key, is or is_not, cells ... }]: cells that change with a value of the config; applied in order", ()
     )
@@ -139,8 +138,7 @@ class Family:
     @property
     def rope(self) -> Rope | GridRope | None:
         """How queries and keys turn, whichever cell says it."""
-        turns = (getattr(self.positions, name) for name in self.positions.TURNS)
-        return next((turn for turn in turns if turn is not None), None)
+        return self.positions.rope or self.positions.grid
 
     @property
     def modules(self) -> Names:
@@ -284,8 +282,11 @@ def _with_part(cell: Any, path: str, value: Any) -> Any:
     if cell is None:
         return None
     part, _, inner = path.partition("__")
-    others = dict.fromkeys(Positions.TURNS) if isinstance(cell, Positions) and part in Positions.TURNS else {}
-    return replace(cell, **(others | {part: _with_part(getattr(cell, part), inner, value) if inner else value}))
+    if inner:
+        value = _with_part(getattr(cell, part), inner, value)
+    elif isinstance(cell, Positions) and part in ("rope", "grid"):
+        cell = replace(cell, rope=None, grid=None)
+    return replace(cell, **{part: value})
 
 
 def _with_step(steps: tuple[Step, ...], name: str, step: Step | None) -> tuple[Step, ...]:

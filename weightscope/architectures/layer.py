@@ -12,6 +12,7 @@ from weightscope.architectures.config import ModelConfig
 from weightscope.architectures.family import Family
 from weightscope.architectures.reading import in_layer
 from weightscope.architectures.steps import Place, Step
+from weightscope.architectures.steps.gates import gate_caveat
 from weightscope.architectures.table import NOT_COMPARED
 from weightscope.attention.layer import Layer
 from weightscope.attention.maps import Affine, InnerNorm, Latent
@@ -242,7 +243,8 @@ def _gains(tensors: LayerTensors, module: str, row: QkNorm, heads: int, r: int) 
 def caveats(layer: Layer, steps: Iterable[Step]) -> tuple[str, ...]:
     """What of a layer's scores and values its heads' matrices leave out, in words, in the order of `Place`."""
     placed = [*_of_cells(layer), *((step.place, step.caveat(layer)) for step in steps)]
-    return tuple(text for _, text in sorted(placed, key=lambda caveat: caveat[0]) if text)
+    texts = dict.fromkeys(text for _, text in sorted(placed, key=lambda caveat: caveat[0]))
+    return tuple(filter(None, texts))
 
 
 def _of_cells(layer: Layer) -> Iterator[tuple[Place, str]]:
@@ -266,9 +268,7 @@ def _of_cells(layer: Layer) -> Iterator[tuple[Place, str]]:
     yield from ((Place.POSITIONS, text) for text in _of_rotation(layer.rotation))
     if layer.additive is not None:
         yield Place.POSITIONS, f"the {ADDED[type(layer.additive)]} added to scores (layer.position_bias)"
-    if layer.gate is not None:  # of a step, or of the layout where queries and gates share a tensor
-        text = f"the output gate: what a head gathers is multiplied by a {layer.gate_kind} of the query token"
-        yield Place.GATHERED, f"{text} (layer.gate)"
+    yield Place.GATHERED, gate_caveat(layer)
 
 
 def _of_rotation(rotation: Rotation | None) -> Iterator[str]:

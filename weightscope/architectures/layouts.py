@@ -1,11 +1,12 @@
 """How heads lie in the projections of a file: from tensors to a layer."""
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 
 from weightscope.architectures.cells import LayerTensors
-from weightscope.architectures.config import ModelConfig
+from weightscope.architectures.config import ModelConfig, OneOf
 from weightscope.architectures.family import Family
 from weightscope.attention.layer import Layer
 from weightscope.attention.maps import Affine, InnerNorm, Latent
@@ -69,7 +70,7 @@ ORDERS = ("kqv", "kvq", "qvk", "vkq", "vqk")  # in which one Linear may hold the
 class StackedAs:
     """One Linear with the rows of all queries, all keys and all values in another order, named by their letters."""
 
-    order: str  # of ORDERS
+    order: Annotated[str, OneOf(*ORDERS)]
     __name__ = "stacked_as"  # as functions have it
 
     def __call__(self, tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:

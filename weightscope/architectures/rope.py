@@ -424,6 +424,9 @@ class GridRope:
         what a window's side is counted in, if not patches.
     origin, centred
         As of `GridRotation`.
+    side, whole : str
+        Where positions count within windows, config keys of their side in patches, and of the layers that see the whole
+        image (SAM 3).
     """
 
     spelled: Spelling = ROWS_THEN_COLUMNS
@@ -440,6 +443,8 @@ class GridRope:
     window_unit: str = ""
     origin: float = 0.0
     centred: bool = False
+    side: str = ""
+    whole: str = ""
 
     def parameters(self, config: Config, layer_type: str) -> Config:
         """The base alone; nothing scales it.
@@ -459,7 +464,7 @@ class GridRope:
         return Config({"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": 1.0}, config.file)
 
     def rotation(self, config: ModelConfig, layer: int) -> GridRotation:
-        """The same for every layer.
+        """The rotation of a layer: the same for every one, unless some see a window.
 
         Raises
         ------
@@ -475,12 +480,22 @@ class GridRope:
         image, patch = (sides_of(config, key) if self.image else (1, 1) for key in (self.image, self.patch))
         grid = tuple(max(side // part, 1) for side, part in zip(image, patch, strict=True)) if self.image else ()
         merge = config.size(self.merge) if self.merge else 1
-        return GridRotation(
+        rotation = GridRotation(
             2 * np.pi * frequencies if self.centred else frequencies,
             interleaved=self.interleaved, blocks=self.blocks, axes=axes, grid=grid,
             prefix=self.prefix + (config.count(self.registers) if self.registers else 0), suffix=self.suffix,
             merge=merge, window=self._window(config, merge), origin=self.origin, centred=self.centred,
         )  # fmt: skip
+        return self._within_windows(rotation, config, layer) if self.side else rotation
+
+    def _within_windows(self, image: GridRotation, config: ModelConfig, layer: int) -> GridRotation:
+        """A layer's rotation within its window; in layers that see the whole image no faster than in a window."""
+        side = config.size(self.side)
+        if len(set(image.grid)) > 1:
+            raise config.error(self.image, "a square image")
+        if layer in config.layers(self.whole):
+            return replace(image, frequencies=image.frequencies * side / image.grid[-1])
+        return replace(image, grid=(side, side))
 
     def _window(self, config: ModelConfig, merge: int) -> int:
         """The side of a window in blocks of patches."""
@@ -488,29 +503,6 @@ class GridRope:
             return 0
         unit = config.size(self.window_unit) if self.window_unit else 1
         return max(config.size(self.window) // merge // unit, 1)
-
-
-@dataclass(frozen=True)
-class WindowRope(GridRope):
-    """Rotation within square windows of an image; in some layers over all of it, no faster than in a window (SAM 3).
-
-    Attributes
-    ----------
-    side, whole : str
-        Config keys of a window's side in patches, and of the layers that see the whole image.
-    """
-
-    side: str = "window_size"
-    whole: str = "global_attn_indexes"
-
-    def rotation(self, config: ModelConfig, layer: int) -> GridRotation:
-        """A layer's rotation; errors as of `GridRope`."""
-        image, side = super().rotation(config, layer), config.size(self.side)
-        if len(set(image.grid)) > 1:
-            raise config.error(self.image, "a square image")
-        if layer in config.layers(self.whole):
-            return replace(image, frequencies=image.frequencies * side / image.grid[-1])
-        return replace(image, grid=(side, side))
 
 
 def sides_of(config: Config, key: str) -> tuple[int, int]:

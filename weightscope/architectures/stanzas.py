@@ -570,11 +570,11 @@ def _in_words(kinds: tuple[Any, ...]) -> str:
 # ---- From a row to TOML.
 
 WIDTH = 130
-NOT_WRITTEN = ("name", "types", "tower", "origin", "proved_for")
+NOT_WRITTEN = ("name", "types", "tower", "gguf", "origin", "proved_for")
 
 
-def stanza_of(row: Family, like: tuple[str, Family] | None = None, title: str = "", gguf: bool = False) -> str:
-    """The stanza of a row: all its cells, or what differs from the row of another stanza."""
+def stanza_of(row: Family, like: tuple[str, Family] | None = None, title: str = "") -> str:
+    """The stanza of a row: all its cells but those of GGUF files, or what differs from the row of another stanza."""
     title = title or titles([row])[0]
     base = (Family() if like is None else like[1]).but(config__defaults=values_of(row.types))
     lines = [] if like is None else [f"like = {_text(like[0])}"]
@@ -582,7 +582,7 @@ def stanza_of(row: Family, like: tuple[str, Family] | None = None, title: str = 
         lines.append(f"name = {_text(row.name)}")
     if row.types != usual_types(row.name, base):
         lines.append(f"types = {_text(row.types)}")
-    tables = written(row_changes(row, base, gguf))
+    tables = written(row_changes(row, base))
     conditions = {name: tables.pop(name) for name in CONDITIONS if name in tables}
     header = ".".join(part if BARE.fullmatch(part) else _text(part) for part in title.split(".", 1))
     lines += _lines(tables)
@@ -600,28 +600,28 @@ def _condition_lines(name: str, given: Sequence[Mapping[str, Any]], header: str)
     return [line for each in given for line in ("", f"[[{header}.{name}]]", *_lines(each))]
 
 
-def row_changes(row: Family, base: Family | None = None, gguf: bool = False) -> dict[str, Any]:
+def row_changes(row: Family, base: Family | None = None) -> dict[str, Any]:
     """The cells in which a row differs from another, or from an empty one, as `Family.but` takes them."""
     base = base or Family()
     changes: dict[str, Any] = {}
     for name, (part, _) in cells_of(Family).items():
         new, old = getattr(row, part.name), getattr(base, part.name)
-        if name in NOT_WRITTEN or (name in STATED and (new is None or (name == "gguf" and not gguf))):
+        if name in NOT_WRITTEN or (name == "mlp" and new is None):
             continue
         if name in groups() and new is not None:
-            empty = old is None
-            old = groups()[name]() if empty else old
-            if name == "gguf":
-                old = replace(old, halves=False, experts=False)
-            inner = {part.name: getattr(new, part.name) for part in fields(new)}
-            differs = {cell: value for cell, value in inner.items() if value != getattr(old, cell)}
-            if "defaults" in differs:
-                differs["defaults"] = _changed_defaults(new.defaults, old.defaults)
+            usual = groups()[name]() if old is None else old
+            differs = {cell: getattr(new, cell) for cell in cells_of(groups()[name])}
+            differs = {cell: value for cell, value in differs.items() if value != getattr(usual, cell)}
+            if name == "config" and "defaults" in differs:
+                pairs = {
+                    key: (new.defaults.get(key), old.defaults.get(key)) for key in {**old.defaults, **new.defaults}
+                }
+                differs["defaults"] = {key: now for key, (now, was) in pairs.items() if now != was}
+            if differs.get("grid"):  # which takes the place of `rope`
+                differs.pop("rope", None)
             changes |= {f"{name}__{cell}": value for cell, value in differs.items()}
-            if name in STATED and not differs:
-                changes[name] = True
-            elif empty and not differs:
-                changes[f"{name}__norm"] = None
+            if not differs and (name == "mlp" or old is None):
+                changes |= {name: True} if name == "mlp" else {f"{name}__norm": None}
         elif name == "steps":
             gone = {step.name for step in old} - {step.name for step in new}
             changes |= {f"steps__{step.name}": step for step in new if step not in old}
@@ -631,31 +631,24 @@ def row_changes(row: Family, base: Family | None = None, gguf: bool = False) -> 
     return changes
 
 
-def _changed_defaults(new: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: new.get(key) for key in {**old, **new} if new.get(key) != old.get(key) or key not in old}
-
-
 def written(changes: Mapping[str, Any]) -> dict[str, Any]:
     """Changes of a row, as `Family.but` takes them, as TOML has them: groups of cells, in the order of the classes."""
-    order = [*cells_of(Family)]
-    tables: dict[str, Any] = {}
-    for path, value in sorted(
-        changes.items(), key=lambda change: order.index(change[0].partition("__")[0].rstrip("_"))
-    ):
+    names = [path.partition("__")[0].rstrip("_") for path in changes]
+    tables: dict[str, Any] = {name: {} for name in cells_of(Family) if name in names}
+    for path, value in changes.items():
         name, _, cell = path.partition("__")
         name = name.rstrip("_")
         if cell:
-            tables.setdefault(name, {})[cell] = as_toml(value, config=cell == "defaults")
+            tables[name][cell] = as_toml(value, config=cell == "defaults")
         elif name in CONDITIONS:
             tables[name] = [_written_condition(each) for each in value]
         elif name == "in_transformers":
             tables[name] = written(value)
         else:
             tables[name] = as_toml(value)
-    for name, table in tables.items():
-        if name in groups() and isinstance(table, dict):
-            tables[name] = _shortened(groups()[name], table)
-    return tables
+    whole = {name: table for name, table in tables.items() if name in groups() and isinstance(table, bool)}
+    short = {name: _shortened(kind, tables[name]) for name, kind in groups().items() if name in tables.keys() - whole}
+    return {name: short.get(name, table) for name, table in tables.items() if name not in whole} | whole
 
 
 def _shortened(kind: type, table: Mapping[str, Any]) -> dict[str, Any]:
@@ -665,9 +658,8 @@ def _shortened(kind: type, table: Mapping[str, Any]) -> dict[str, Any]:
     for short, parts in getattr(kind, "SHORT", {}).items():
         values = [table.get(part, False) for part in parts]
         same = len({*map(repr, values)}) == 1
-        if not all(part in table for part in parts) or not (
-            same or (short == "modules" and len({*values}) == len(values))
-        ):
+        differ = short == "modules" and len({*values}) == len(values)
+        if not table.keys() >= {*parts} or not (same or differ):
             continue
         start = {"layout": table["layout"]} if "layout" in table else {}
         rest = {name: value for name, value in table.items() if name not in (*parts, "layout")}
@@ -794,12 +786,9 @@ def _text(value: Any) -> str:
 
 def _number_text(value: float) -> str:
     """The shortest notation of a float: 1e6, 5e-5, 0.25."""
-    plain = repr(value)
-    digits, _, power = f"{value:e}".partition("e")
-    short = f"{digits.rstrip('0').rstrip('.')}e{int(power)}"
-    exact = math.isfinite(value) and float(short) == value
-    usual = short if exact and value and not 1e-3 <= abs(value) < 1e4 else plain
-    return usual if "." in usual or "e" in usual else f"{usual}.0"
+    power = re.sub(r"\.?0*e([+-])0*", lambda match: "e" + match[1].strip("+"), f"{value:e}")
+    exact = math.isfinite(value) and value and float(power) == value and not 1e-3 <= abs(value) < 1e4
+    return power if exact else repr(value)
 
 
 def file_of(rows: Sequence[Family], proof: str, *, proved: bool = True, digest: str = "") -> bytes:

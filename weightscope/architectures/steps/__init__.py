@@ -54,6 +54,7 @@ class Step:
     place: ClassVar[Place]
     label: ClassVar[str] = ""  # in the table of `weightscope families`; empty where that does not list it
     portable: ClassVar[bool] = False  # `adopt` tries it in architectures whose modules have other names
+    exact: ClassVar[bool] = False  # the matrices of heads hold all of it; otherwise it has a caveat
     compares: ClassVar[bool] = False  # `apply` compares values of tensors with a formula and needs more than shapes
 
     def reads(self) -> Reads:

@@ -17,6 +17,7 @@ class LayerScale(Step):
     name = "layer_scale"
     place = Place.OUTPUT
     label = "LayerScale"
+    exact = True
 
     tensor: str  # (d,) of a layer
 

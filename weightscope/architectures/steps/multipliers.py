@@ -21,6 +21,7 @@ class Multipliers(Step):
     name = "multipliers"
     place = Place.INPUTS
     portable = True
+    exact = True
 
     input: str = ""  # of what the norm before the layer gives
     key: str = ""

@@ -1,4 +1,4 @@
-"""Norms of what heads have gathered, before W_O."""
+"""Norms of what heads have gathered, before W_O, and of values."""
 
 from dataclasses import dataclass, replace
 
@@ -9,6 +9,7 @@ from weightscope.architectures.config import ModelConfig
 from weightscope.architectures.steps import Place, Reads, Step
 from weightscope.attention import gathered
 from weightscope.attention.layer import Layer
+from weightscope.attention.maps import Affine, InnerNorm
 
 
 @dataclass(frozen=True)
@@ -47,3 +48,19 @@ class HeadNorm(Step):
 
     def caveat(self, layer: Layer) -> str:
         return "a norm before W_O: what a head gathers for a token is divided by its size"
+
+
+@dataclass(frozen=True)
+class ValuesNormed(Step):
+    """An RMSNorm without parameters divides each head's values."""
+
+    name = "values_normed"
+    place = Place.VECTORS
+    portable = True
+
+    def apply(self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors) -> Layer:
+        # Values that come out of a latent have that latent's norm.
+        return replace(layer, v_norm=InnerNorm(layer.v, config.norm_eps)) if isinstance(layer.v, Affine) else layer
+
+    def caveat(self, layer: Layer) -> str:
+        return "the norm of values: each head's value is divided by its size" if isinstance(layer.v, Affine) else ""
