@@ -77,7 +77,7 @@ def peer_rows(source: str, python: str, ours: Cost, wired: Wiring) -> list[Measu
         if cost is None:
             click.echo(f"{peer.title}: not installed (pip install {peer.package})")
             continue
-        apart = float(np.nanmax(np.abs(cost.found - scores)))  # NaN where no later layer reads
+        apart = float(np.nanmax(np.abs(cost.result - scores)))  # NaN where no later layer reads
         if not apart <= AGREE:
             raise click.ClickException(f"{peer.title}: differs from ours by {apart:.2g}")
         wall, cpu = len(KINDS) * cost.wall, len(KINDS) * cost.cpu

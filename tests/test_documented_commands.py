@@ -19,14 +19,14 @@ from weightscope.lineage.sketches import fingerprint
 pytestmark = pytest.mark.docs
 
 LINES = [line for page in PAGES for line in lines_of(page)]
-WHOLE = [line for line in LINES if line.whole]
+COMPLETE = [line for line in LINES if line.complete]
 # Options that sentences name and that are others' or a recipe's.
 OTHERS = {"--help", "--against", "--host", "--interface", "--nworkers", "--shape", "--peer-python"}
 
 
 def test_every_page_is_read() -> None:
-    assert len(LINES) > 150 and len(WHOLE) > 40
-    assert {line.words[0] for line in WHOLE} >= {"inspect", "audit", "compare", "circuits", "detok", "reference"}
+    assert len(LINES) > 150 and len(COMPLETE) > 40
+    assert {line.words[0] for line in COMPLETE} >= {"inspect", "audit", "compare", "circuits", "detok", "reference"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -50,18 +50,18 @@ def test_command_lines_parse(page: Path) -> None:
         ("inspect SOURCE OTHER", "too much: OTHER"),
     ],
 )
-def test_wrong_command_line_is_found(line: str, problem: str) -> None:
+def test_a_line_that_is_wrong_is_found(line: str, problem: str) -> None:
     with pytest.raises(click.UsageError) as raised:
         check(Line("page.md", words_of(line), True))
     assert problem in raised.value.format_message()
 
 
-def test_options_named_in_sentences_exist() -> None:
-    known = {name for command in main.commands.values() for parameter in command.params for name in parameter.opts}
+def test_options_that_sentences_name_are_there() -> None:
+    known = {name for command in main.commands.values() for option in command.params for name in option.opts}
     for page in PAGES:
-        for phrase in IN_A_SENTENCE.findall(page.read_text()):
-            if option := re.match(r"--[a-z][a-z-]+", phrase):
-                assert option[0] in known | OTHERS, f"{page.name}: {phrase}"
+        for code in IN_A_SENTENCE.findall(page.read_text()):
+            if option := re.match(r"--[a-z][a-z-]+", code):
+                assert option[0] in known | OTHERS, f"{page.name}: {code}"
 
 
 # What takes PyTorch, a cluster, a card or other processes has tests of its own, and pages that name `embedded` are run
@@ -84,7 +84,7 @@ def to_run() -> list[tuple[str, ...]]:
     kept: dict[tuple[str, ...], tuple[str, ...]] = {}
     for line in LINES:
         try:
-            check(line._replace(whole=True))
+            check(line._replace(complete=True))
         except click.UsageError:
             continue  # a sentence names a part of it
         if not ELSEWHERE & {*line.words} and not any("pypi:" in word or word == "gpt2" for word in line.words):
@@ -121,10 +121,10 @@ def test_command_lines_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     for words in ran:
         with undrawn():
             result = run(*(TOKENS.get(word, word) for word in words))
-        described = f"weightscope {' '.join(words)}: {result.output} {result.exception!r}"
-        assert result.exit_code in ({0, 3} if {"--fail-on", "--max-change"} & {*words} else {0}), described
+        outcome = f"weightscope {' '.join(words)}: {result.output} {result.exception!r}"
+        assert result.exit_code in ({0, 3} if {"--fail-on", "--max-change"} & {*words} else {0}), outcome
         if "--json" in words:
             json.loads(result.stdout)
         elif "--out" in words:
-            assert Path(result.stdout.splitlines()[-1].partition(": ")[0]).exists(), described  # and of counts how many
+            assert Path(result.stdout.splitlines()[-1].partition(": ")[0]).exists(), outcome  # and of counts how many
     assert len(ran) > 20

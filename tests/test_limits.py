@@ -62,9 +62,9 @@ def number(text: str) -> int:
     """The number that a cell begins with: "16,000,000 bytes", "4 GiB", "2^63 − 1"."""
     if power := re.match(r"2\^(\d+)( − 1)?", text):
         return 2 ** int(power[1]) - (1 if power[2] else 0)
-    parts = re.match(r"([\d,.]+)( [KMG]iB)?", text)
-    assert parts, text
-    return int(parts[1].replace(",", "")) * UNITS.get((parts[2] or "").strip(), 1)
+    match = re.match(r"([\d,.]+)( [KMG]iB)?", text)
+    assert match, text
+    return int(match[1].replace(",", "")) * UNITS.get((match[2] or "").strip(), 1)
 
 
 def named(constant: str) -> object:
@@ -76,7 +76,7 @@ def test_the_table_has_the_codes_numbers() -> None:
     assert not [row for row in ROWS if named(row.constant) != number(row.limit) or not row.what or not row.why]
 
 
-def test_quoted_messages_are_those_of_the_code() -> None:
+def test_messages_are_in_the_code() -> None:
     texts = [node.value for path in PACKAGE.rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))
              if isinstance(node, ast.Constant) and isinstance(node.value, str)]  # fmt: skip
     spoken = "\n".join(texts)
@@ -102,7 +102,7 @@ def test_every_limit_is_in_the_table() -> None:
     assert constants >= NO_LIMITS and not NO_LIMITS & in_table
 
 
-def test_quoted_counts_of_attacks_are_right() -> None:
+def test_what_was_tried_can_be_tried_again() -> None:
     """Each row's command is there, and tries as many things as the row says."""
     for extra in ("gguf", "tokenizers"):
         pytest.importorskip(extra, reason="the fuzzer needs the extras `gguf` and `bigrams`")
@@ -120,7 +120,6 @@ def test_quoted_counts_of_attacks_are_right() -> None:
         else:
             assert words[2] == changing_files.__name__ and count == int(words[3]), tried
     command = [sys.executable, "-m", "pytest", "-m", "", "--collect-only", "-q", *files]
-    output = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
-    assert dict(re.findall(r"^(tests/\S+): (\d+)$", output, re.M)) == {
-        name: str(count) for name, count in files.items()
-    }
+    collected = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+    counts = {name: int(count) for name, count in re.findall(r"^(tests/\S+): (\d+)$", collected, re.M)}
+    assert counts == files

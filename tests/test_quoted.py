@@ -37,11 +37,9 @@ def term(head: int, name: str) -> float:
     return cell(TERMS, "mean_over_positions", head=head, term=name)
 
 
-def no_words(quantity: str) -> np.ndarray:
+def no_words(of: str) -> np.ndarray:
     """The share of the weights or of the vectors that is not other tokens', by layer."""
-    layers = [
-        {kind: float(row[f"{quantity} {kind}"]) for kind in ("<s>", "</s>", COMMA, "other")} for row in rows(LAYERS)
-    ]
+    layers = [{kind: float(row[f"{of} {kind}"]) for kind in ("<s>", "</s>", COMMA, "other")} for row in rows(LAYERS)]
     return np.array([1 - layer["other"] / sum(layer.values()) for layer in layers])
 
 
@@ -63,13 +61,13 @@ BIAS_MODELS = {
 BESIDE = "sink-bias/beside-the-paper.csv"
 
 
-def change(layers: str, intervention: str, start: int = 0, quantity: str = PATCHING) -> float:
-    return cell(quantity, "change", layers=layers, intervention=intervention, first_position=start)
+def change(layers: str, intervention: str, start: int = 0, of: str = PATCHING) -> float:
+    return cell(of, "change", layers=layers, intervention=intervention, first_position=start)
 
 
-def both(layers: str, start: int = 0, quantity: str = PATCHING) -> list[float]:
+def both(layers: str, start: int = 0, of: str = PATCHING) -> list[float]:
     """With the constant in the sink's place, and with nothing."""
-    return [change(layers, intervention, start, quantity) for intervention in ("SSP", "ablation")]
+    return [change(layers, intervention, start, of) for intervention in ("SSP", "ablation")]
 
 
 def patching(model: str) -> str:
@@ -102,9 +100,9 @@ def beside_rows() -> Iterator[str]:
 def patching_rows() -> Iterator[str]:
     """The table of perplexities in docs/sinks.md."""
     for row in rows("sink-bias/models.csv"):
-        losses = patching(row["model"])
-        pairs = [both(layers, 0, losses) for layers in ("early", "middle", "late", "all")] + [both("all", 1, losses)]
-        plain = f"{cell(losses, 'perplexity', intervention='none'):.1f}"
+        table = patching(row["model"])
+        pairs = [both(layers, 0, table) for layers in ("early", "middle", "late", "all")] + [both("all", 1, table)]
+        plain = f"{cell(table, 'perplexity', intervention='none'):.1f}"
         counts = [row["texts"], row["evaluated"], plain]
         changes = [said("{:+.1f} / {:+.1f}", pair) for pair in pairs]
         yield f"| {' | '.join([BIAS_MODELS[row['model']], *counts, *changes])} |"
@@ -201,10 +199,10 @@ def held_out_rows() -> Iterator[str]:
 def scale_rows() -> Iterator[str]:
     """The table of thresholds within a model."""
     for role in dict.fromkeys(map(judged, rows(ALL))):
-        right = [row for row in rows(ALL) if judged(row) == role]
+        same_role = [row for row in rows(ALL) if judged(row) == role]
         yield (
             f"| {role} | "
-            + " | ".join(f"{number(r['precision'], '.0%')}, {number(r['recall'], '.0%')}" for r in right)
+            + " | ".join(f"{number(r['precision'], '.0%')}, {number(r['recall'], '.0%')}" for r in same_role)
             + " |"
         )
 
@@ -243,7 +241,7 @@ QUOTED: dict[str, list[float]] = {
         1 - cell(SHARES, name, kind="other") for name in ("weight", "length")
     ],
     "over half of the weight ({:.1f} to {:.1f} %) and give {:.1f} to {:.1f} % of the length": [
-        100 * end for quantity in ("alpha", "|alpha f|") for end in ends(no_words(quantity)[5:11])
+        100 * end for measure in ("alpha", "|alpha f|") for end in ends(no_words(measure)[5:11])
     ],
     "in the last layer they take {:.1%}": [no_words("alpha")[11]],
     "which takes {:.1%} of the weight and gives {:.1%} of the length": [
@@ -342,8 +340,8 @@ QUOTED: dict[str, list[float]] = {
     ],
     "a singular value stands out (sigma_1/sigma_2 of {:.1f} and {:.1f}), but the sink lies less along its direction "
     "than the other patches do (cosines of {:.2f} and {:.2f} against {:.2f} and {:.2f})": [
-        column(DINO[0], name)[index]
-        for name in ("qk_gap", "alignment", "alignment_others") for index in strongest(DINO[0], 2)
+        column(DINO[0], name)[place]
+        for name in ("qk_gap", "alignment", "alignment_others") for place in strongest(DINO[0], 2)
     ],
     "they give it {:.0f}-{:.0f} % of their attention": ends(
         100 * column(NOP, "flagged_attention", damping=0, **TOY)
@@ -485,7 +483,7 @@ def test_what_is_said_without_numbers_of_the_small_dinov2s() -> None:
         assert {row["kind"] for row in rows(heads)} == {"patch"}
 
 
-def test_every_gallery_number_comes_from_a_file() -> None:
+def test_no_number_is_told_that_no_file_holds() -> None:
     text = " ".join(map(words, RESULTS))
     for row in (*held_out_rows(), *scale_rows(), *beside_rows(), *patching_rows(), *removed_rows()):
         text = text.replace(" ".join(row.split()), "")
@@ -521,9 +519,9 @@ def test_planted_faults_and_false_alarms_are_those_of_the_files() -> None:
         name, everywhere, _ = same[0]["fault"].partition(", in all layers")
         cells = [warned_in(row, depth) for row, depth in zip(same, depths, strict=True)]
         warned, planted = (sum(int(row[key]) for row in same) for key in ("warned", "layers"))
-        mostly = 50 * warned > planted
-        (all_layers if mostly and everywhere else one_layer if mostly else not_found).append(
-            [name if mostly else same[0]["fault"], *cells]
+        often = 50 * warned > planted
+        (all_layers if often and everywhere else one_layer if often else not_found).append(
+            [name if often else same[0]["fault"], *cells]
         )
     one_layer.append(["none: errors and warnings", *(table[0]["false_alarms"] for table in tables)])
     page = (ROOT / "docs" / "audit.md").read_text()
@@ -583,10 +581,10 @@ def test_removed_directions_and_false_alarms_are_those_of_the_files() -> None:
         float(row["cosine"]) for row in every
         if (row["format"], row["strength"], row["rank"], row["rows_kept"]) == ("bfloat16", "1", "", "")
     ]  # fmt: skip
-    near = [cosine for cosine in wholly if cosine >= 0.9]
+    close = [cosine for cosine in wholly if cosine >= 0.9]
     text = words(ROOT / "docs" / "audit.md")
-    assert f"{len(near)} of {len(wholly)} were found; their median cosine is {np.median(near):.4f}" in text
-    assert f", the lowest {min(near):.2f}." in text
+    assert f"{len(close)} of {len(wholly)} were found; their median cosine is {np.median(close):.4f}" in text
+    assert f", the lowest {min(close):.2f}." in text
     clean = [row for row in every if row["where"] == "nowhere"]
     assert not sum(int(row["found"]) for row in clean)
     assert f"No alarm in {len(tables)} checkpoints, each in five formats ({len(clean)} cases)" in text
@@ -610,9 +608,7 @@ def lineage_rows() -> Iterator[str]:
     }
     both = [row | {"weightscope_verdict": ours[row["name"]]} for row in peers if row["name"] in ours]
     for tool, name in TOOLS.items():
-        verdicts = [
-            [row[f"{tool}_verdict"] for row in both if bool(row["group"]) is strange] for strange in (False, True)
-        ]
+        verdicts = ([row[f"{tool}_verdict"] for row in both if bool(row["group"]) is group] for group in (False, True))
         cells = [f"{each.count('derived')} of {len(each)}" for each in verdicts]
         yield f"| {name} | {cells[0]} | {cells[1]} |"
 

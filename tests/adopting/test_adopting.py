@@ -57,7 +57,7 @@ def same_as_the_table(adopted: Adopted, folder: Path, file: Path) -> None:
     """What adopted rows, saved and read again, say of a checkpoint is what the table's say."""
     file.write_bytes(file_of(adopted.rows, PROOF))
     for row in read_rows(file, FAMILIES.row):
-        own, table = ws.Model(open_checkpoint(folder), row), ws.open_model(folder, tower=row.tower or None)
+        own, table = ws.Model.of_row(open_checkpoint(folder), row), ws.open_model(folder, tower=row.tower or None)
         assert own.family.origin == f"adopted, proved against {PROOF}" and not table.family.origin
         for index in table.attention_layers:
             layer, expected = own.layer(index), table.layer(index)

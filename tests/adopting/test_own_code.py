@@ -93,7 +93,7 @@ def test_values_of_the_config_are_read_whatever_their_keys_are_called(checkpoint
     assert row.heads.kv_heads == ("G",) and row.rope == Rope(theta_key="wavelength") and not row.when
     own = Brief(other)
     own.load_state_dict(_weights(checkpoint, own))
-    assert_reads(ws.Model(open_checkpoint(tmp_path / "other"), row), own)
+    assert_reads(ws.Model.of_row(open_checkpoint(tmp_path / "other"), row), own)
 
 
 def test_a_gain_of_a_norm_may_have_any_name(checkpoint: Path, tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_the_config_that_transformers_4_wrote_means_the_same(subtests: pytest.Su
             config = json.loads((FIXTURES / name / "config_v4.json").read_text())
             checkpoint = opened.checkpoint.with_config(config)
             family = next(row for row in FAMILIES if (row.name, row.tower) == (opened.family.name, opened.family.tower))
-            assert_same_scores(Model(checkpoint, family), name)
+            assert_same_scores(Model.of_row(checkpoint, family), name)
 
 
 NOT_IN_4 = {  # model types that AutoConfig of transformers 4.57 does not know
@@ -58,12 +58,12 @@ def test_every_case_has_a_config_of_transformers_4() -> None:
     assert {case.model_type for case in without} == NOT_IN_4
 
 
-def test_prefixes_may_be_there_or_not(tmp_path: Path, subtests: pytest.Subtests) -> None:
-    """A checkpoint saved from the bare model has none; every prefix that a row knows reads the same."""
+def test_scores_do_not_depend_on_the_prefix_of_names(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    """A checkpoint saved from the bare model has no prefix, a wrapper's may have any."""
     for name in NAMES:
         model = fixture(name).model
         stem = model.prefix
-        for number, prefix in enumerate(model.family.prefixes):
+        for number, prefix in enumerate(dict.fromkeys((stem, "", "wrapper.inner."))):
             folder = tmp_path / f"{name}-{number}"
             folder.mkdir()
 
@@ -92,7 +92,7 @@ def saying(name: str, **config: Any) -> Model:
     opened = fixture(name).model
     values = {**opened.checkpoint.config, **config}
     row = next(row for row in FAMILIES if (row.name, row.tower) == (opened.family.name, opened.family.tower))
-    return Model(opened.checkpoint.with_config({k: v for k, v in values.items() if v != "absent"}), row)
+    return Model.of_row(opened.checkpoint.with_config({k: v for k, v in values.items() if v != "absent"}), row)
 
 
 def test_layer_types_follow_from_a_pattern() -> None:

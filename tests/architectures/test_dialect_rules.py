@@ -8,7 +8,7 @@ import pytest
 from weightscope.architectures import FAMILIES, ModelConfig, completed_part, read_config
 from weightscope.architectures.config import names_of
 from weightscope.architectures.layer import rotation_of
-from weightscope.architectures.stacks import part_of
+from weightscope.architectures.reading import part_of
 from weightscope.checkpoint import Checkpoint
 from weightscope.checkpoint.config import Config
 from weightscope.errors import CheckpointError

@@ -22,8 +22,8 @@ import pytest
 from tests.support.dialects import Values, variants
 from weightscope.architectures import FAMILIES, Family, completed_part, read_config
 from weightscope.architectures.layer import rotation_of
-from weightscope.architectures.reading import attends, in_layer
-from weightscope.architectures.stacks import part_of
+from weightscope.architectures.numbers import attends, in_layer
+from weightscope.architectures.reading import part_of
 from weightscope.attention.rotation import Rotation
 from weightscope.checkpoint import Checkpoint
 from weightscope.checkpoint.config import Config

@@ -10,7 +10,7 @@ import weightscope as ws
 from tests.support.tiny_models import Fixture, centred, fixture
 from weightscope.architectures import decide
 from weightscope.architectures.rules import same_layer
-from weightscope.model import Model
+from weightscope.model import Model, Opened
 
 YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 1024}
 
@@ -66,7 +66,7 @@ def test_a_config_value_matters(name: str, config: dict[str, Any]) -> None:
     it = fixture(name)
     checkpoint = it.model.checkpoint
     other = checkpoint.with_config({**checkpoint.config, **config})
-    assert error(it, it.model) < 1e-4 < 1e-3 < error(it, Model(other, decide(other)))
+    assert error(it, it.model) < 1e-4 < 1e-3 < error(it, Model(Opened(other), decide(other)))
 
 
 @pytest.mark.parametrize(("name", "cells"), CELLS)
@@ -74,4 +74,4 @@ def test_a_cell_matters(name: str, cells: dict[str, Any]) -> None:
     it = fixture(name)
     row = decide(it.model.checkpoint, tower=it.case.tower or None).row
     with suppress(ws.CheckpointError):  # a changed row may not even find its tensors
-        assert error(it, Model(it.model.checkpoint, row.but(**cells))) > 1e-3
+        assert error(it, Model.of_row(it.model.checkpoint, row.but(**cells))) > 1e-3

@@ -192,9 +192,9 @@ def test_a_row_that_its_cells_contradict_ends_in_one_line(tmp_path: Path) -> Non
 def test_rows_of_a_type_are_found_without_parsing_every_file() -> None:
     kinds = {kind for row in FAMILIES for kind in (row.name, *row.types)}
     for asked in [{kind} for kind in kinds] + [{"qwen3", "clip", "swin", "gemma3_text"}]:
-        assert [*FAMILIES.rows(asked)] == [row for row in FAMILIES if {row.name, *row.types} & asked]
+        assert [*FAMILIES.rows(frozenset(asked))] == [row for row in FAMILIES if {row.name, *row.types} & asked]
     table = Rows(FAMILIES.folder)
-    assert table.rows({"swin"}) and table.parsed == {"swin.toml"}
+    assert table.rows(frozenset({"swin"})) and table.parsed == {"swin.toml"}
 
 
 def test_rows_start_from_their_own_file_or_from_a_root() -> None:

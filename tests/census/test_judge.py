@@ -53,7 +53,7 @@ def judged(made: Any, kind: str, row: Family, tmp_path: Path, **config: Any) -> 
         (tmp_path / file.name).write_bytes(file.read_bytes())
     values = json.loads((folder / CONFIG).read_text())
     (tmp_path / CONFIG).write_text(json.dumps(values | config))
-    (verdict,) = judge(observed, stored, [ws.Model(open_checkpoint(tmp_path), row)])
+    (verdict,) = judge(observed, stored, [ws.Model.of_row(open_checkpoint(tmp_path), row)])
     return verdict
 
 

@@ -126,23 +126,23 @@ CASES: list[tuple[Callable[[Weights], None], dict[str, int], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("change", "kinds", "said"), CASES, ids=lambda case: getattr(case, "__name__", ""))
-def test_the_kind_of_a_change_is_found(
+@pytest.mark.parametrize(("change", "kinds", "words"), CASES, ids=lambda case: getattr(case, "__name__", ""))
+def test_each_change_is_given_its_kind(
     change: Callable[[Weights], None],
     kinds: dict[str, int],
-    said: str,
+    words: str,
     base: Weights,
     base_folder: Path,
     tmp_path: Path,
 ) -> None:
     weights = {name: w.copy() for name, w in base.items()}
     change(weights)
-    found = compared(base_folder, weights, tmp_path)
-    assert dict(found.kinds) == kinds
-    assert said in found.lead
+    changes = compared(base_folder, weights, tmp_path)
+    assert dict(changes.kinds) == kinds
+    assert words in changes.lead
 
 
-def test_the_table_for_people_says_what_the_sentence_does(base: Weights, base_folder: Path, tmp_path: Path) -> None:
+def test_table_and_sentence_use_the_same_words(base: Weights, base_folder: Path, tmp_path: Path) -> None:
     weights = {name: w.copy() for name, w in base.items()}
     lose_and_gain(weights)
     weights[MATRIX] = np.random.default_rng(5).standard_normal(base[MATRIX].shape).astype(np.float32)
@@ -152,18 +152,18 @@ def test_the_table_for_people_says_what_the_sentence_does(base: Weights, base_fo
     assert shown.names == ["tensor", "kind", "change"]  # a column without a value is left out
 
 
-def test_how_much_changed_is_numpys(base: Weights, base_folder: Path, tmp_path: Path) -> None:
+def test_sizes_of_changes_equal_numpys(base: Weights, base_folder: Path, tmp_path: Path) -> None:
     weights = {name: w.copy() for name, w in base.items()}
     fine_tune(weights)
-    found = compared(base_folder, weights, tmp_path)
-    for one in found.changes:
-        a, b = base[one.name].astype(np.float64), weights[one.name].astype(np.float64)
-        assert one.change == pytest.approx(np.linalg.norm(b - a) / np.linalg.norm(a), rel=1e-5)
-        assert one.largest == np.abs(b - a).max() and one.values_changed == (a != b).sum()
+    changes = compared(base_folder, weights, tmp_path)
+    for change in changes.changes:
+        a, b = base[change.name].astype(np.float64), weights[change.name].astype(np.float64)
+        assert change.change == pytest.approx(np.linalg.norm(b - a) / np.linalg.norm(a), rel=1e-5)
+        assert change.largest == np.abs(b - a).max() and change.values_changed == (a != b).sum()
 
 
 @pytest.mark.parametrize("save", [np.float32, np.float16, bfloat16], ids=["F32", "F16", "BF16"])
-def test_the_rank_of_a_merge_is_found_up_to_the_rounding_of_what_it_is_saved_in(
+def test_rank_of_a_merge_is_found_through_rounding(
     save: Callable[[np.ndarray], np.ndarray], base: Weights, tmp_path: Path
 ) -> None:
     """A merge is rounded to the dtype it is saved in; that rounding has full rank, and is not counted as rank."""
@@ -173,19 +173,19 @@ def test_the_rank_of_a_merge_is_found_up_to_the_rounding_of_what_it_is_saved_in(
         for name, weights in (("a", stored), ("b", merged)):
             write_checkpoint(tmp_path / name, weights)
             files.write(tmp_path / name / "model.safetensors", {key: files.bfloat16(w) for key, w in weights.items()})
-        found = compare_tensors(*(ws.open_model(tmp_path / name) for name in ("a", "b")))
+        changes = compare_tensors(*(ws.open_model(tmp_path / name) for name in ("a", "b")))
     else:
-        found = compared(write_checkpoint(tmp_path / "a", stored), merged, tmp_path)
-    (one,) = (one for one in found.changes if one.kind != "identical")
-    assert (one.name, one.kind, one.rank) == (MATRIX, "low rank", 4)
+        changes = compared(write_checkpoint(tmp_path / "a", stored), merged, tmp_path)
+    (change,) = (change for change in changes.changes if change.kind != "identical")
+    assert (change.name, change.kind, change.rank) == (MATRIX, "low rank", 4)
 
 
-def test_names_are_matched_whatever_stands_before_them(base: Weights, base_folder: Path, tmp_path: Path) -> None:
+def test_names_match_under_any_prefix(base: Weights, base_folder: Path, tmp_path: Path) -> None:
     prefixed = {f"transformer.{name}": w for name, w in base.items()}
     folder = write_checkpoint(tmp_path / "b", base)
     save_file(prefixed, folder / "model.safetensors")
-    found = compare_tensors(ws.open_model(base_folder), ws.open_model(folder))
-    assert dict(found.kinds) == {"identical": 21}
+    changes = compare_tensors(ws.open_model(base_folder), ws.open_model(folder))
+    assert dict(changes.kinds) == {"identical": 21}
 
 
 FLOATS = [("BF16", "bfloat16"), ("F16", "float16"), ("F8_E4M3", "float8_e4m3fn"), ("F8_E5M2", "float8_e5m2")]
@@ -193,7 +193,7 @@ FLOATS = [("BF16", "bfloat16"), ("F16", "float16"), ("F8_E4M3", "float8_e4m3fn")
 
 @pytest.mark.check
 @pytest.mark.parametrize(("name", "torch_name"), FLOATS)
-def test_casts_are_torchs(name: str, torch_name: str) -> None:
+def test_casts_equal_torchs(name: str, torch_name: str) -> None:
     torch = pytest.importorskip("torch")
     x = (RNG.standard_normal(5000) * 10.0 ** RNG.uniform(-6, 1, 5000)).astype(np.float32)
     expected = torch.from_numpy(x).to(getattr(torch, torch_name)).float().numpy()
@@ -202,14 +202,14 @@ def test_casts_are_torchs(name: str, torch_name: str) -> None:
 
 
 @pytest.mark.parametrize("rank", [1, 7, 40])
-def test_a_low_rank_is_exact_and_any_other_is_none(rank: int) -> None:
+def test_low_rank_is_exact_and_full_rank_is_not_low(rank: int) -> None:
     w = RNG.standard_normal((600, rank)) @ np.diag(10.0 ** -np.linspace(0, 3, rank)) @ RNG.standard_normal((rank, 200))
     noise = 1e-6 * RNG.standard_normal(w.shape)
     assert low_rank(lambda: np.split(w + noise, 6), w.shape, 1e-6) == rank
     assert low_rank(lambda: np.split(w + 30 * noise, 6), w.shape, 1e-6) is None  # more is left than the errors
 
 
-def test_memory_does_not_grow_with_the_tensors(tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_tensor_size(tmp_path: Path) -> None:
     """Checkpoints of 8 MB, a block being a 300th of that, are compared and a rank is looked for."""
     weights = gpt2_weights(n_layers=32, d=D)
     moved = {name: w + np.float32(0.1) * w[::-1] if ".0.attn" in name else w for name, w in weights.items()}
@@ -226,21 +226,21 @@ def test_memory_does_not_grow_with_the_tensors(tmp_path: Path) -> None:
 # The command
 
 
-def test_compare_says_first_what_it_did_not_read(base: Weights, base_folder: Path, tmp_path: Path) -> None:
+def test_first_line_of_compare_names_unread_tensors(base: Weights, base_folder: Path, tmp_path: Path) -> None:
     weights = {name: w.copy() for name, w in base.items()}
     merge_lora(weights)
     lose_and_gain(weights)
-    other = write_checkpoint(tmp_path / "b", weights)
+    after = write_checkpoint(tmp_path / "b", weights)
     with undrawn():
-        result = CliRunner().invoke(main, ["compare", str(base_folder), str(other), "--out", str(tmp_path / "out")])
+        result = CliRunner().invoke(main, ["compare", str(base_folder), str(after), "--out", str(tmp_path / "out")])
         assert "Not compared: 1 of 21 tensors (20 bytes of " in result.stdout.splitlines()[0], result.output
         assert not (tmp_path / "out" / "tensors.csv").exists()
-        command = ["compare", str(base_folder), str(other), "--all", "--out", str(tmp_path / "out")]
+        command = ["compare", str(base_folder), str(after), "--all", "--out", str(tmp_path / "out")]
         result = CliRunner().invoke(main, command)
     first = result.stdout.splitlines()[0]
     assert "Not compared" not in first and "low rank, as by a merged LoRA (rank 4, 8)" in first
     assert len((tmp_path / "out" / "tensors.csv").read_text().splitlines()) == 23
     assert "Everything in the files" in (tmp_path / "out" / "report.html").read_text()
-    found = json.loads((tmp_path / "out" / "findings.json").read_text())
-    (finding,) = (one for one in found if one["kind"] == "tensor_missing")
-    assert [one["name"] for one in finding["members"]] == ["extra", "lm_head.weight"]
+    findings = json.loads((tmp_path / "out" / "findings.json").read_text())
+    (finding,) = (finding for finding in findings if finding["kind"] == "tensor_missing")
+    assert [member["name"] for member in finding["members"]] == ["extra", "lm_head.weight"]

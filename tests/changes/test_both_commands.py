@@ -25,7 +25,7 @@ def both(base: Path, weights: Weights, folder: Path) -> tuple[str, list[str], st
 
 
 @pytest.mark.parametrize("times", [0.9, 1.1])
-def test_heads_have_moved_for_both_or_for_neither(times: float, base: Path, tmp_path: Path) -> None:
+def test_both_commands_call_the_same_heads_moved(times: float, base: Path, tmp_path: Path) -> None:
     """W_Q and W_V scaled, so that both maps of every head move by as much."""
     weights = read_weights(base)
     scaled = {part: w * np.float32(1 + times * UNMOVED) for part, w in weights.within("q.w", "v.w")}
@@ -37,20 +37,20 @@ def test_heads_have_moved_for_both_or_for_neither(times: float, base: Path, tmp_
         assert comparison.startswith("The same up to float32's rounding: 6 of 12 attention matrices")
 
 
-def test_another_basis_within_heads_is_one_for_both(base: Path, tmp_path: Path) -> None:
+def test_both_commands_name_another_basis_within_heads(base: Path, tmp_path: Path) -> None:
     comparison, kinds, _ = both(base, DERIVATIONS["basis of heads"].change(read_weights(base)), tmp_path / "b")
     assert kinds == ["gauge: basis of heads changed"] and comparison.startswith("Another basis within heads: each")
 
 
 @pytest.mark.parametrize("deed", ["4 bits, groups of 32", "8 bits, rows", "Q8_0", "NF4"])
-def test_both_name_the_same_grid(deed: str, base: Path, tmp_path: Path) -> None:
+def test_both_commands_name_the_same_grid(deed: str, base: Path, tmp_path: Path) -> None:
     comparison, (kind,), _ = both(base, DERIVATIONS[deed].change(read_weights(base)), tmp_path / "b")
     grid = kind.removeprefix("quantised (").removesuffix(")")
     assert kind.startswith("quantised (") and f"attention matrices, most to {grid}, relative" in comparison
 
 
 @pytest.mark.parametrize("rounds", [False, True])
-def test_an_update_of_low_rank_is_one_for_both_where_the_rest_was_rounded(rounds, base: Path, tmp_path: Path) -> None:
+def test_both_commands_name_a_low_rank_update(rounds, base: Path, tmp_path: Path) -> None:
     names = ["rank 8, queries and values", *(["bfloat16"] if rounds else [])]
     weights = read_weights(base)
     for name in names:
@@ -63,7 +63,7 @@ def test_an_update_of_low_rank_is_one_for_both_where_the_rest_was_rounded(rounds
 
 
 @pytest.mark.parametrize("deed", ["bfloat16", "float16", "stream permuted", "norms folded", "heads permuted"])
-def test_both_name_the_deed(deed: str, base: Path, tmp_path: Path) -> None:
+def test_both_commands_name_the_deed(deed: str, base: Path, tmp_path: Path) -> None:
     names = {
         "bfloat16": ("cast to BF16", "Rounded to bfloat16"), "float16": ("cast to F16", "Rounded to float16"),
         "stream permuted": ("stream permuted", "Stream permuted"), "norms folded": ("norms folded", "Norms folded"),

@@ -27,7 +27,7 @@ def values():
 
 
 @pytest.mark.parametrize("name", ROUNDINGS)
-def test_a_grid_is_found_with_the_error_that_it_made(values, name):
+def test_grid_and_its_rounding_error_are_found(values, name):
     if "Q" in name and "K" not in name:
         pytest.importorskip("gguf")
     rounded = ROUNDINGS[name](values).astype(np.float32)
@@ -39,18 +39,18 @@ def test_a_grid_is_found_with_the_error_that_it_made(values, name):
 
 @pytest.mark.parametrize("cast", ["", "BF16", "F16"])
 @pytest.mark.parametrize("scale", [1.0, 1e-3])
-def test_floats_are_no_grid(values, cast, scale):
+def test_plain_floats_lie_on_no_grid(values, cast, scale):
     x = scale * values
     assert grid_of(CASTS[cast](x) if cast else x) is None
 
 
-def test_rows_with_one_large_value_are_no_grid(values):
+def test_rows_with_one_large_value_lie_on_no_grid(values):
     spiked = 1e-3 * values
     spiked[:, 0] = 1.0
     assert grid_of(spiked) is None
 
 
-def test_zeros_are_no_grid():
+def test_zeros_lie_on_no_grid():
     assert grid_of(np.zeros((4, 64), np.float32)) is None
 
 
@@ -60,7 +60,7 @@ def test_precision_is_the_coarsest_float_that_holds_the_values(values, name):
     assert precision(values) == "F32"
 
 
-def test_values_that_repeat_only_because_they_are_zero_or_copied_are_no_grid():
+def test_pruned_or_copied_values_lie_on_no_grid():
     x = np.random.default_rng(2).standard_normal((16, 256)).astype(np.float32)
     assert grid_of(np.where(np.abs(x) < 1.7, 0, x)) is None  # pruned
     assert grid_of(np.tile(x[:, :16], 8)) is None

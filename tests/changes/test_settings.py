@@ -57,11 +57,11 @@ def run(*arguments: object) -> Result:
 
 
 @pytest.mark.parametrize(("name", "key", "value"), MATTERS)
-def test_a_key_that_decides_the_computation_is_first_and_fails_the_gate(
+def test_key_that_changes_the_computation_comes_first_and_fails_the_gate(
     name: str, key: str, value: Any, tmp_path: Path
 ) -> None:
-    other = copied(tmp_path / "b", name, **{key: value})
-    a, b = fixture(name).model, ws.open_model(other)
+    edited = copied(tmp_path / "b", name, **{key: value})
+    a, b = fixture(name).model, ws.open_model(edited)
     comparison = ws.compare(a, b)
     assert comparison.lead.startswith("The config of") and key in comparison.headline
     assert "other_computation" in comparison.findings.kinds
@@ -70,25 +70,25 @@ def test_a_key_that_decides_the_computation_is_first_and_fails_the_gate(
 
 
 @pytest.mark.parametrize(("name", "key", "value"), IDLE)
-def test_a_key_without_effect_is_told_apart(name: str, key: str, value: Any, tmp_path: Path) -> None:
+def test_key_without_effect_passes_the_gate_and_is_mentioned(name: str, key: str, value: Any, tmp_path: Path) -> None:
     comparison = ws.compare(fixture(name).model, ws.open_model(copied(tmp_path / "b", name, **{key: value})))
     assert comparison.lead.startswith("Identical: ") and not comparison.findings
     assert f"without effect on what is computed also differ: {key}" in comparison.lead or key == "torch_dtype"
 
 
 @pytest.mark.parametrize("name", ["phi3_longrope", "gpt2", "llama"])
-def test_an_ordinary_tune_passes_where_a_longer_text_is_computed_alike(name: str, tmp_path: Path) -> None:
+def test_ordinary_tune_passes_where_longer_texts_are_computed_alike(name: str, tmp_path: Path) -> None:
     """Not where the scaling of rotations depends on the longest text, or positions are learned."""
     limit = "n_positions" if name == "gpt2" else "max_position_embeddings"
     tuned = {"vocab_size": 40, "use_cache": False, "dtype": "bfloat16", "transformers_version": "5.99"}
     tuned |= {"_name_or_path": "base", limit: 4096}
-    good, other = copied(tmp_path / "a", name), copied(tmp_path / "b", name, **tuned)
-    done = run("compare", good, other, "--out", tmp_path / "out", "--max-change", 0)
+    good, edited = copied(tmp_path / "a", name), copied(tmp_path / "b", name, **tuned)
+    done = run("compare", good, edited, "--out", tmp_path / "out", "--max-change", 0)
     assert done.exit_code == (0 if name == "llama" else 3), done.output
     assert name == "llama" or f"another computation: {limit}" in done.stderr.replace("\n", " ")
 
 
-def test_the_gate_ends_with_status_3_and_one_line(tmp_path: Path) -> None:
+def test_failed_gate_exits_3_with_one_line(tmp_path: Path) -> None:
     good, bad = copied(tmp_path / "a", "granite"), copied(tmp_path / "b", "granite", residual_multiplier=0.3)
     passed = run("compare", good, good, "--out", tmp_path / "same", "--all", "--max-change", 0)
     tensors = len(ws.open_model(good).checkpoint)
@@ -110,11 +110,11 @@ def both(name: str) -> tuple[Model, Any]:
     return model, stated(model.checkpoint.with_config(four), model.row)
 
 
-def deciding(found: list[Difference]) -> list[str]:
-    return [str(one) for one in found if one.effect != NONE]
+def deciding(differing: list[Difference]) -> list[str]:
+    return [str(difference) for difference in differing if difference.effect != NONE]
 
 
-def test_another_version_of_transformers_is_no_alarm(subtests: pytest.Subtests) -> None:
+def test_config_of_another_transformers_version_raises_no_alarm(subtests: pytest.Subtests) -> None:
     """Configs as 4.57 and 5.23 wrote them, of the same tiny models, either way round."""
     for name in (name for name in NAMES if (FIXTURES / name / "config_v4.json").exists()):
         with subtests.test(fixture=name):
@@ -128,7 +128,7 @@ READ_OTHERWISE = {"olmo3": ["rope_parameters.sliding_attention.rope_theta"]}
 
 
 @pytest.mark.check
-def test_what_transformers_saves_of_a_config_again_is_no_alarm(tmp_path: Path, subtests: pytest.Subtests) -> None:
+def test_config_saved_again_by_transformers_raises_no_alarm(tmp_path: Path, subtests: pytest.Subtests) -> None:
     """The older file, opened and saved by the installed transformers with all defaults filled in."""
     transformers = pytest.importorskip("transformers", reason="saves configs again, which needs transformers")
     for name in (name for name in NAMES if (FIXTURES / name / "config_v4.json").exists()):
@@ -140,7 +140,7 @@ def test_what_transformers_saves_of_a_config_again_is_no_alarm(tmp_path: Path, s
             config = transformers.AutoConfig.from_pretrained(folder)
             for text in (config.to_json_string(use_diff=False), config.to_json_string()):
                 saved = stated(model.checkpoint.with_config(json.loads(text)), model.row)
-                keys = [one.key for one in differences(four, saved) if one.effect != NONE]
+                keys = [difference.key for difference in differences(four, saved) if difference.effect != NONE]
                 assert keys == READ_OTHERWISE.get(name, [])
 
 
@@ -169,7 +169,7 @@ OVERRIDDEN = {
 
 
 @pytest.mark.check
-def test_no_key_of_any_family_changes_unseen(subtests: pytest.Subtests) -> None:
+def test_every_changed_key_of_every_family_is_reported(subtests: pytest.Subtests) -> None:
     """Every key of every tiny model's config with another value: it is told, or the config is refused."""
     for name in NAMES:
         model, text = fixture(name).model, (FIXTURES / name / "config.json").read_text()
@@ -183,20 +183,20 @@ def test_no_key_of_any_family_changes_unseen(subtests: pytest.Subtests) -> None:
                 continue
             with subtests.test(fixture=name, key=".".join(path)):
                 try:
-                    found = differences(before, stated(model.checkpoint.with_config(config), model.row))
+                    differing = differences(before, stated(model.checkpoint.with_config(config), model.row))
                 except CheckpointError:
                     continue
-                assert found
+                assert differing
 
 
 def scores(model: Model, name: str) -> list[np.ndarray]:
     """Every layer's scores of the tiny model's own sequence, which are those of eager transformers."""
-    it = fixture(name)
-    return [model.layer(index).scores(it.arrays[f"x{index}"]) for index in it.layers]
+    reference = fixture(name)
+    return [model.layer(index).scores(reference.arrays[f"x{index}"]) for index in reference.layers]
 
 
 @pytest.mark.check
-def test_what_changes_scores_is_never_called_idle(subtests: pytest.Subtests) -> None:
+def test_key_that_changes_scores_is_never_called_idle(subtests: pytest.Subtests) -> None:
     """Where a key with another value gives other scores, it is told as one that decides the computation."""
     for name in NAMES:
         model, text = fixture(name).model, (FIXTURES / name / "config.json").read_text()
@@ -208,24 +208,24 @@ def test_what_changes_scores_is_never_called_idle(subtests: pytest.Subtests) -> 
             part[path[-1]] = changed(value)
             with subtests.test(fixture=name, key=".".join(path)):
                 try:
-                    other = Model(model.checkpoint.with_config(config), model.row)
-                    same = all(map(np.array_equal, usual, scores(other, name)))
+                    edited = Model.of_row(model.checkpoint.with_config(config), model.row)
+                    same = all(map(np.array_equal, usual, scores(edited, name)))
                 except (CheckpointError, KeyError, ValueError):  # the tensors do not fit this config
                     continue
-                assert same or deciding(differences(before, stated(other.checkpoint, other.row)))
+                assert same or deciding(differences(before, stated(edited.checkpoint, edited.row)))
 
 
-def test_a_missing_key_means_its_default() -> None:
+def test_missing_key_means_its_default() -> None:
     model = fixture("llama").model
     config = dict(model.checkpoint.config.raw)
-    said = stated(model.checkpoint.with_config(config | {"hidden_act": "silu", "rms_norm_eps": 1e-6}), model.row)
+    before = stated(model.checkpoint.with_config(config | {"hidden_act": "silu", "rms_norm_eps": 1e-6}), model.row)
     without = {key: value for key, value in config.items() if key not in ("hidden_act", "rms_norm_eps")}
-    assert not deciding(differences(said, stated(model.checkpoint.with_config(without), model.row)))
+    assert not deciding(differences(before, stated(model.checkpoint.with_config(without), model.row)))
     gelu = stated(model.checkpoint.with_config(config | {"hidden_act": "gelu"}), model.row)
-    (found,) = differences(
+    (difference,) = differences(
         gelu, stated(model.checkpoint.with_config(without | {"rms_norm_eps": config["rms_norm_eps"]}), model.row)
     )
-    assert (found.key, found.a, found.b) == ("hidden_act", "gelu", "silu")
+    assert (difference.key, difference.a, difference.b) == ("hidden_act", "gelu", "silu")
 
 
 def test_keys_are_spelled_as_the_second_file_spells_them() -> None:
@@ -233,12 +233,15 @@ def test_keys_are_spelled_as_the_second_file_spells_them() -> None:
     config = json.loads((FIXTURES / "llama" / "config_v4.json").read_text()) | {"rope_theta": 7.0}
     seven = stated(model.checkpoint.with_config(config), model.row)
     five = stated(model.checkpoint, model.row)
-    assert [one.key for one in differences(five, seven) if one.effect == COMPUTATION] == ["rope_theta"]
-    assert [one.key for one in differences(seven, five) if one.effect == COMPUTATION] == ["rope_parameters.rope_theta"]
+    keys = [
+        [each.key for each in differences(*pair) if each.effect == COMPUTATION]
+        for pair in ((five, seven), (seven, five))
+    ]
+    assert keys == [["rope_theta"], ["rope_parameters.rope_theta"]]
     assert four.values == four.values
 
 
-def test_an_extra_tensor_in_a_layer_is_told(tmp_path: Path) -> None:
+def test_extra_tensor_in_a_layer_is_reported(tmp_path: Path) -> None:
     """Without --all, in either file; buffers of old versions are none."""
     weights = gpt2_weights()
     plain = write_checkpoint(tmp_path / "plain", weights)
@@ -250,7 +253,7 @@ def test_an_extra_tensor_in_a_layer_is_told(tmp_path: Path) -> None:
     assert not ws.compare(plain, write_checkpoint(tmp_path / "old", weights | mask)).findings
 
 
-def test_changes_of_the_tokenizer_are_told_as_what_they_are(tmp_path: Path) -> None:
+def test_tokenizer_changes_are_named(tmp_path: Path) -> None:
     """They have lines of their own, and fail no limit of weights."""
     a, b = (write_checkpoint(tmp_path / name, gpt2_weights()) for name in ("a", "b"))
     for folder, ids in ((a, {"x": 0, "y": 1}), (b, {"x": 1, "y": 0})):

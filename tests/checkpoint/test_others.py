@@ -178,11 +178,11 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_it_is_is_said_in_one_line(case: str, tmp_path: Path) -> None:
-    write, said = CASES[case]
+    write, message = CASES[case]
     result = CliRunner().invoke(main, ["inspect", str(write(tmp_path))])
     assert result.exit_code == 2 and not result.stdout
     assert result.stderr.count("\n") == 1
-    assert re.search(said, result.stderr.strip()), result.stderr
+    assert re.search(message, result.stderr.strip()), result.stderr
 
 
 def test_a_root_of_sentence_transformers_opens_its_transformer(tmp_path: Path) -> None:
@@ -235,5 +235,5 @@ def test_a_slip_in_writing_embedded_is_named_and_nothing_else_is(written: str, m
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    said = CliRunner().invoke(main, ["inspect", written]).stderr
-    assert ("did you mean 'embedded'?" in said) == (written in ("embeded", "Embedded", "embeddded")), said
+    message = CliRunner().invoke(main, ["inspect", written]).stderr
+    assert ("did you mean 'embedded'?" in message) == (written in ("embeded", "Embedded", "embeddded")), message

@@ -53,17 +53,17 @@ def test_weights_are_the_tensor_however_they_are_cut(dtype: str, tmp_path: Path)
     values = np.random.default_rng(0).standard_normal((6, 4), np.float32)
     stored = {"F32": values, "F16": values.astype(np.float16), "BF16": bfloat16(values)}[dtype]
     tensor = open_checkpoint(write(tmp_path / "a.safetensors", {"w": stored}))["w"]
-    whole, weights = tensor.read(), tensor.weights()
-    assert weights.shape == whole.shape and len(weights) == len(whole)
+    as_floats, weights = tensor.read(), tensor.weights()
+    assert weights.shape == as_floats.shape and len(weights) == len(as_floats)
     for cut in (
         lambda w: w,
         lambda w: w.T.reshape(2, 2, 6)[1],
         lambda w: w.reshape(3, 2, 4).transpose(0, 2, 1)[2],
         lambda w: w[1:5, None],
     ):
-        found = np.asarray(cut(weights))
-        assert found.dtype == np.float32
-        np.testing.assert_array_equal(found, cut(whole))
+        piece = np.asarray(cut(weights))
+        assert piece.dtype == np.float32
+        np.testing.assert_array_equal(piece, cut(as_floats))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -251,8 +251,8 @@ def test_a_header_in_which_the_library_sees_other_tensors_is_refused(
     """No such file is known; the library is shown another one here."""
     path = header_alone(HONEST, tmp_path / "model.safetensors")
     assert list(open_checkpoint(path)) == ["a", "none", "b"]
-    other = header_alone(seen, tmp_path / "other")
-    monkeypatch.setattr("weightscope.checkpoint.storage.safe_open", lambda name, how: safe_open(other, how))
+    shown = header_alone(seen, tmp_path / "other")
+    monkeypatch.setattr("weightscope.checkpoint.storage.safe_open", lambda name, how: safe_open(shown, how))
     with pytest.raises(CheckpointError, match=r"model\.safetensors: the safetensors library finds other tensors"):
         open_checkpoint(path)
 

@@ -10,7 +10,7 @@ import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from weightscope.adopting.comparison import Stored, stacks
-from weightscope.adopting.config_keys import MEANINGS, SPECIAL, VARIED
+from weightscope.adopting.config_keys import VARIED, inside, unnamed
 from weightscope.adopting.own_size import at_own_size
 from weightscope.adopting.row_source import as_stanza
 from weightscope.adopting.search import Found, Search
@@ -22,9 +22,8 @@ from weightscope.architectures.cells import Inputs
 from weightscope.architectures.config import KEYS
 from weightscope.architectures.family import Unless, When
 from weightscope.architectures.layer import read_layer
-from weightscope.architectures.reading import WAYS
+from weightscope.architectures.reading import WAYS, prefixes_of
 from weightscope.architectures.rope import Rope
-from weightscope.architectures.stacks import prefixes_of
 from weightscope.architectures.stanzas import file_of, row_changes, stanza_of, written
 from weightscope.architectures.steps.bounds import Clip, Softcap
 from weightscope.checkpoint import Checkpoint, open_checkpoint
@@ -173,10 +172,7 @@ def _options(row: Family, derived: Derived) -> Iterator[tuple[str, tuple[Any, ..
     for key, value in config.items():
         if isinstance(value, str):
             yield key, tuple(name for name in ("relu", "tanh") if name != value) if ACTIVATION.search(key) else ()
-    known = (VARIED, SPECIAL, *(pattern for pattern, _ in MEANINGS))
-    numbers = {key: value for key, value in config.items() if type(value) in (int, float)}
-    for key in [key for key in numbers if not any(pattern.fullmatch(key) for pattern in known)][:MOST]:
-        value = numbers[key]
+    for key, value in [*unnamed(config, VARIED).items()][:MOST]:
         yield key, (2 * value or 1, value + 1 if type(value) is int else value / 2)
 
 
@@ -184,10 +180,7 @@ def _matters(row: Family, derived: Derived, key: str, value: object) -> bool:
     """Whether the row fails on a tiny model with this config value; False if that model cannot be built."""
     config = derived.first.tiny.model.config
     values = config.to_dict()
-    part = values
-    for inner in filter(None, derived.first.part.split(".")):
-        part = part[inner]
-    part[key] = value
+    inside(values, derived.first.part)[key] = value
     try:
         model, observed = at_work(type(config).from_dict(values), *TRIALS[0])
     except Exception:  # whatever transformers raises of switches that do not go together
@@ -279,11 +272,7 @@ def _listed(limits: Sequence[str]) -> str:
 def _proposals(search: Search, usual: Mapping[str, Any]) -> list[Family]:
     """Rows of the table whose modules the stack's layers have."""
     derived, tiny = search.derived, search.tinies[0]
-    part = derived.first.part
-    defaults = dict(usual)
-    for key in filter(None, part.split(".")):
-        defaults = defaults.get(key) or {}
-    stems = derived.first.stems.values()
+    stems, defaults = derived.first.stems.values(), inside(usual, derived.first.part)
     return proposals(tiny.checkpoint, stems, defaults, derived.left_out, search.rows, **derived.identity)
 
 
@@ -297,9 +286,7 @@ def _kept(
         guessed = [name for name in search.guessed if name not in best.problem]
         more = f"; no cell for {_listed(guessed)} made it exact" if guessed else ""
         return None, best.problem + more
-    part: Mapping[str, Any] = understood
-    for key in filter(None, search.derived.first.part.split(".")):
-        part = part[key]
+    part = inside(understood, search.derived.first.part)
     row = guarded(_tidy(best.row, search), search.derived, part)
     if problem := proved(row, search.tinies, search.stack):
         return None, problem
@@ -357,7 +344,7 @@ class _Shapes(LayerTensors):
 def misfit(row: Family, checkpoint: Checkpoint) -> str:
     """Why a row does not fit a checkpoint (missing, misshapen or unread attention tensors); empty if it fits."""
     try:
-        model = Model(checkpoint, row.but(origin=f"adopted, proved against {PROOF}"))
+        model = Model.of_row(checkpoint, row.but(origin=f"adopted, proved against {PROOF}"))
         types = {model.config.layer_types[index]: index for index in reversed(model.attention_layers)}
         tensors = model.tensors()
         shapes = _Shapes(tensors.checkpoint, tensors.prefix, tensors.needed_by)
@@ -380,7 +367,7 @@ def misread(row: Family, checkpoint: Checkpoint, understood: dict[str, Any]) -> 
     """
     try:
         stored_numbers, understood_numbers = (
-            numbers_read(Model(source, row)) for source in (checkpoint, checkpoint.with_config(understood))
+            numbers_read(Model.of_row(source, row)) for source in (checkpoint, checkpoint.with_config(understood))
         )
     except CheckpointError as error:
         return str(error).splitlines()[0]

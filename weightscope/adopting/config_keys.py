@@ -6,18 +6,29 @@ beyond them are tested too.
 """
 
 import re
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
 from importlib.util import find_spec
 from itertools import count
+from operator import getitem
+from pathlib import Path
 from typing import Any
 
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from weightscope.adopting.tiny_models import CONVOLVED, FILLED, LACKED, PLANS, TOGETHER, Plan, Size
+from weightscope.adopting.tiny_models import FILLED, PLANS, Plan, Size
+from weightscope.files import regular_file
 
 MOST_LAYERS = 6
+
+
+@cache
+def exceptions() -> dict[str, dict[str, dict[str, Any]]]:
+    """The table of types that need more than their keys' names say."""
+    with regular_file(Path(__file__).parent / "exceptions.toml") as file:
+        return tomllib.load(file)
 
 
 @dataclass(frozen=True)
@@ -190,13 +201,27 @@ def layers_of(values: Mapping[str, Any]) -> int:
     return 4 if periodic else 2
 
 
+def inside(values: Any, path: str) -> Any:
+    """The part of a config that a path of keys with dots between leads to."""
+    for key in filter(None, path.split(".")):
+        values = values.get(key) or {}
+    return values
+
+
+def unnamed(values: Mapping[str, Any], *known: re.Pattern[str]) -> dict[str, int | float]:
+    """The numbers of a config whose keys do not say what they are: neither known ones nor sizes."""
+    patterns = (SPECIAL, *known, *(pattern for pattern, _ in MEANINGS))
+    return {
+        key: value for key, value in values.items()
+        if type(value) in (int, float) and not any(pattern.fullmatch(str(key)) for pattern in patterns)
+    }  # fmt: skip
+
+
 SPECIAL = re.compile(r".*_token_(id|index)|(bos|eos|pad|sep|cls|mask|unk|image|video|audio)_(token|id|index)", re.ASCII)
 DERIVED = {"out_features", "out_indices", "stage_names", "_out_features", "_out_indices", "transformers_version",
            "architectures", "_name_or_path", "id2label", "label2id", "num_labels"}  # fmt: skip
 VARIED = re.compile(r".*(theta|emb_base|softcap\w*|multiplier|attn_scalar)|attention_scale", re.ASCII)
 EPSILON = re.compile(r".*(eps|epsilon)", re.ASCII)
-RESNET = {"model_type": "resnet", "embedding_size": 8, "hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1],
-          "layer_type": "basic", "out_features": ["stage2", "stage3", "stage4"]}  # fmt: skip
 
 
 def _list(key: str, values: list[Any], part: Part) -> list[Any]:
@@ -300,15 +325,32 @@ def _value(key: Any, value: Any, part: Part) -> Any:
 
 
 def _shrunk(values: Mapping[str, Any], outer: Part) -> dict[str, Any]:
-    if values.get("model_type") == "timm_backbone":
-        return dict(RESNET)
-    for mark, lacked in LACKED.items():
-        if mark in values or mark == values.get("model_type"):
-            values = {**values, **lacked}
+    kind = values.get("model_type", "")
+    if kind in exceptions()["instead"]:
+        return dict(exceptions()["instead"][kind])
+    for mark, given in exceptions()["given"].items():
+        if mark in values or mark == kind:
+            values = {**values, **given}
     part = Part(values, outer.size, outer.plan)
     shrunk = {key: _value(key, value, part) for key, value in values.items() if key not in DERIVED}
-    kind = values.get("model_type", "")
-    return {**shrunk, **CONVOLVED.get(kind, {}), **(TOGETHER[kind](shrunk) if kind in TOGETHER else {})}
+    return _fixed(shrunk, exceptions()["fixed"].get(kind, {}), shrunk)
+
+
+def _fixed(values: dict[str, Any], exceptions: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
+    """The values with those of `exceptions`; text is a product of numbers and of keys of the part."""
+
+    def number(product: str) -> int:
+        result = 1
+        for operator, factor in re.findall(r"([*/]?) ?([\w.]+)", product):
+            value: Any = int(factor) if factor.isdigit() else reduce(getitem, factor.split("."), part)
+            result = result // value if operator == "/" else result * value
+        return result
+
+    fixed = dict(values)
+    for key, value in exceptions.items():
+        nested = _fixed(values[key], value, part) if isinstance(value, dict) else value
+        fixed[key] = number(value) if isinstance(value, str) else nested
+    return fixed
 
 
 def _with_small_ids(values: Any, known: dict[str, int]) -> Any:

@@ -237,7 +237,7 @@ def _opened(stanza: str, checkpoint: Checkpoint) -> str:
             with new_file(folder / "draft.toml") as file:
                 file.write(stanza.encode() + b"\n")
             (row,) = read_rows(folder / "draft.toml", FAMILIES.row)
-        model = Model(checkpoint, row)
+        model = Model.of_row(checkpoint, row)
         for index in model.attention_layers:
             model.attention_tensors(index)
         layer = model.layer(model.attention_layers[0])

@@ -17,8 +17,15 @@ from collections.abc import Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
+import torch
+import transformers
+from safetensors.torch import save_file
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from weightscope.adopting.adopt import adopt, told
+from weightscope.adopting.tiny_models import first_line
 from weightscope.compute.cores import end_with_parent
 from weightscope.errors import CheckpointError
 from weightscope.files import new_file, regular_file, scratch_folder
@@ -72,17 +79,12 @@ def main() -> None:
 
 
 def _carried_out(order: Order) -> dict[str, Any]:
-    from weightscope.runner.loading import import_torch
-
-    torch = import_torch()
-    from weightscope.adopting.adopt import adopt, told
-
     checkpoint = order.source.checkpoint()
     own = imported(order.code, checkpoint.folder)
     try:
         registered(own, checkpoint.config.raw, order.attention or "*")
     except (TypeError, AttributeError) as error:  # torch.nn.Module itself, or a class with a metaclass of its own
-        raise CheckpointError(f"`with` {order.code} is no class that can be run: {_line(error)}") from None
+        raise CheckpointError(f"`with` {order.code} is no class that can be run: {first_line(error)}") from None
     return told(adopt(checkpoint), checkpoint, f"{order.code} (PyTorch {torch.__version__})")
 
 
@@ -100,9 +102,7 @@ def imported(code: str, checkpoint_folder: Path) -> type:
         for part in name.split("."):
             target = getattr(target, part)
     except Exception as error:  # whatever the user's code raises
-        raise CheckpointError(f"`with` {code} cannot be imported: {_line(error)}") from None
-    import torch
-
+        raise CheckpointError(f"`with` {code} cannot be imported: {first_line(error)}") from None
     if not (isinstance(target, type) and issubclass(target, torch.nn.Module)):
         raise CheckpointError(f"{code} is not a torch.nn.Module; the class of the whole model was expected")
     return target
@@ -110,9 +110,6 @@ def imported(code: str, checkpoint_folder: Path) -> type:
 
 def registered(own: Any, values: Mapping[str, Any], attention: str) -> None:
     """Make the class one of transformers', which builds it for the checkpoint's model_type from now on."""
-    import transformers
-    from transformers import PreTrainedConfig, PreTrainedModel
-
     kind = values.get("model_type")
     if not isinstance(kind, str):
         raise CheckpointError('config.json has no model_type; add a name of your own, such as "model_type": "mine"')
@@ -131,8 +128,6 @@ def registered(own: Any, values: Mapping[str, Any], attention: str) -> None:
 
 def _all_keys(self: Any, **values: Any) -> None:
     """A config's __init__: every key of config.json is an attribute."""
-    from transformers import PreTrainedConfig
-
     PreTrainedConfig.__init__(self, **values)
     for key, value in values.items():
         if not hasattr(self, key):
@@ -141,8 +136,6 @@ def _all_keys(self: Any, **values: Any) -> None:
 
 def _as_transformers(own: Any, config_class: type, attention: str) -> type:
     """A class that is the user's and transformers' both: its parameters keep their names, and its input is tokens."""
-    from safetensors.torch import save_file
-    from transformers import PreTrainedModel
 
     class Base(PreTrainedModel):  # type: ignore[misc]
         """Comes between the user's class and torch's Module in the order of construction."""
@@ -191,45 +184,38 @@ def _as_transformers(own: Any, config_class: type, attention: str) -> type:
     return made  # type: ignore[no-any-return]
 
 
-def _arguments(own: Any, config: Any) -> inspect.BoundArguments:
+def _arguments(code: Any, config: Any) -> inspect.BoundArguments:
     """What the user's class is built with: keys of config.json by name, or the config as its one argument."""
-    signature = inspect.signature(own)
-    parameters = list(signature.parameters.values())
-    values = config.to_dict()
-    named = {parameter.name: values[parameter.name] for parameter in parameters if parameter.name in values}
+    signature, values = inspect.signature(code), config.to_dict()
+    named = {name: values[name] for name in signature.parameters if name in values}
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    required = [
-        parameter for parameter in parameters if parameter.default is parameter.empty and parameter.kind in kinds
+    lacking = [
+        parameter
+        for name, parameter in signature.parameters.items()
+        if name not in named and parameter.default is parameter.empty and parameter.kind in kinds
     ]
-    lacking = [parameter for parameter in required if parameter.name not in named]
     if not lacking:
         return signature.bind(**named)
     if len(lacking) > 1:
         names = ", ".join(parameter.name for parameter in lacking)
-        raise ValueError(f"{own.__name__} needs {names}, which config.json does not have")
-    (only,) = lacking
-    kind = _annotation(own, only)
+        raise ValueError(f"{code.__name__} needs {names}, which config.json does not have")
+    (parameter,) = lacking
+    kind = _annotation(code, parameter)
+    argument: Any = values if kind is dict else config
     if is_dataclass(kind) and isinstance(kind, type):
-        made = kind(**{cell.name: values[cell.name] for cell in fields(kind) if cell.name in values})
+        argument = kind(**{cell.name: values[cell.name] for cell in fields(kind) if cell.name in values})
         for cell in fields(kind):
             if not hasattr(config, cell.name):
-                object.__setattr__(config, cell.name, getattr(made, cell.name))
-        return signature.bind(**named, **{only.name: made})
-    return signature.bind(**named, **{only.name: values if kind is dict else config})
+                object.__setattr__(config, cell.name, getattr(argument, cell.name))
+    return signature.bind(**named, **{parameter.name: argument})
 
 
-def _annotation(own: Any, parameter: inspect.Parameter) -> Any:
+def _annotation(code: Any, parameter: inspect.Parameter) -> Any:
     """The class that a parameter is annotated with, where it can be told."""
-    import typing
-
     try:
-        return typing.get_type_hints(own.__init__).get(parameter.name)
+        return get_type_hints(code.__init__).get(parameter.name)
     except Exception:  # names that are not there when annotations are read
         return parameter.annotation
-
-
-def _line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:160]}"
 
 
 if __name__ == "__main__":

@@ -240,7 +240,7 @@ class _Trial:
 
     def __init__(self, rows: Mapping[str, Family], config: Any, checkpoint: Checkpoint, tiny: Tiny) -> None:
         self.checkpoint, self.rows = checkpoint, rows
-        self.models = {stack: Model(checkpoint, row) for stack, row in rows.items()}
+        self.models = {stack: Model.of_row(checkpoint, row) for stack, row in rows.items()}
         self.problems = dict.fromkeys(rows, "")
         self.reached = {stack: _Reach() for stack in rows}
         self.ends = False  # it does not run on texts or positions beyond those that it has
@@ -473,7 +473,7 @@ class _Trial:
             calls = again()
             memories, call = call.memories, calls[which]
             call = replace(call, memories=memories) if layer.keys_of is not None else call
-            layer, top = Model(changed, self.rows[stack]).layer(index), max(size, _top(call))
+            layer, top = Model.of_row(changed, self.rows[stack]).layer(index), max(size, _top(call))
             how = f" with scores as large as {size:.0f}"
         elif size in NEAR[1:]:
             return ""  # its own are as large

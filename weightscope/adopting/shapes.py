@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from weightscope.adopting.config_keys import EPSILON, MEANINGS, SPECIAL, VARIED
+from weightscope.adopting.config_keys import EPSILON, VARIED, inside, unnamed
 from weightscope.adopting.hooks import Observed
 from weightscope.adopting.tiny_models import parameters_of
 from weightscope.adopting.trial import Tiny
@@ -34,8 +34,8 @@ from weightscope.architectures.cells import (
 from weightscope.architectures.config import KEYS
 from weightscope.architectures.family import Family
 from weightscope.architectures.layouts import conv1d_fused, keys_beside_values, keys_with_values, packed, separate
+from weightscope.architectures.reading import prefixes_of
 from weightscope.architectures.rope import Rope
-from weightscope.architectures.stacks import prefixes_of
 from weightscope.architectures.steps.gates import Gate
 from weightscope.architectures.steps.norms import SubNorm
 from weightscope.attention.gathered import GATES
@@ -251,10 +251,7 @@ class Anatomy:
     @cached_property
     def config(self) -> Mapping[str, Any]:
         """That part, as the file has it."""
-        values: Any = self.tiny.checkpoint.config.raw
-        for key in filter(None, self.part.split(".")):
-            values = values[key]
-        return dict(values)
+        return dict(inside(self.tiny.checkpoint.config.raw, self.part))
 
     def tokens(self) -> str:
         """The table whose rows enter the first layer as they are; empty where none is."""
@@ -307,13 +304,8 @@ class Derived:
     @cached_property
     def unknown_numbers(self) -> list[str]:
         """The keys of numbers, in both models' configs, whose names do not say what they are."""
-        known = (VARIED, EPSILON, SPECIAL, *(pattern for pattern, _ in MEANINGS))
-        numbers = [key for key, value in self.first.config.items() if type(value) in (int, float)]
-        return [
-            key for key in numbers
-            if not any(pattern.fullmatch(key) for pattern in known)
-            and all(type(each.config.get(key)) in (int, float) for each in self.each)
-        ]  # fmt: skip
+        first, *rest = (unnamed(each.config, VARIED, EPSILON) for each in self.each)
+        return [key for key in first if all(key in numbers for numbers in rest)]
 
     def size_keys(self) -> Mapping[str, tuple[str, ...]]:
         """Config keys of sizes that the usual keys do not give."""
@@ -597,9 +589,7 @@ def _flags(anatomy: Anatomy) -> dict[str, str]:
     flag_of: dict[str, str] = {}
     for flag in flags:
         changed = config.to_dict()
-        inner = changed
-        for key in filter(None, part.split(".")):
-            inner = inner[key]
+        inner = inside(changed, part)
         if flag not in inner:
             continue
         inner[flag] = not inner[flag]

@@ -4,7 +4,7 @@ The sizes within one model differ from each other, so that no match is accidenta
 never run.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -59,106 +59,6 @@ PLANS = (
     Plan(True, True, filled=True, own_heads=True), Plan(False, False, filled=True, own_heads=True),
     Plan(False, False, shrunk=False),
 )  # fmt: skip
-LACKED: Mapping[
-    str, Mapping[str, Any]
-] = {  # by model_type or a key of the part: what a default config lacks and its model reads
-    "qwen3_omni_moe_talker_text": {"shared_expert_intermediate_size": 28},
-    "codec_nothink_id": {"spatial_merge_size": 2},
-    "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
-    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
-    "xmod": {"default_language": "en_XX"},
-    "chameleon": {"vocabulary_map": {"<image>": 8, "IMGIMGAZ": 9}},
-    "emu3": {"vocabulary_map": {"<image>": 8, "<|visual token 000000|>": 9, "<|extra_200|>": 10}},
-    "t5gemma2_text": {"dropout_rate": 0.0},
-    "molmo2_adapter": {"vision_feature_layer": [-1, -2]},
-    "kv_n_heads": {"rope_theta": 10000.0, "clip_qkv": 1.5},
-    "qwen4_exp_text": {
-        "eos_token_id": 2,
-        "indexer_n_heads": 4,
-        "indexer_kv_heads": 1,
-        "indexer_head_dim": 8,
-        "indexer_budget": 8,
-        "indexer_compress_ratio": 2,
-    },
-    "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2, "num_hidden_layers": 4},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4},
-    "lfm2": {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4},
-    "step3p5": {"sliding_window": 512},
-    "moonshine_streaming": {"num_key_value_heads": 8},
-    "granite4_vision": {"deepstack_layer_map": [[-1, 0]], "downsample_rate": "1/2"},
-    "deepseek_ocr2_text": {
-        "mlp_layer_types": ["dense", "sparse"] * 2,
-        "num_hidden_layers": 4,
-        "num_experts_per_tok": 2,
-    },
-    "zamba2": {"layers_block_type": ["mamba", "hybrid"] * 2, "num_hidden_layers": 4},
-}
-VIBEVOICE = tuple(f"vibevoice_acoustic_tokenizer{part}" for part in ("", "_encoder", "_decoder"))
-# By model_type of a part: widths of convolutions, which divide one another, and so large by default that no model of
-# them is a tiny one.
-CONVOLVED: Mapping[str, Mapping[str, Any]] = {
-    "dac": {"encoder_hidden_size": 8, "decoder_hidden_size": 16},
-    "janus_vqgan": {"base_channels": 32, "latent_channels": 32},
-    "chameleon_vqgan": {"base_channels": 32, "latent_channels": 32},
-    "emu3_vqgan": {"base_channels": 32},
-    "rt_detr": {"encoder_in_channels": [16, 24, 32]},
-    "rt_detr_v2": {"encoder_in_channels": [16, 24, 32]},
-    "rt_detr_resnet": {
-        "embedding_size": 8, "hidden_sizes": [8, 16, 24, 32], "out_features": ["stage2", "stage3", "stage4"],
-    },
-    "mimi": {"upsample_groups": 8, "codebook_dim": 256},
-    "mimi_decoder": {"upsample_groups": 8, "codebook_dim": 256},
-    **{kind: {"encoder_hidden_size": 12} for kind in ("neucodec", "xcodec2")},
-    "pocket_tts_audio_tokenizer_decoder": {"upsample_groups": 8},
-    "muse_spark_audio": {"hidden_sizes": [16, 24, 32, 40]},
-    **{kind: {"num_filters": 2} for kind in VIBEVOICE},
-    "sam2_hiera_det_model": {"image_size": [128, 128]},
-    "sam2_vision_model": {"backbone_feature_sizes": [[32, 32], [16, 16], [8, 8]]},
-    "sam3_lite_text_text_model": {"num_hidden_layers": 4},
-    "zamba2": {"hybrid_layer_ids": [1, 3]},
-    "sam2_prompt_encoder": {"image_size": 128},
-    "lw_detr_vit": {"num_windows": 4, "num_windows_side": 2},  # of several tokens each
-}  # fmt: skip
-# By model_type of a part: sizes that follow from others, of the part when it is shrunk.
-TOGETHER: Mapping[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {
-    "zamba": lambda v: {
-        "attention_hidden_size": 2 * v["hidden_size"],
-        "attention_head_dim": 2 * v["hidden_size"] // v["num_attention_heads"],
-    },
-    "zamba2": lambda v: {
-        "attention_hidden_size": 2 * v["hidden_size"], "mamba_headdim": v["hidden_size"] // 4, "n_mamba_heads": 8,
-        "attention_head_dim": 2 * v["hidden_size"] // v["num_attention_heads"], "mamba_ngroups": 1,
-    },
-    "videoprism_vision_model": lambda v: {"image_size": 72, "num_frames": 4},
-    "tvp": lambda v: {"max_img_size": 64, "visual_prompt_size": 8},
-    "depth_pro": lambda v: {
-        "patch_size": v["image_model_config"]["image_size"], "image_size": 4 * v["image_model_config"]["image_size"],
-        "fusion_hidden_size": 16, "intermediate_hook_ids": [1, 0], "intermediate_feature_dims": [16, 16],
-        "scaled_images_feature_dims": [16, 16, 16],
-    },
-    "vjepa2": lambda v: {
-        "pred_num_attention_heads": v["num_attention_heads"], "pred_hidden_size": v["hidden_size"], "crop_size": 64,
-        "frames_per_clip": 4,
-    },
-    **dict.fromkeys(
-        ("neucodec", "xcodec2"),
-        lambda v: {
-            "hidden_size": 32 * v["num_attention_heads"], "head_dim": 32,
-            "num_key_value_heads": v["num_attention_heads"],
-        },
-    ),
-    "blt": lambda v: {"encoder_hash_byte_group_vocab": 50},
-    "fun_asr_nano": lambda v: {
-        "adaptor_config": {
-            **v["adaptor_config"], "hidden_size": v["text_config"]["hidden_size"],
-            "intermediate_size": v["text_config"]["hidden_size"] // 4,
-        }
-    },
-    "llama4_vision_model": lambda v: {"intermediate_size": 4 * v["hidden_size"]},
-    "perceiver": lambda v: {
-        "d_latents": 24 * v["num_self_attention_heads"], "num_self_attends_per_block": 2, "num_latents": 16,
-    },
-}  # fmt: skip
 FILLED: Mapping[str, Any] = {
     "head_dim": 0, "num_key_value_heads": 0, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
     "n_routed_experts": 4, "num_local_experts": 4, "num_experts": 4, "n_shared_experts": 1,

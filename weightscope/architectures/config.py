@@ -46,34 +46,19 @@ MOST_LAYERS = 10**4
 
 @dataclass(frozen=True, eq=False)
 class ModelConfig(Config):
-    """A model's config with its sizes normalised over dialects; other values are read as of any `Config`.
-
-    Attributes
-    ----------
-    model_type : str
-    n_layers, d_model, n_heads, n_kv_heads, head_dim : int
-        head_dim is the width of a head's queries and keys.
-    norm : str
-        "layer_norm" or "rms_norm", or "none" where attention reads the residual stream as it is.
-    norm_eps : float
-    layer_types : tuple of str
-        Every layer's kind, as transformers names them.
-    rope : mapping of layer type to Config
-        Rotary parameters (theta, fraction, kind, scaling) by layer type; empty without rotation.
-    n_positions, vocab_size : int or None
-    raw, file
-        As of any `Config`, the architecture's defaults filled in.
-    """
+    """A model's config with its sizes normalised over dialects; other values are read as of any `Config`."""
 
     model_type: str
+    # n_layers, d_model, n_heads, n_kv_heads, head_dim: head_dim is the width of a head's queries and keys
     n_layers: int
     d_model: int
     n_heads: int
     n_kv_heads: int
     head_dim: int
-    norm: str
+    norm: str  # "layer_norm" or "rms_norm", or "none" where attention reads the residual stream as it is
     norm_eps: float
-    layer_types: tuple[str, ...]
+    layer_types: tuple[str, ...]  # every layer's kind, as transformers names them
+    # rotary parameters (theta, fraction, kind, scaling) by layer type; empty without rotation
     rope: Mapping[str, Config] = field(repr=False)
     n_positions: int | None
     vocab_size: int | None
@@ -89,17 +74,9 @@ class ModelConfig(Config):
 
 @dataclass(frozen=True)
 class Every:
-    """Layer types by a period: layer i is `then` when i % period is `phase` (counted from the end if negative).
+    """Layer types by a period: layer i is `then` when i % period is `phase` (counted from the end if negative)."""
 
-    Attributes
-    ----------
-    key : str
-        The config's key for the period.
-    phase : int
-    then, otherwise : str
-    """
-
-    key: str
+    key: str  # the config's key for the period
     phase: int = -1
     then: str = "full_attention"
     otherwise: str = "sliding_attention"

@@ -14,7 +14,7 @@ from weightscope.architectures.rope import Rope
 from weightscope.checkpoint import Checkpoint, Tensor
 from weightscope.checkpoint.checkpoint import DerivedTensor, WholeTensor
 from weightscope.checkpoint.config import Config
-from weightscope.checkpoint.gguf import GgufFile, GgufTensor
+from weightscope.checkpoint.gguf import GgufTensor
 from weightscope.errors import CheckpointError
 
 # What converting to ggml's format does to matrices, undone: functions of an array and of head counts.
@@ -150,15 +150,13 @@ LOW, HIGH, ORIGINAL = 1.0, 4.0, 8192  # of the rotations of every Llama 3; only 
 
 
 def as_published(checkpoint: Checkpoint, families: Callable[[], Sequence[Family]]) -> Checkpoint:
-    """The checkpoint under Hugging Face's names and in Hugging Face's order; one that is not GGUF as it is.
+    """The checkpoint under Hugging Face's names and in Hugging Face's order.
 
     Raises
     ------
     CheckpointError
         The file is of an architecture that is not read, or says what cannot be.
     """
-    if not isinstance(checkpoint.files[0], GgufFile):
-        return checkpoint
     named, file = checkpoint.config.get("general.architecture"), checkpoint.config.file
     rows = [(row, row.gguf) for row in families() if row.gguf is not None]
     row, gguf = next(((row, gguf) for row, gguf in rows if gguf.architecture == named), (None, None))
@@ -190,7 +188,7 @@ def as_published(checkpoint: Checkpoint, families: Callable[[], Sequence[Family]
     config["vocab_size"] = tokens.shape[0] if tokens is not None and tokens.shape else None
     config["tie_word_embeddings"] = "output.weight" not in present
     published = Checkpoint(checkpoint.folder, checkpoint.files, tensors, Config(config, file), checkpoint.name)
-    published.beside = checkpoint.beside
+    published.weight_files = checkpoint.weight_files
     return published
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from weightscope.architectures.cells import LayerTensors, QkNorm, StoredNorm
 from weightscope.architectures.config import ModelConfig
 from weightscope.architectures.family import Family
-from weightscope.architectures.reading import in_layer
+from weightscope.architectures.numbers import in_layer
 from weightscope.architectures.steps import Place, Step
 from weightscope.architectures.steps.gates import gate_caveat
 from weightscope.architectures.table import NOT_COMPARED

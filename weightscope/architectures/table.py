@@ -77,7 +77,8 @@ class Rows(Sequence[Family]):
         files = (self.file(file) for file, text in self.texts.items() if f"[{name}]" in text or f"[{title}]" in text)
         return next((file.row(title) for file in files if title in file.stanzas), None)
 
-    def rows(self, kinds: Collection[str]) -> tuple[Family, ...]:
+    @lru_cache(100)  # noqa: B019 - a table lives as long as the process
+    def rows(self, kinds: frozenset[str]) -> tuple[Family, ...]:
         """The rows of these model_types or names, in order."""
         stanzas = self._stanzas({file for kind in kinds for file in self._naming(kind)})
         rows = (row for file, title in stanzas for row in file.named(title))
@@ -124,7 +125,7 @@ def known_rows(families: str | Path | None = None, kinds: Collection[str] | None
     `families` is a file of rows, which come before the table's; a user's own come after.
     """
     given = () if families is None else read_rows(Path(families), FAMILIES.row)
-    table = FAMILIES if kinds is None else FAMILIES.rows(kinds)
+    table = FAMILIES if kinds is None else FAMILIES.rows(frozenset(kinds))
     rows: list[Family] = []
     taken: set[tuple[str, str]] = set()
     for group in (given, table, _own_rows()):

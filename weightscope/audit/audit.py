@@ -254,12 +254,12 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
         directions, notes = directions_of(unchecked, heads, options.directions)
         findings = with_tokens(findings_of(unchecked, heads, standing), directions)
         removed, undecided = removed_directions(unchecked, heads.layers.tolist(), options.all_tensors)
-        beside = beside_findings(model.checkpoint.beside)
+        beside = beside_findings(model.checkpoint.weight_files)
         findings = Findings([*findings, *removed_findings(unchecked, removed), *beside])
     unread = f"The row of {model.unread}." if model.unread else ""
     notes = (
         model.checkpoint.note,
-        model.checkpoint.beside.sentence,
+        model.checkpoint.weight_files.sentence,
         unread,
         other_stacks(model),
         *notes,

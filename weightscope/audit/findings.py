@@ -16,7 +16,7 @@ from weightscope.errors import CheckpointError, counted, printable
 from weightscope.findings import Finding, Findings, Member, aggregated, heads_and_tensors, indexed, of_head
 from weightscope.metrics.outliers import known_median, layer_medians, log_measure, off_trend, robust_z, row_norms
 from weightscope.metrics.spectra import effective_rank
-from weightscope.metrics.untrained import Blocks, judged_rows
+from weightscope.metrics.untrained import Blocks, judge_rows
 from weightscope.model import Model
 from weightscope.overflow import BLOCK_VALUES, largest_weight
 from weightscope.progress import phase
@@ -392,7 +392,7 @@ def _rows(
     if strange:
         return
     kept = np.where(np.isfinite(norms) & (np.arange(len(norms)) != padding), norms, np.nan)
-    low, high, usual, initial = judged_rows(kept, blocks, initial_std)
+    low, high, usual, initial = judge_rows(kept, blocks, initial_std)
     for kind, side, rows in (("undertrained_rows", "below", low), ("oversized_rows", "above", high)):
         if not len(rows):
             continue

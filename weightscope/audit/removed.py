@@ -19,7 +19,16 @@ from weightscope.compute.cores import in_threads
 from weightscope.compute.half import Half
 from weightscope.errors import CheckpointError, printable
 from weightscope.findings import Finding, Member, indexed
-from weightscope.metrics.least_directions import NARROW, RANKS, Least, agreeing, choices, gap_scores, least_of, summed
+from weightscope.metrics.least_directions import (
+    NARROW,
+    RANKS,
+    Least,
+    agreeing,
+    choices,
+    gap_scores,
+    least_of,
+    sum_grams,
+)
 from weightscope.model import Model
 from weightscope.progress import phase
 from weightscope.text.tokenizer import Tokenizer, token_names
@@ -246,7 +255,7 @@ def judge(side: Side, d: int, centred: bool) -> Judged:
 
     def pooled(places: Sequence[int]) -> np.ndarray:
         if kept:
-            return summed([kept[place] for place in places])
+            return sum_grams([kept[place] for place in places])
         total = np.zeros((d, d), np.float32)
         for place in places:
             side.add(total, layers[place], ROWS * d / len(places), wide=True)

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from weightscope.changes.directions import Along, changes_along_one_direction, one_direction
-from weightscope.changes.pair import Pair, paired
+from weightscope.changes.pair import Pair, pair_up
 from weightscope.changes.tensor import KINDS, UNLIKE, Change, compare_pairs, unchanged
 from weightscope.checkpoint import Tensor
 from weightscope.errors import counted
@@ -151,7 +151,7 @@ def compare_tensors(a: Model, b: Model) -> TensorChanges:
     Memory is a few blocks of a million values per core and, where a rank is looked for, two matrices of 144 columns.
     """
     tensors = ({name.removeprefix(m.prefix): tensor for name, tensor in m.checkpoint.items()} for m in (a, b))
-    pairs, only_a, only_b = paired(*tensors)
+    pairs, only_a, only_b = pair_up(*tensors)
     return TensorChanges([*changes_with_directions(a, b, pairs), *unpaired(only_a, only_b)])
 
 

@@ -45,19 +45,15 @@ class Stage(ShowsShapes):
     layer: Layer
     measured: Arrays  # from `measure_layer`
     order: np.ndarray  # (H,) the index here of each head of the first checkpoint
-    added: tuple[Layer, Layer] | None = None  # the base of this layer and what a LoRA adds to it; see `added_to`
+    base: Layer | None = None  # of a LoRA, the layer that it was added to
+    added: Layer | None = None  # and what it added; see `added_to`
 
     def in_order(self) -> dict[str, np.ndarray]:
         """The arrays, with heads in the first checkpoint's order."""
         return {name: values if name in OF_THE_LAYER else values[self.order] for name, values in self.measured.items()}
 
 
-def stage(layer: Layer, measured: Arrays, base: Layer | None = None, added: Layer | None = None) -> Stage:
-    """A layer with its heads in their own order; of a LoRA, with its `base` and what it `added`."""
-    return Stage(layer, measured, np.arange(layer.n_heads), None if base is None or added is None else (base, added))
-
-
-def followed(first: Stage, previous: Stage, current: Stage) -> tuple[Stage, Arrays, Arrays]:
+def follow_heads(first: Stage, previous: Stage, current: Stage) -> tuple[Stage, Arrays, Arrays]:
     """The current stage in the first's order of heads, and the changes (H,) since the first and since the previous.
 
     Heads are matched with the first checkpoint and with the previous one; the order in which more are the same is kept.
@@ -65,9 +61,9 @@ def followed(first: Stage, previous: Stage, current: Stage) -> tuple[Stage, Arra
     since_first = layer_changes(first, current)
     since_previous = since_first if previous is first else layer_changes(previous, current)
     with one_blas_thread():
-        ordered, n_same = _matched(first, current, since_first)
+        ordered, n_same = _match_heads(first, current, since_first)
         if previous is not first:
-            by_previous, n_same_as_previous = _matched(previous, current, since_previous)
+            by_previous, n_same_as_previous = _match_heads(previous, current, since_previous)
             ordered = by_previous if n_same_as_previous > n_same else ordered
     if np.array_equal(ordered.order, current.order):
         return current, since_first, since_previous
@@ -75,7 +71,7 @@ def followed(first: Stage, previous: Stage, current: Stage) -> tuple[Stage, Arra
     return ordered, since_first, since_first if previous is first else layer_changes(previous, ordered)
 
 
-def _matched(a: Stage, b: Stage, changes: Arrays) -> tuple[Stage, int]:
+def _match_heads(a: Stage, b: Stage, changes: Arrays) -> tuple[Stage, int]:
     """`b` with its heads in the order of the same heads of `a`, and how many are the same."""
     same = unmoved(changes)
     left = np.flatnonzero(~same).tolist()  # places without a match yet
@@ -110,7 +106,7 @@ def _same(a: Head, b: Head) -> bool:
 
 def layer_changes(a: Stage, b: Stage) -> dict[str, np.ndarray]:
     """How far every head of a layer moved: (H,) arrays, qk_change, qk_left_angle ... vo_bias_change."""
-    added = b.added[1] if b.added is not None and b.added[0] is a.layer else None
+    added = b.added if b.base is a.layer else None
 
     def head_changes(pair: tuple[int, int]) -> dict[str, float]:
         i, j = pair

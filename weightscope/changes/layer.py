@@ -16,7 +16,7 @@ from weightscope.attention.layer import Layer
 from weightscope.changes.basis import Basis, is_folded
 from weightscope.changes.directions import Along, first_directions
 from weightscope.changes.head import UNDRIFTED, Drift, drift, low_ranks
-from weightscope.changes.pair import SAMPLED_ROWS, Pair, first_rows, paired, sampled, whole
+from weightscope.changes.pair import SAMPLED_ROWS, Pair, first_rows, pair_up, sample_rows, whole
 from weightscope.changes.rounding import FRACTION, precision
 from weightscope.changes.tensor import Change, compare_pairs, first_pass, new_grid
 from weightscope.changes.thresholds import (
@@ -82,16 +82,16 @@ def compare_layers(a: Model, b: Model, j: int, i: int, order: np.ndarray, basis:
     in_place = before.n_heads == after.n_heads and np.array_equal(order, np.arange(before.n_heads))
     as_it_was = basis.same and not (folded or base_folded) and in_place
     of_heads = {tensor.name for tensor in a.attention_tensors(j)}
-    found = TensorsOfBoth()
+    tensors = TensorsOfBoth()
     if basis.same:
-        found = tensors_by_name(a, b, _names(a, j, heads=as_it_was), _names(b, i, heads=as_it_was))
-    unmoved = {change.name_b for change in found.changes if change.kind in ("identical", "rounded")}
-    copies = (_copies(a, b, j, i), _copies(b, a, i, j)) if found.lost or found.gained else (0, 0)
+        tensors = tensors_by_name(a, b, _names(a, j, heads=as_it_was), _names(b, i, heads=as_it_was))
+    unmoved = {change.name_b for change in tensors.changes if change.kind in ("identical", "rounded")}
+    copies = (_copies(a, b, j, i), _copies(b, a, i, j)) if tensors.lost or tensors.gained else (0, 0)
     change = LayerChange(
-        i, _values(a, b, j, i, unmoved), found, in_place, folded, base_folded, *copies,
-        neurons=any(_reordered(a, b, each) for each in found.changes if each.name_a not in of_heads),
+        i, _values(a, b, j, i, unmoved), tensors, in_place, folded, base_folded, *copies,
+        neurons=any(_reordered(a, b, each) for each in tensors.changes if each.name_a not in of_heads),
     )  # fmt: skip
-    same = as_it_was and all(each.name_b in unmoved for each in found.changes if each.name_a in of_heads)
+    same = as_it_was and all(each.name_b in unmoved for each in tensors.changes if each.name_a in of_heads)
     if same or not basis.known:
         return change
     moved = drift(before, after, order, basis)
@@ -106,7 +106,7 @@ def compare_layers(a: Model, b: Model, j: int, i: int, order: np.ndarray, basis:
 def tensors_by_name(a: Model, b: Model, in_a: Mapping[str, str], in_b: Mapping[str, str]) -> TensorsOfBoth:
     """How tensors changed, by their names in both checkpoints."""
     sides = ({key: m.checkpoint[name] for key, name in names.items()} for m, names in ((a, in_a), (b, in_b)))
-    pairs, lost, gained = paired(*sides)
+    pairs, lost, gained = pair_up(*sides)
     return TensorsOfBoth(compare_pairs(a.checkpoint, b.checkpoint, pairs), lost, gained)
 
 
@@ -127,7 +127,7 @@ def _values(a: Model, b: Model, j: int, i: int, unmoved: Collection[str]) -> Val
             continue
         count += 1
         before = there.get(tensor.name.removeprefix(b.stem(i)), matrices[0])
-        xs, ys = sampled(before), sampled(tensor)
+        xs, ys = sample_rows(before), sample_rows(tensor)
         was, now = (precision(rows[0]) for rows in (xs, ys))
         coarsest = min(coarsest, now, was, key=FRACTION.__getitem__)
         grid = None
@@ -209,10 +209,10 @@ def layers_elsewhere(a: Model, b: Model, moved: Sequence[int]) -> dict[int, int]
     source = {}
     for layer in moved:
         tensors = _projections(b, layer)
-        sampled = [_sample(tensor) for tensor in tensors]
-        if _alike(samples[layer], sampled):
+        firsts = [_sample(tensor) for tensor in tensors]
+        if _alike(samples[layer], firsts):
             continue
-        for origin in (layer_a for layer_a, sample in samples.items() if _alike(sample, sampled)):
+        for origin in (layer_a for layer_a, sample in samples.items() if _alike(sample, firsts)):
             pairs = [Pair(*pair) for pair in zip(layers_of_a[origin], tensors, strict=True)]
             if all(map(_is_copy, first_pass(a.checkpoint, b.checkpoint, pairs))):
                 source[layer] = origin

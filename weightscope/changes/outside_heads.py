@@ -10,7 +10,7 @@ import numpy as np
 from weightscope.architectures.layer import NO_WEIGHTS
 from weightscope.audit.others import NAMED, ROWS, needed_tensors, other_tensors, shown_by_heads, squares_of
 from weightscope.changes.all_tensors import TensorChanges, unpaired
-from weightscope.changes.pair import paired
+from weightscope.changes.pair import pair_up
 from weightscope.changes.tensor import UNKNOWN_SIZE, Change, first_pass
 from weightscope.changes.thresholds import RESCALED, UNMOVED
 from weightscope.checkpoint import Tensor
@@ -55,17 +55,19 @@ def other_changes(a: Model, b: Model) -> OtherChanges:
     """How these tensors of two models changed, each read once in blocks; of two families those of the same name."""
     of_a, of_b = other_tensors(a), other_tensors(b)
     embedding = [model.prefix + model.family.inputs.tokens for model in (a, b)]
-    tied = [ROWS in of and of[ROWS].name == name for of, name in zip((of_a, of_b), embedding, strict=True)]
+    tied = [
+        ROWS in tensors and tensors[ROWS].name == name for tensors, name in zip((of_a, of_b), embedding, strict=True)
+    ]
     if all(tied):
         del of_a[ROWS], of_b[ROWS]
-    pairs, _, _ = paired(of_a, of_b)
+    pairs, _, _ = pair_up(of_a, of_b)
     changes = [*map(_with_kind, first_pass(a.checkpoint, b.checkpoint, pairs))]
     if a.family.name == b.family.name:
         in_a, in_b = (_in_layers(model) if _names_alike(a, b) else {} for model in (a, b))
         needed_a, needed_b = needed_tensors(a) | in_a, needed_tensors(b) | in_b
         if all(tied):
             needed_a.pop(ROWS, None), needed_b.pop(ROWS, None)
-        lost, new = paired(needed_a, of_b | in_b).only_a, paired(of_a | in_a, needed_b).only_b
+        lost, new = pair_up(needed_a, of_b | in_b).only_a, pair_up(of_a | in_a, needed_b).only_b
         changes += unpaired(lost, new)
     return OtherChanges(changes, limited_changes(a, changes))
 
@@ -124,7 +126,7 @@ def _root_size(change: Change) -> float:
     return sqrt(prod(change.shapes[1]))
 
 
-def rescaled(changes: Iterable[Change], label: str) -> Iterator[Finding]:
+def find_rescaled(changes: Iterable[Change], label: str) -> Iterator[Finding]:
     """Tensors of a checkpoint that became zero, or whose norm became a thousand times as large or as small."""
     zero: list[tuple[Change, float]] = []
     scaled: list[tuple[Change, float]] = []

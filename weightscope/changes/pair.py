@@ -71,7 +71,7 @@ class Paired(NamedTuple):
     only_b: list[Tensor]
 
 
-def paired(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Paired:
+def pair_up(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Paired:
     """Tensors with the same key are counterparts."""
     pairs = [Pair(tensor, b[key]) for key, tensor in a.items() if key in b]
     return Paired(pairs, [a[key] for key in a if key not in b], [b[key] for key in b if key not in a])
@@ -97,7 +97,7 @@ def whole(tensor: Tensor) -> np.ndarray:
     return first_rows(tensor, prod(tensor.shape))
 
 
-def sampled(tensor: Tensor) -> list[np.ndarray]:
+def sample_rows(tensor: Tensor) -> list[np.ndarray]:
     """Evenly spread rows of a matrix, and columns if it has two axes: (n, width) float32 each."""
     rows = whole(tensor).astype(np.float32)
     sides = [rows, rows.T] if len(tensor.shape) == 2 else [rows]

@@ -162,7 +162,7 @@ class StoredTensor(Tensor):
         return replace(self, noted=noted)
 
     def raw(self, start: int | None = None, stop: int | None = None) -> np.ndarray:
-        """The stored bytes as uint8, or bytes [start, stop) of them."""
+        """The stored bytes as uint8, or bytes [start, stop)."""
         return self.file.bytes_of(self.entry, start or 0, self.nbytes if stop is None else stop)
 
     def read(self) -> np.ndarray:
@@ -215,8 +215,8 @@ NAMED = 4  # files in a sentence
 
 
 @dataclass(frozen=True)
-class Beside:
-    """The weight files next to those that were read."""
+class WeightFiles:
+    """Which weight files of a folder were read, and which were not."""
 
     read: str = ""  # a file, or an index
     shards: tuple[str, ...] = ()  # the files of that index
@@ -224,8 +224,8 @@ class Beside:
     names: Collection[str] = field(default=(), repr=False)  # every file there
 
     @cached_property
-    def files(self) -> tuple[str, ...]:
-        """Weight files that were not read: safetensors first, those of subfolders last."""
+    def unread(self) -> tuple[str, ...]:
+        """Weight files that were not read: safetensors first, subfolders last."""
         files = {name for name in self.names if WEIGHTS.fullmatch(name)} | {self.loaded}
         files -= {self.read, *self.shards, ""}
         return tuple(sorted(files, key=lambda name: (name.count("/"), not name.endswith(SAFETENSORS), name)))
@@ -243,11 +243,11 @@ class Beside:
 
     @property
     def sentence(self) -> str:
-        """What was read and what was not; empty where nothing lies beside it."""
-        if not self.files:
+        """What was read and what was not; empty where all was read."""
+        if not self.unread:
             return ""
-        names = ", ".join(map(printable, self.files[:NAMED]))
-        more = f" and {len(self.files) - NAMED} more" if len(self.files) > NAMED else ""
+        names = ", ".join(map(printable, self.unread[:NAMED]))
+        more = f" and {len(self.unread) - NAMED} more" if len(self.unread) > NAMED else ""
         loads = ", as transformers does"
         if self.added:
             loads = f"; with PEFT installed, transformers adds {self.added} to it"
@@ -258,7 +258,7 @@ class Beside:
     @property
     def telling(self) -> tuple[str, ...]:
         """The files that could be taken for this model's weights: safetensors, and what transformers loads."""
-        return tuple(name for name in self.files if name.endswith(SAFETENSORS) or name == self.loaded)
+        return tuple(name for name in self.unread if name.endswith(SAFETENSORS) or name == self.loaded)
 
 
 class Checkpoint(Mapping[str, Tensor]):
@@ -267,7 +267,7 @@ class Checkpoint(Mapping[str, Tensor]):
     noted: set[str] | None = None  # of an unchecked checkpoint: names of tensors with NaN or infinity read so far
     note: str = ""  # one sentence on how it was put together; empty where it is as stored
     given: str = ""  # what a person called it: a path or repository as typed
-    beside: Beside = Beside()  # the weight files next to its own
+    weight_files: WeightFiles = WeightFiles()
 
     def __init__(
         self,

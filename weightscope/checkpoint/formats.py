@@ -75,7 +75,7 @@ BY_START = {
 PART = re.compile(
     r"(?P<whole>.+\.(?:zip|gguf))\.(?:part[-_]?)?(?P<n>\d{1,4})|(?:(?P<stem>.+)[-_.])?part[-_]?(?P<m>\d{1,4})\.bin"
 )
-# What trainers save beside the weights.
+# What trainers save next to the weights.
 NO_WEIGHTS = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state).*")
 # As transformers and PEFT name what they pickle.
 TORCH_LONE, TORCH_ADAPTER, TORCH_SHARDS = "pytorch_model.bin", "adapter_model.bin", "pytorch_model-*.bin"
@@ -92,9 +92,9 @@ def refuse_other_format(path: Path, start: bytes, size: int) -> None:
 def other_format(path: Path, start: bytes, size: int) -> str:
     """What a file that is no checkpoint of ours is, by its first bytes before its name; empty where that is unknown."""
     if part := PART.fullmatch(path.name):
-        of = "a GGUF file" if start.startswith(b"GGUF") else "a zip" if start.startswith(b"PK") else "a file"
-        whole = part["whole"] or "model.gguf"
-        return f"is one part of {of} that was split; join the parts in order: cat PARTS > {whole}"
+        kind = "a GGUF file" if start.startswith(b"GGUF") else "a zip" if start.startswith(b"PK") else "a file"
+        joined = part["whole"] or "model.gguf"
+        return f"is one part of {kind} that was split; join the parts in order: cat PARTS > {joined}"
     if start.startswith(b"PK\x03\x04"):  # a zip, whose first file is named at byte 30
         first = start[30 : 30 + int.from_bytes(start[26:28], "little")]
         if first.endswith(b".npy"):
@@ -131,7 +131,7 @@ def of_other_formats(folder: Path, names: Sequence[str]) -> tuple[str, str]:
 
 
 def how_to_convert(file: Path) -> str:
-    """The command that writes the tensors of a pickled file, or of all shards, beside it, as bash takes it."""
+    """The command that writes the tensors of a pickled file, or of all shards, next to it, as bash takes it."""
     folder, shard = file.parent, TORCH_SHARD.fullmatch(file.name)
     given = f"{quote(str(folder))}/{TORCH_SHARDS}" if shard else quote(str(file))
     plain = LONE if shard or file.name == TORCH_LONE else ADAPTER_WEIGHTS if file.name == TORCH_ADAPTER else ""

@@ -336,6 +336,6 @@ def with_adapter(base: Checkpoint, adapter: Adapter, transposed: Collection[str]
     merged = Checkpoint(folder, files, tensors, base.config, f"{adapter.folder.name} on {base_name}")
     ranks = ", ".join(map(str, sorted({change.rank for change in changes.values()})))
     replaced = f" and {counted(len(adapter.replaced), 'tensor')} of its own" if adapter.replaced else ""
-    merged.beside = base.beside
+    merged.weight_files, merged.given = base.weight_files, base.given
     merged.note = f"A LoRA of rank {ranks} on {counted(len(changes), 'weight')}{replaced} over {base_name}."
     return merged

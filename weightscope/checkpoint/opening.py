@@ -19,7 +19,7 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 from urllib.parse import unquote
 
-from weightscope.checkpoint.checkpoint import Beside, Checkpoint, StoredTensor
+from weightscope.checkpoint.checkpoint import Checkpoint, StoredTensor, WeightFiles
 from weightscope.checkpoint.config import MAX_BYTES, Config, parse_json, read_json, read_small
 from weightscope.checkpoint.formats import (
     ADAPTER,
@@ -42,7 +42,7 @@ from weightscope.checkpoint.gguf import GgufFile, GgufTensor
 from weightscope.checkpoint.http import RangedFile
 from weightscope.checkpoint.hub import Repository, file_identity
 from weightscope.checkpoint.packages import PACKAGE, packaged
-from weightscope.checkpoint.quantised import dequantised
+from weightscope.checkpoint.quantised import PARTS, SETTINGS, dequantised
 from weightscope.checkpoint.remote import CONNECTIONS, Ahead, BlockCache, RemoteFile
 from weightscope.checkpoint.storage import LocalFile, OpenFile, Storage
 from weightscope.embedded import FOLDER
@@ -54,6 +54,7 @@ TOKENIZER_FILES = (  # all that say something of one
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",
 )  # fmt: skip
+EMBEDDED = "embedded"  # the checkpoint that comes with weightscope
 MODULES = "modules.json"  # of sentence-transformers
 EXPLICIT = "transformers_weights"  # the key of config.json
 LOADED = (LONE, INDEX, "pytorch_model.bin", "pytorch_model.bin.index.json")  # what transformers looks for, in order
@@ -70,9 +71,13 @@ HUB_URL = re.compile(
 )
 
 
-def open_checkpoint(source: str | Path | Repository, revision: str | None = None) -> Checkpoint:
+def open_checkpoint(source: str | Path, revision: str | None = None) -> Checkpoint:
     """Open a checkpoint: headers and config are read and checked, no tensor data."""
-    where = source if isinstance(source, Repository) else locate(source, revision)
+    return open_at(locate(source, revision))
+
+
+def open_at(where: Path | Repository) -> Checkpoint:
+    """Open the checkpoint at a place that `locate` found."""
     if isinstance(where, Repository):
         snapshot = cached_snapshot(where)
         return _open_repository(where) if snapshot is None else _open_folder(snapshot, str(where))
@@ -86,7 +91,7 @@ def _open_folder(folder: Path, name: str = "") -> Checkpoint:
     weight_map: dict[str, str] = {}
     if not loaded.endswith(SAFETENSORS) and (file := lone_gguf(folder)) is not None:
         checkpoint = _open_file(file)
-        checkpoint.beside = Beside(file.name, (), loaded, names)
+        checkpoint.weight_files = WeightFiles(file.name, (), loaded, names)
         return checkpoint
     if loaded.endswith(OF_INDEX):
         weight_map = _parse_index(folder / loaded)
@@ -99,7 +104,7 @@ def _open_folder(folder: Path, name: str = "") -> Checkpoint:
     shards = sorted({*weight_map.values()}) or [read]
     name = name or (shards[0] if len(shards) == 1 else folder.name)
     files = map(LocalFile, (folder / shard for shard in shards))
-    return _of_safetensors(folder, config, files, name, weight_map, Beside(read, tuple(shards), loaded, names))
+    return _of_safetensors(folder, config, files, name, weight_map, WeightFiles(read, tuple(shards), loaded, names))
 
 
 def _open_file(path: Path) -> Checkpoint:
@@ -122,19 +127,17 @@ def _of_safetensors(
     opened: Iterable[Storage],
     name: str,
     weight_map: Mapping[str, str] | None = None,
-    beside: Beside | None = None,
+    weight_files: WeightFiles | None = None,
     where: object = None,
 ) -> Checkpoint:
     """The checkpoint of files that are opened one by one; they must agree with the index."""
     stored: dict[str, StoredTensor] = {}
-    files, tensors = [], 0
+    files, count = [], 0
     for file in opened:
         files.append(file)
-        tensors += len(file.tensors)
-        if tensors > MAX_TENSORS:
-            raise CheckpointError(
-                f"has over {tensors - 1} tensors; at most {MAX_TENSORS} are read", file=where or folder
-            )
+        count += len(file.tensors)
+        if count > MAX_TENSORS:
+            raise CheckpointError(f"has over {count - 1} tensors; at most {MAX_TENSORS} are read", file=where or folder)
         for tensor, entry in file.tensors.items():
             if tensor in stored:
                 first = stored[tensor].file.path.name
@@ -143,8 +146,12 @@ def _of_safetensors(
     for tensor, shard in (weight_map or {}).items():
         if tensor not in stored or stored[tensor].file.path.name != shard:
             raise CheckpointError(f"is not in {shard}, where the index has it", file=INDEX, tensor=tensor)
-    checkpoint = Checkpoint(folder, files, dequantised(stored, config), config, name)
-    checkpoint.beside = beside or Beside()
+    text = config.get("text_config")
+    keys = {*config, *(text if isinstance(text, dict) else ())}
+    quantised = not keys.isdisjoint(SETTINGS) or any(tensor.endswith(PARTS) for tensor in stored)
+    tensors = dequantised(stored, config) if quantised else stored
+    checkpoint = Checkpoint(folder, files, tensors, config, name)
+    checkpoint.weight_files = weight_files or WeightFiles()
     return checkpoint
 
 
@@ -204,24 +211,20 @@ def adapter_in(source: str | Path) -> Path | None:
 
 
 def resolved(source: str | Path) -> str | Path:
-    """`source`, but the folder of the embedded checkpoint for "embedded", and an id for an address on the Hub."""
-    is_embedded = source == "embedded" and not Path(source).exists()  # a file or folder of that name wins
-    return FOLDER if is_embedded else from_url(source)
-
-
-def at_revision(source: str | Path, revision: str | None) -> str:
-    """A source with the revision that was asked for, unless it names one itself."""
-    return f"{source}@{revision}" if revision and "@" not in str(source) else str(source)
-
-
-def from_url(source: str | Path) -> str | Path:
-    """The `id@revision` of a model whose address on the Hub was pasted; any other source unchanged."""
+    """`source`, but the embedded checkpoint's folder for "embedded", and `id@revision` for an address on the Hub."""
+    if source == EMBEDDED and not Path(source).exists():  # a file or folder of that name wins
+        return FOLDER
     if not (match := HUB_URL.fullmatch(str(source))):
         return source
     name, revision = match["id"], match["revision"]
     if match["kind"]:
         raise CheckpointError(f"{printable(source)} is among the Hub's {match['kind'][:-1]}, not its models")
     return f"{name}@{unquote(revision)}" if revision else name
+
+
+def at_revision(source: str | Path, revision: str | None) -> str:
+    """A source with the revision that was asked for, unless it names one itself."""
+    return f"{source}@{revision}" if revision and "@" not in str(source) else str(source)
 
 
 def _may_be_hub_id(text: str) -> bool:
@@ -349,10 +352,9 @@ def _of_suffix(name: str, repository: object) -> str:
     if not name.endswith(PICKLED):
         return BY_SUFFIX[PurePath(name).suffix]
     name, _, revision = str(repository).partition("@")
-    at = f"{name} --revision {revision}" if revision else name
-    return (
-        f"{PICKLE}; a copy of yours can be converted: hf download {at} --local-dir FOLDER && weightscope inspect FOLDER"
-    )
+    wanted = f"{name} --revision {revision}" if revision else name
+    convert = f"hf download {wanted} --local-dir FOLDER && weightscope inspect FOLDER"
+    return f"{PICKLE}; a copy of yours can be converted: {convert}"
 
 
 # The files of a repository
@@ -376,10 +378,10 @@ def downloaded(repository: Repository) -> Path:
     snapshot = cached_snapshot(repository)
     if snapshot is not None:
         return snapshot
-    pinned, folder, _, beside = _remote_weights(repository)
+    pinned, folder, _, weight_files = _remote_weights(repository)
     if folder is None:
         raise CheckpointError("the repository has no config.json", file=repository)
-    for shard in beside.shards:
+    for shard in weight_files.shards:
         if pinned.file(shard, LARGEST_SHARD) is None:
             raise CheckpointError(f"the repository has no {shard}", file=repository)
     return folder
@@ -417,7 +419,7 @@ def _with_tokenizer(repository: Repository, names: Sequence[str]) -> Path | None
 
 
 def _small_files(repository: Repository, names: Sequence[str], limit: int) -> Path | None:
-    """The cache's folder of a repository's small files, all of the same commit; None if it has none of them."""
+    """The cache's folder of a repository's small files, all of the same commit; None if it has none."""
     folder = None
     for name in names:
         path = repository.file(name, limit)
@@ -427,7 +429,7 @@ def _small_files(repository: Repository, names: Sequence[str], limit: int) -> Pa
     return folder
 
 
-def _remote_weights(repository: Repository) -> tuple[Repository, Path | None, dict[str, str], Beside]:
+def _remote_weights(repository: Repository) -> tuple[Repository, Path | None, dict[str, str], WeightFiles]:
     """A repository at its commit, the folder of its small files, the index's map, and which weights are read.
 
     The folder is named for the commit of the small files; everything else must be of the same commit. It is None where
@@ -451,21 +453,21 @@ def _remote_weights(repository: Repository) -> tuple[Repository, Path | None, di
         read = _lone_shard(names, where=repository)
     shards = sorted({*weight_map.values()}) or [read]
     near = [name for name in names if "/" not in name or (name.count("/") == 1 and name.endswith(SAFETENSORS))]
-    return pinned, folder, weight_map, Beside(read, tuple(shards), loaded, near)
+    return pinned, folder, weight_map, WeightFiles(read, tuple(shards), loaded, near)
 
 
 def _open_repository(repository: Repository) -> Checkpoint:
     """A repository's checkpoint by the headers of its files."""
-    pinned, folder, weight_map, beside = _remote_weights(repository)
+    pinned, folder, weight_map, weight_files = _remote_weights(repository)
     config = Config({}, Path(repository.id, "config.json")) if folder is None else config_of(folder)
-    names: dict[str, list[str]] = {shard: [] for shard in beside.shards}
+    names: dict[str, list[str]] = {shard: [] for shard in weight_files.shards}
     for tensor, shard in weight_map.items():
         names[shard].append(tensor)
     ahead = Ahead()
     with ThreadPoolExecutor(min(CONNECTIONS, len(names))) as pool:
         files = pool.map(lambda shard: _open_shard(pinned, shard, names[shard], ahead), names)
         place = folder or Path(repository.id)
-        return _of_safetensors(place, config, files, str(repository), weight_map, beside, where=repository)
+        return _of_safetensors(place, config, files, str(repository), weight_map, weight_files, where=repository)
 
 
 def _open_shard(repository: Repository, name: str, tensors: list[str], ahead: Ahead) -> LocalFile | RemoteFile:

@@ -115,7 +115,7 @@ class Storage(Protocol):
 
 
 def etag_digest(published: Mapping[str, Any] | None) -> str:
-    """The etag of a file on the Hub where it is the file's SHA-256, as that of LFS files is; else empty."""
+    """The etag of a file on the Hub where it is the file's SHA-256, as for LFS files; else empty."""
     etag = str((published or {}).get("etag", ""))
     return etag if SHA256.fullmatch(etag) else ""
 
@@ -274,7 +274,7 @@ class OpenFile:
     @cached_property
     def published(self) -> dict[str, Any] | None:
         """Of a file in the Hub's cache, the repository's file; None of any other."""
-        return cached_identity(self.path, self.size)
+        return cached_identity(self.path, self.size) if self.path.is_symlink() else None
 
     @property
     def sha256(self) -> str:
@@ -307,7 +307,7 @@ class OpenFile:
             spans = [(0, entries[0][0] if entries else WHOLE)]
             for start, stop in entries:
                 thirds = ((stop - start) * i // 3 for i in (1, 2))
-                spans += [(start + at, min(start + at + SAMPLE, stop)) for at in thirds]
+                spans += [(start + third, min(start + third + SAMPLE, stop)) for third in thirds]
         digest = hashlib.sha256()
         for span in spans:
             digest.update(self.read(*span))

@@ -228,8 +228,8 @@ def _stored(checkpoint: "Checkpoint") -> Iterator[str]:
     yield f"dtypes      {', '.join(f'{count} {dtype}' for dtype, count in dtypes.most_common())}"
     for number, line in enumerate(digest_lines(source_of(checkpoint))):
         yield f"{'' if number else 'SHA-256':<11} {line}"
-    if checkpoint.beside.files:
-        yield f"beside      {checkpoint.beside.sentence}"
+    if checkpoint.weight_files.unread:
+        yield f"beside      {checkpoint.weight_files.sentence}"
 
 
 def describe(model: "Model") -> Iterator[str | Listed]:

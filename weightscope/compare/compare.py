@@ -14,9 +14,9 @@ from weightscope.audit.findings import HEAD_FACTOR, HEAD_Z, heads_without_number
 from weightscope.audit.measures import MAPS, Arrays, MeasuredHeads
 from weightscope.changes.all_tensors import TensorChanges, compare_tensors
 from weightscope.changes.directions import Along
-from weightscope.changes.head import LIMITED, added_to, followed, stage, unmoved
+from weightscope.changes.head import LIMITED, Stage, added_to, follow_heads, unmoved
 from weightscope.changes.layer import written_direction
-from weightscope.changes.outside_heads import OtherChanges, limited_changes, other_changes, rescaled
+from weightscope.changes.outside_heads import OtherChanges, find_rescaled, limited_changes, other_changes
 from weightscope.changes.settings import SettingsChange, first_sentence, settings_change
 from weightscope.changes.thresholds import UNMOVED
 from weightscope.changes.wiring import CircuitChanges, circuit_changes
@@ -110,12 +110,13 @@ def compare(
         indices = bar(a.attention_layers, "layers", "layer")
     for index in indices:
         base = unchecked[0].layer(index)
-        first = previous = stage(base, measured_layer(base, forms, options))
+        first = previous = Stage(base, measured_layer(base, forms, options), np.arange(base.n_heads))
         measured[0][index] = first.measured
         for k, model in enumerate(unchecked[1:]):
             layer = model.layer(index)
-            current = stage(layer, measured_layer(layer, forms, options), base, added_to(a, models[k + 1], index))
-            current, since_first, since_previous = followed(first, previous, current)
+            measures, own_order = measured_layer(layer, forms, options), np.arange(layer.n_heads)
+            current = Stage(layer, measures, own_order, base, added_to(a, models[k + 1], index))
+            current, since_first, since_previous = follow_heads(first, previous, current)
             measured[k + 1][index] = current.in_order()
             from_first[k].append(since_first)
             from_previous[k].append(since_previous)
@@ -135,9 +136,11 @@ def compare(
         index for index, layer in zip(a.attention_layers, from_first[-1], strict=True) if not unmoved(layer).all()
     ]
     edits = [*moved_layers(a, models[-1], differ), *(() if everything else along_one_direction(written))]
-    seen = everything.changes if everything else [*others[-1].changes, *attention_changes(unchecked[0], unchecked[-1])]
-    once = list({change.name: change for change in seen}.values())  # biases are among both
-    done = deed(unchecked[0], unchecked[-1], once, (heads[0], heads[-1]), from_first[-1], order[-1], edits)
+    changes = (
+        everything.changes if everything else [*others[-1].changes, *attention_changes(unchecked[0], unchecked[-1])]
+    )
+    changes = list({change.name: change for change in changes}.values())  # biases are among both
+    done = deed(unchecked[0], unchecked[-1], changes, (heads[0], heads[-1]), from_first[-1], order[-1], edits)
     return Comparison(
         labels=labels,
         architectures=[_architecture(model) for model in models],
@@ -162,7 +165,7 @@ def compare(
         beside=[
             finding
             for model, label in dict(zip(models, labels, strict=True)).items()
-            for finding in beside_findings(model.checkpoint.beside, label)
+            for finding in beside_findings(model.checkpoint.weight_files, label)
         ],
         find_circuits=partial(circuit_changes, a, models[-1], order[-1]),
         deed=done,
@@ -209,8 +212,8 @@ def _coverage(models: Sequence[Model], everything: TensorChanges | None, not_com
             f"Not compared: {len(not_compared)} of {counted(len(checkpoint), 'tensor')} ({share}): "
             f"{listed(roles, ROLES)}; `weightscope compare --all` compares every tensor."
         )
-    whole = everything.lead if everything and not done.startswith(IDENTICAL) else ""
-    return " ".join(filter(None, [*notes, whole, left_out]))
+    all_tensors_lead = everything.lead if everything and not done.startswith(IDENTICAL) else ""
+    return " ".join(filter(None, [*notes, all_tensors_lead, left_out]))
 
 
 def _not_compared(a: Model, compared: TensorChanges) -> list[str]:
@@ -462,9 +465,9 @@ class Comparison(Result):
         tensors = {} if self.everything is None else {"tensors": self.everything.table.records()}
         texts |= {"config": [record for change in self.settings for record in change.records()]}
         texts |= {"files": [line for change in self.settings for line in change.files]}
-        others = {"other_tensors": self.others[-1].table.records(), "not_compared": self.not_compared}
+        tensors_outside = {"other_tensors": self.others[-1].table.records(), "not_compared": self.not_compared}
         about = self.provenance.envelope(self.lead)
-        return dict(as_json(about | texts | findings | tensors | others | {"heads": self.heads.records()}))
+        return dict(as_json(about | texts | findings | tensors | tensors_outside | {"heads": self.heads.records()}))
 
 
 def _spectra(measured: Sequence[MeasuredHeads]) -> dict[str, np.ndarray]:
@@ -525,7 +528,7 @@ def _of_tensors(comparison: Comparison) -> Iterator[Finding]:
         compared[-1] = comparison.everything
     later = (comparison.labels[1:], comparison.architectures[1:], comparison.broken[1:])
     for tensors, label, architecture, broken in zip(compared, *later, strict=True):
-        yield from rescaled(tensors.changes, label)
+        yield from find_rescaled(tensors.changes, label)
         kinds = {c.name: c.kind for c in tensors.changes if c.name not in broken}
         yield from incomparable_tensors(kinds, architecture)
     if comparison.everything is not None:

@@ -11,7 +11,7 @@ from weightscope.changes.basis import basis_by_tokens, is_folded
 from weightscope.changes.directions import Along, changes_along_one_direction, one_direction
 from weightscope.changes.head import unmoved
 from weightscope.changes.layer import layers_elsewhere
-from weightscope.changes.pair import paired
+from weightscope.changes.pair import pair_up
 from weightscope.changes.rounding import CASTS
 from weightscope.changes.tensor import UNKNOWN_SIZE, Change
 from weightscope.changes.thresholds import FAR, NEAR, SAME_SPECTRA, UNMOVED
@@ -29,7 +29,7 @@ def attention_changes(a: Model, b: Model) -> list[Change]:
     """How the tensors that heads are read from changed, each of its kind; both are read once more, in blocks."""
     layers = [i for i in a.attention_layers if i in b.attention_layers]
     tensors = ({t.name.removeprefix(m.prefix): t for i in layers for t in m.attention_tensors(i)} for m in (a, b))
-    return changes_with_directions(a, b, paired(*tensors).pairs)
+    return changes_with_directions(a, b, pair_up(*tensors).pairs)
 
 
 def deed(
@@ -57,8 +57,8 @@ def deed(
         return _rounded(changed)
     same = np.array([unmoved(layer) for layer in moved])  # (L, H)
     if zeroed := _zeroed(measured):
-        others = "; no other head moved" if same.sum() + zeroed == same.size else ""
-        return f"Heads set to zero: {zeroed} of {same.size}{others}."
+        no_other = "; no other head moved" if same.sum() + zeroed == same.size else ""
+        return f"Heads set to zero: {zeroed} of {same.size}{no_other}."
     folded = [i for i in a.attention_layers if i in b.attention_layers and is_folded(a.layer(i), b.layer(i))]
     rotation = _rotated(a, b, measured, moved)
     if folded or rotation:

@@ -5,7 +5,7 @@ show.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +28,18 @@ from weightscope.lineage.weights import WeightChanges
 MOSTLY = 0.5  # share of layers that need a counterpart, or of matrices that hold coarser values, for a kind to be named
 SOME = 0.25  # share on a grid before it is called quantised: fused or small matrices are often left out
 ROUNDED = "A to "  # how a change says that the base, rounded to a dtype, gives the suspect
+FOLDED = "In {layers}, the norm's gain is constant and folded into the weights after it."
+OF_LAYERS = {  # kinds that layers show, each with the field of `LayerChange` and the evidence
+    "norms folded": ("folded", FOLDED),
+    "norms folded: the base": ("base_folded", FOLDED),
+    "gauge: basis of heads changed": (
+        "gauge", "The factors of heads changed by {factors:.2g} of their norm, their products by {maps:.2g}."),
+    "experts copied from one network": (
+        "copies", "At least {least} experts per layer copy the base's feed-forward network."),
+    "experts copied from one network: the base": (
+        "base_copies", "At least {least} experts of a layer of the base copy the suspect's network."),
+    "neurons permuted": ("neurons", "Feed-forward matrices have the base's rows in another order."),
+}  # fmt: skip
 RESIZED = {"heads grouped", "heads grouped: the base", "width cut", "width extended"}  # what changes every head anyway
 
 
@@ -140,12 +152,7 @@ def weight_kinds(weights: WeightChanges, structure: set[str]) -> list[Kind]:
         return [_same_values(weights)]
     kinds = [
         *_basis(weights),
-        *_shown(weights, "norms folded", "folded", _folded),
-        *_shown(weights, "norms folded: the base", "base_folded", _folded),
-        *_shown(weights, "gauge: basis of heads changed", "gauge", _gauge),
-        *_shown(weights, "experts copied from one network", "copies", _experts),
-        *_shown(weights, "experts copied from one network: the base", "base_copies", _base_experts),
-        *_shown(weights, "neurons permuted", "neurons", _neurons),
+        *_of_layers(weights),
         *_casts(weights),
         *_grids(weights),
         *_training(weights, structure),
@@ -183,37 +190,17 @@ def _same_but_for_rounding(weights: WeightChanges, structure: set[str]) -> Itera
         yield Kind("same up to rounding", [layer.layer for layer in weights.layers], text)
 
 
-def _shown(
-    weights: WeightChanges, name: str, field: str, text: Callable[[Sequence[LayerChange]], str]
-) -> Iterator[Kind]:
-    """A kind, if some layers show it: that `field` is true, or counts more than one."""
-    values = [(layer, getattr(layer, field)) for layer in weights.layers]
-    showing = [layer for layer, value in values if value is True or value > 1]
-    if showing:
-        yield Kind(name, [layer.layer for layer in showing], text(showing), len(showing) / len(weights.layers))
-
-
-def _folded(layers: Sequence[LayerChange]) -> str:
-    return f"In {counted(len(layers), 'layer')}, the norm's gain is constant and folded into the weights after it."
-
-
-def _gauge(layers: Sequence[LayerChange]) -> str:
-    factors, maps = (float(np.median([getattr(each.drift, name) for each in layers])) for name in ("factors", "maps"))
-    return f"The factors of heads changed by {factors:.2g} of their norm, their products by {maps:.2g}."
-
-
-def _experts(layers: Sequence[LayerChange]) -> str:
-    least = min(layer.copies for layer in layers)
-    return f"At least {least} experts per layer copy the base's feed-forward network."
-
-
-def _base_experts(layers: Sequence[LayerChange]) -> str:
-    least = min(layer.base_copies for layer in layers)
-    return f"At least {least} experts of a layer of the base copy the suspect's network."
-
-
-def _neurons(layers: Sequence[LayerChange]) -> str:
-    return "Feed-forward matrices have the base's rows in another order."
+def _of_layers(weights: WeightChanges) -> Iterator[Kind]:
+    """Each of `OF_LAYERS` that some layers show: that its field is true, or counts more than one."""
+    for name, (field, text) in OF_LAYERS.items():
+        values = {layer.layer: getattr(layer, field) for layer in weights.layers}
+        shown = [layer for layer, value in values.items() if value is True or value > 1]
+        if shown:
+            drifts = [layer.drift for layer in weights.layers if layer.layer in shown]
+            factors, maps = np.median(drifts, axis=0)
+            least = min(int(values[layer]) for layer in shown)
+            evidence = text.format(layers=counted(len(shown), "layer"), factors=factors, maps=maps, least=least)
+            yield Kind(name, shown, evidence, len(shown) / len(weights.layers))
 
 
 def _basis(weights: WeightChanges) -> Iterator[Kind]:

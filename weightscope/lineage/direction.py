@@ -41,7 +41,7 @@ class Proof:
         return " and ".join(HOW[way] for way in HOW if self.ways[way])
 
 
-def proof(weights: WeightChanges, suspect: Model, base: Model, which: str) -> Proof | None:
+def prove(weights: WeightChanges, suspect: Model, base: Model, which: str) -> Proof | None:
     """How one checkpoint follows from the other: the suspect from the base for `which` "B", the reverse for "A".
 
     None where a tensor does not follow, or where the one that would be older has tensors or rows that the other lacks:
@@ -115,7 +115,7 @@ def without_layers(base: Model, gone: Sequence[int]) -> bool:
     usual = float(np.median(list(wrote.values())))
     if any(wrote[layer] < NEAR_IDENTITY * usual for layer in gone):
         return False
-    return not any(_is_near_copy(base, layer, other) for layer in gone for other in layers if other != layer)
+    return not any(_is_near_copy(base, i, j) for i in gone for j in layers if i != j)
 
 
 def _written(model: Model, index: int) -> float:
@@ -132,11 +132,11 @@ def _is_near_copy(model: Model, i: int, j: int) -> bool:
     """Whether a matrix of one layer is like the other layer's."""
     stems = model.stem(i), model.stem(j)
     for name in model.checkpoint.names_under(stems[0]):
-        other = model.checkpoint.get(stems[1] + name.removeprefix(stems[0]))
+        counterpart = model.checkpoint.get(stems[1] + name.removeprefix(stems[0]))
         tensor = model.checkpoint[name]
-        if other is None or other.shape != tensor.shape or len(tensor.shape) < 2 or why_unread(tensor):
+        if counterpart is None or counterpart.shape != tensor.shape or len(tensor.shape) < 2 or why_unread(tensor):
             continue
-        rows = [first_rows(t, COMPARED_ROWS).astype(np.float64) for t in (tensor, other)]
+        rows = [first_rows(t, COMPARED_ROWS).astype(np.float64) for t in (tensor, counterpart)]
         x, y = (each - each.mean() for each in rows)
         size = float(np.linalg.norm(x) * np.linalg.norm(y))
         if size and abs(float((x * y).sum())) > NEAR_COPY * size:

@@ -44,7 +44,7 @@ class Facts(NamedTuple):
         return prod(self.shape)
 
 
-class Elsewhere(NamedTuple):
+class SharedTensors(NamedTuple):
     """What is shared outside heads, and why something may have been missed."""
 
     equal: Sequence[str]  # tensors of the suspect that the base has too, value by value
@@ -75,7 +75,7 @@ def _named(names: Sequence[str], total: int) -> str:
     return f"{len(names)} of {counted(total, 'other tensor')} ({printable(listed(list(names), NAMED))}) {verb}"
 
 
-def elsewhere(suspect: Model, base: Model) -> Elsewhere:
+def find_shared_tensors(suspect: Model, base: Model) -> SharedTensors:
     """Compare all tensors outside attention matrices, whatever layer they are in."""
     here, there = list(facts_of(suspect)), list(facts_of(base))
     digests = {(fact.shape, fact.digest) for fact in there}
@@ -90,7 +90,7 @@ def elsewhere(suspect: Model, base: Model) -> Elsewhere:
     share = sum(fact.size for fact in shared) / max(1, sum(fact.size for fact in here))
     least = min((cosines[fact.name] for fact in alike), default=1.0)
     names = [fact.name for fact in equal], [fact.name for fact in alike]
-    return Elsewhere(*names, least, share, len(here), doubt)
+    return SharedTensors(*names, least, share, len(here), doubt)
 
 
 def _doubt(
@@ -168,16 +168,16 @@ def _cosines(here: Sequence[Facts], there: Sequence[Facts]) -> dict[str, float]:
     for fact in there:
         if fact.sample.size:
             by_width[fact.part, fact.shape[-1]].append(fact)
-    found = {}
+    largest = {}
     for fact in here:
-        others = by_width[fact.part, fact.shape[-1]]
-        lengths = {len(other.sample) for other in others}
+        candidates = by_width[fact.part, fact.shape[-1]]
+        lengths = {len(each.sample) for each in candidates}
         most = 0.0
         for length in lengths:
             common = min(length, len(fact.sample))
             mine = fact.sample[:common]
-            theirs = np.stack([other.sample[:common] for other in others if len(other.sample) == length])
+            theirs = np.stack([each.sample[:common] for each in candidates if len(each.sample) == length])
             sizes = np.linalg.norm(theirs, axis=1) * float(np.linalg.norm(mine))
             most = max(most, float((theirs @ mine / np.maximum(sizes, 1e-30)).max()))
-        found[fact.name] = most
-    return found
+        largest[fact.name] = most
+    return largest

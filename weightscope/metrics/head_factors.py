@@ -56,9 +56,9 @@ def row_arrays(squares: Sequence[np.ndarray], gains: Sequence[np.ndarray], bias:
     floors, widths = [], []
     energies = np.full((len(squares), max(map(len, squares))), np.nan)  # memory may have another width
     with np.errstate(divide="ignore", invalid="ignore"):
-        for own, of_dimensions, gain in zip(energies, squares, gains, strict=True):
+        for energy, of_dimensions, gain in zip(energies, squares, gains, strict=True):
             plain = of_dimensions[gain != 0] / gain[gain != 0] ** 2
-            own[: len(gain)][gain != 0] = plain
+            energy[: len(gain)][gain != 0] = plain
             floors.append(np.sqrt(plain.min(initial=np.inf) * np.divide(len(plain), plain.sum())))
             widths.append((gain**2).sum() ** 2 / (gain**4).sum())  # dimensions that a random factor would fill
     return {

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from weightscope.checkpoint.checkpoint import Beside
+from weightscope.checkpoint.checkpoint import WeightFiles
 from weightscope.errors import counted
 from weightscope.findings import Finding, Member, listed
 from weightscope.metrics.outliers import log_measure, off_trend, robust_z
@@ -104,12 +104,12 @@ def incomparable_tensors(kinds: Mapping[str, str], architectures: str = "") -> I
             )  # fmt: skip
 
 
-def beside_findings(beside: Beside, label: str = "") -> Iterator[Finding]:
+def beside_findings(files: WeightFiles, label: str = "") -> Iterator[Finding]:
     """Weight files next to those that were read; graver where transformers loads them."""
-    if beside.telling:
+    if files.telling:
         yield Finding(
-            kind="other_weights" if beside.is_other else "weights_beside",
-            text=f"{label and f'{label}: '}{beside.sentence}", measure="files", number=float(len(beside.files)),
+            kind="other_weights" if files.is_other else "weights_beside",
+            text=f"{label and f'{label}: '}{files.sentence}", measure="files", number=float(len(files.unread)),
             usual=0.0,
         )  # fmt: skip
 

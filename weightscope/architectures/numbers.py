@@ -1,4 +1,4 @@
-"""The dialects of config.json, put into the one that transformers 5 writes, by its own rules.
+"""From a config and a row to the numbers of one model, in whichever dialect the config is written.
 
 transformers standardises a config before it builds a model: `attribute_map` renames sizes, and
 `convert_rope_params_to_dict` turns what older versions wrote of rotation into `rope_parameters`. `renamed` and
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from weightscope.architectures.config import KEYS, names_of, rope_of
+from weightscope.architectures.config import KEYS, MOST_LAYERS, ModelConfig, inner_types, names_of, rope_of, sizes_of
 from weightscope.architectures.family import Family
 from weightscope.architectures.rope import Rope
 from weightscope.checkpoint.config import Config
@@ -24,7 +24,147 @@ NEEDED = {"n_layers", "d_model", "n_heads", "norm_eps"}  # sizes that change num
 SIZES = {name for meaning in NEEDED for name in KEYS[meaning]}
 
 
-def writer_of(config: Config) -> int | None:
+def completed_part(config: Config, part: Config, family: Family) -> Config:
+    """The part of a config that describes this model, with the architecture's defaults for what it leaves out.
+
+    A key that is there and null means null, as it does to transformers. A size under one name leaves no default of
+    another.
+    """
+    inherited: dict[str, Any] = {}
+    kind = part.get("model_type") or config.get("model_type")
+    if part.raw is not config.raw:  # a wrapper's part: it may leave its sizes to the architecture, too
+        wrapper = config.get("model_type")
+        inner = f"{wrapper}.{family.part}"  # a class that is the wrapper's own
+        usual = part.get("model_type") or inner_types(wrapper).get(family.part) or family.types[0]
+        kind = inner if names_of(inner) else usual
+        sizes = sizes_of(inner) or sizes_of(usual) or sizes_of(family.types[0])
+        inherited = {"model_type": usual, **sizes}
+        if config.get("tie_word_embeddings") is True:
+            inherited["tie_word_embeddings"] = True
+    kind = str(kind)
+    values = Config(renamed(part, family, kind), part.file)
+    stated = family.synonyms([key for key in values if values.has(key)])
+    defaults = {key: value for key, value in {**family.config.defaults, **inherited}.items() if key not in stated}
+    completed = family.completed(
+        {key: value for key, value in {**defaults, **values}.items() if value is not None}, config.file
+    )
+    return standardised(part, completed.raw, family.configured(completed), kind, config)
+
+
+def read_config(config: Config, family: Family) -> ModelConfig:
+    """Normalise the values of a config.
+
+    Parameters
+    ----------
+    config : Config
+        From `completed_part`.
+    family : Family
+        As configured by it.
+
+    Raises
+    ------
+    CheckpointError
+        A size is missing, is not a positive integer, or is absurd; heads do not divide into groups, or the width into
+        heads.
+    """
+    keys = family.size_keys
+    listed = config.get(family.config.listed)
+    usual = len(listed) if isinstance(listed, list) else None
+    n_layers = config.size(*keys["n_layers"], default=usual, largest=MOST_LAYERS) * family.config.attentions
+    d_model = config.size(*keys["d_model"])
+    n_heads, n_kv_heads, head_dim = head_sizes(config, family)
+    rules = family.config
+    types = config.strings(rules.listed, n_layers) if rules.listed in config else rules.layer_types(config, n_layers)
+    attending = {kind for kind in types if not rules.attention_types or kind in rules.attention_types}
+    norm, eps = family.norms.before, 0.0
+    if norm is not None and norm.eps is not None:
+        eps = norm.eps
+    elif norm is not None or config.has(*keys["norm_eps"]):
+        eps = config.number(*keys["norm_eps"], largest=1.0)
+    return ModelConfig(
+        raw=config.raw,
+        file=config.file,
+        notes=config.notes,
+        model_type=str(config.get("model_type")),
+        n_layers=n_layers,
+        d_model=d_model,
+        n_heads=n_heads,
+        n_kv_heads=n_kv_heads,
+        head_dim=head_dim,
+        norm="none" if norm is None else "layer_norm" if norm.centred else "rms_norm",
+        norm_eps=eps,
+        layer_types=types,
+        rope={kind: family.rope.parameters(config, kind) for kind in attending} if family.rope else {},
+        n_positions=config.size(*keys["n_positions"]) if config.has(*keys["n_positions"]) else None,
+        vocab_size=config.size(*keys["vocab_size"]) if config.has(*keys["vocab_size"]) else None,
+    )
+
+
+# How many heads there are and how wide they are: in a model, and in one of its layers.
+
+
+def head_sizes(config: Config, family: Family) -> tuple[int, int, int]:
+    """Query heads, key-value heads, and the width of a head's queries and keys.
+
+    Raises
+    ------
+    CheckpointError
+        A size is absurd, or heads do not divide into groups, or the width into heads.
+    """
+    keys, kv_heads = family.size_keys, family.heads.kv_heads
+    d_model, n_heads = config.size(*keys["d_model"]), config.size(*keys["n_heads"])
+    n_kv_heads = kv_heads if isinstance(kv_heads, int) else config.size(*kv_heads, default=n_heads)
+    if n_heads % n_kv_heads:
+        raise CheckpointError(f"{n_heads} heads do not divide into {n_kv_heads} key-value heads", file=config.file)
+    if family.heads.head_dim and all(config.has(key) for key in family.heads.head_dim):
+        head_dim = sum(config.count(key) for key in family.heads.head_dim)
+    elif d_model % n_heads:
+        raise CheckpointError(f"width {d_model} does not divide into {n_heads} heads", file=config.file)
+    else:
+        head_dim = d_model // n_heads
+    return n_heads, n_kv_heads, head_dim
+
+
+def in_layer(config: ModelConfig, family: Family, index: int) -> tuple[ModelConfig, Family]:
+    """A model's numbers and its row as one layer has them: heads and their widths may differ from layer to layer.
+
+    Parameters as of `read_layer`, errors as of `head_sizes`.
+    """
+    row, sizes = family.in_layer(config.layer_types[index]), family.config.sizes(config, index)
+    if row is family and not sizes:
+        return config, family
+    values = Config({**config.raw, **sizes}, config.file)
+    n_heads, n_kv_heads, head_dim = head_sizes(values, row)
+    return replace(config, raw=values.raw, n_heads=n_heads, n_kv_heads=n_kv_heads, head_dim=head_dim), row
+
+
+def attends(config: ModelConfig, family: Family, index: int) -> bool:
+    """Whether a layer is attention to what enters it; in hybrid models others are not."""
+    kinds = family.config.attention_types
+    return (not kinds or config.layer_types[index] in kinds) and family.keys_of(config, index) == index
+
+
+def borrows(config: ModelConfig, family: Family, index: int) -> bool:
+    """Whether a layer is attention of what enters it to keys and values that an earlier layer has made."""
+    source = family.keys_of(config, index)
+    return source != index and attends(config, family, source)
+
+
+def kind_of(config: ModelConfig, family: Family, index: int) -> str:
+    """What a layer is, in words."""
+    source = family.keys_of(config, index)
+    layer_type = config.layer_types[index]
+    return (
+        layer_type
+        if source == index
+        else f"{layer_type} to keys and values that layer {source} has made of another stream"
+    )
+
+
+# Dialects
+
+
+def _writer_of(config: Config) -> int | None:
     """The major version of the transformers that wrote a config; None where it does not say."""
     major = str(config.get("transformers_version") or "").partition(".")[0]
     return int(major) if major.isascii() and major.isdigit() and len(major) < 4 else None
@@ -71,7 +211,7 @@ def renamed(part: Config, family: Family, kind: str) -> dict[str, Any]:
 # Rotation.
 
 
-def standardised(part: Config, values: Mapping[str, Any], family: Family, kind: str, writer: int | None) -> Config:
+def standardised(part: Config, values: Mapping[str, Any], family: Family, kind: str, whole: Config) -> Config:
     """A config with its rotation in one form.
 
     Parameters
@@ -84,8 +224,8 @@ def standardised(part: Config, values: Mapping[str, Any], family: Family, kind: 
         As configured by them.
     kind : str
         Its model_type.
-    writer : int or None
-        Major version of the transformers that wrote it.
+    whole : Config
+        All of the file, which says by which transformers it was written.
 
     Raises
     ------
@@ -100,7 +240,7 @@ def standardised(part: Config, values: Mapping[str, Any], family: Family, kind: 
     _refuse_unread_width(part, config, family, kind)
     emptied = SCALING in part and not part[SCALING]
     usual = rope_of(kind) or rope_of(family.types[0])
-    rotary = _Rotary(config, rope, usual, writer, free=not names_of(kind), emptied=emptied)
+    rotary = _Rotary(config, rope, usual, _writer_of(whole), free=not names_of(kind), emptied=emptied)
     made = {key: value for key, value in values.items() if key != SCALING} | {GIVEN: rotary.standard()}
     return replace(config, raw=made, notes=tuple(rotary.notes))
 

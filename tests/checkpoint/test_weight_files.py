@@ -30,28 +30,28 @@ class Case(NamedTuple):
 
     files: dict[str, int]
     loaded: int  # the seed that transformers loads; 0 where it loads nothing
-    beside: list[str]  # weight files that are named as not read
+    unread: list[str]  # weight files that are named as not read
     names: str = ""  # transformers_weights of config.json
     read: int | None = None  # the seed that weightscope reads, where it is another
-    other: bool = False  # it is said that transformers loads other weights, or may
+    differs: bool = False  # transformers loads other weights, or may
 
 
 CASES = {
     "one file": Case({LONE: 1}, 1, []),
     "shards": Case(SHARDED, 2, []),
     "one file and shards": Case({LONE: 1, **SHARDED}, 1, [*SHARDS]),
-    "a variant beside one file": Case({LONE: 1, "model.fp16.safetensors": 3}, 1, ["model.fp16.safetensors"]),
-    "a variant beside shards": Case({**SHARDED, "model.fp16.safetensors": 3}, 2, ["model.fp16.safetensors"]),
+    "a variant of one file": Case({LONE: 1, "model.fp16.safetensors": 3}, 1, ["model.fp16.safetensors"]),
+    "a variant of shards": Case({**SHARDED, "model.fp16.safetensors": 3}, 2, ["model.fp16.safetensors"]),
     "a consolidated file": Case({**SHARDED, "consolidated.safetensors": 3}, 2, ["consolidated.safetensors"]),
     "two indexes": Case({**SHARDED, **VARIANT}, 2, ["fp16-1.safetensors", "fp16-2.safetensors"]),
     "a subfolder": Case({LONE: 1, "fp16/model.safetensors": 3}, 1, ["fp16/model.safetensors"]),
     "a file that the config names": Case({LONE: 1, "b.safetensors": 3}, 3, [LONE], names="b.safetensors"),
     "an index that the config names": Case({LONE: 1, **SHARDED}, 2, [LONE], names=INDEX),
-    "an adapter": Case({LONE: 1, **ADAPTER}, 1, ["adapter_model.safetensors"], other=True),
-    "an adapter beside shards": Case({**SHARDED, **ADAPTER}, 2, ["adapter_model.safetensors"], other=True),
+    "an adapter": Case({LONE: 1, **ADAPTER}, 1, ["adapter_model.safetensors"], differs=True),
+    "an adapter and shards": Case({**SHARDED, **ADAPTER}, 2, ["adapter_model.safetensors"], differs=True),
     "pickled": Case({LONE: 1, "pytorch_model.bin": 3}, 1, ["pytorch_model.bin"]),
     "pickled, and a variant": Case(
-        {"model.fp16.safetensors": 3, "pytorch_model.bin": 1}, 1, ["pytorch_model.bin"], read=3, other=True
+        {"model.fp16.safetensors": 3, "pytorch_model.bin": 1}, 1, ["pytorch_model.bin"], read=3, differs=True
     ),
     "a variant and no other": Case({"model.fp16.safetensors": 3}, 0, [], read=3),
     "a subfolder and no other": Case({"fp16/model.safetensors": 3}, 0, []),
@@ -98,8 +98,8 @@ def test_what_transformers_loads_is_read_and_the_rest_is_named(name: str, tmp_pa
         return
     checkpoint = ws.open_model(folder).checkpoint
     assert seed_of(checkpoint[WEIGHT].read()) == wanted
-    assert [*checkpoint.beside.files] == case.beside and checkpoint.beside.is_other == case.other
-    assert all(file in checkpoint.beside.sentence for file in case.beside)
+    assert [*checkpoint.weight_files.unread] == case.unread and checkpoint.weight_files.is_other == case.differs
+    assert all(file in checkpoint.weight_files.sentence for file in case.unread)
 
 
 @pytest.mark.check
@@ -111,7 +111,7 @@ def test_transformers_itself_loads_what_the_table_says(name: str, tmp_path: Path
     folder = write(tmp_path, case)
     for file, seed in case.files.items():
         if file == "pytorch_model.bin":
-            weights = {tensor: torch.from_numpy(own) for tensor, own in gpt2_weights(seed=seed).items()}
+            weights = {tensor: torch.from_numpy(array) for tensor, array in gpt2_weights(seed=seed).items()}
             torch.save(weights, folder / file)
     config = json.loads((folder / "config.json").read_text()) | {"vocab_size": 50}
     (folder / "config.json").write_text(json.dumps(config))
@@ -136,7 +136,7 @@ def test_the_same_is_read_from_the_hub(name: str, tmp_path: Path, hub: Hub) -> N
         return
     checkpoint = open_checkpoint("owner/several")
     assert seed_of(checkpoint[WEIGHT].read()) == wanted
-    assert [*checkpoint.beside.files] == case.beside and checkpoint.beside.is_other == case.other
+    assert [*checkpoint.weight_files.unread] == case.unread and checkpoint.weight_files.is_other == case.differs
 
 
 def test_of_a_snapshot_in_the_hubs_cache_the_single_file_is_read(tmp_path: Path, hub: Hub) -> None:
@@ -183,7 +183,7 @@ def test_the_gate_sees_the_file_that_transformers_loads(tmp_path: Path) -> None:
     """Both folders have the same shards; one has another model.safetensors too."""
     good = write(tmp_path / "good", CASES["shards"])
     shutil.copytree(good, tmp_path / "bad")
-    negated = {name: -own for name, own in gpt2_weights(seed=2).items()}
+    negated = {name: -array for name, array in gpt2_weights(seed=2).items()}
     save_file(negated, tmp_path / "bad" / LONE)
     limits = ["--max-change", 0.001, "--fail-on", "note"]
     compared = run("compare", good, tmp_path / "bad", "--out", tmp_path / "out", "--all", *limits)
