@@ -51,26 +51,26 @@ def _no_bars() -> Iterator[None]:
 @pytest.fixture(autouse=True, scope="session")
 def _faults_of_figures() -> Iterator[list[str]]:
     """What an editor would return each figure for that is saved, whatever the test."""
-    found: list[str] = []
+    faults_found: list[str] = []
     plain = style.description
 
     def description(figure: Figure) -> str:
-        found.extend(faults(figure))
+        faults_found.extend(faults(figure))
         return plain(figure)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(style, "description", description)
-        yield found
+        yield faults_found
 
 
 @pytest.fixture(autouse=True)
 def _legible(_faults_of_figures: list[str]) -> Iterator[None]:
     """A test fails over the figures that it draws, or that its fixtures drew."""
     yield
-    found = sorted(set(_faults_of_figures))
+    faults = sorted(set(_faults_of_figures))
     _faults_of_figures.clear()
-    if found:
-        pytest.fail("figures: " + "; ".join(found))
+    if faults:
+        pytest.fail("figures: " + "; ".join(faults))
 
 
 @pytest.fixture(autouse=True)

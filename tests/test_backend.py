@@ -16,7 +16,7 @@ GB = 10**9
 
 class TestRows:
     @pytest.mark.parametrize(
-        ("free", "beside", "a_row", "most", "rows"),
+        ("free", "fixed", "per_row", "most", "rows"),
         [
             (24 * GB, 0, 32 * 50_257, 1336, 1336),  # more room than blocks want
             (1 * GB, 0, 32 * 50_257, 1336, 435),
@@ -24,15 +24,15 @@ class TestRows:
             (10_000, 0, 7_000, 5, 1),
         ],
     )
-    def test_as_many_as_have_room(self, free, beside, a_row, most, rows):
-        assert rows_that_fit(free, beside, a_row, most) == rows
+    def test_rows_that_fit_the_memory(self, free, fixed, per_row, most, rows):
+        assert rows_that_fit(free, fixed, per_row, most) == rows
 
     def test_a_block_never_takes_more_than_its_share(self):
         for free in range(10**6, 10**8, 10**6 + 7):
             rows = rows_that_fit(free, 300_000, 3001, 10**9)
             assert 300_000 + 3001 * rows <= 0.7 * free < 300_000 + 3001 * (rows + 1)
 
-    def test_too_little_for_one_row_is_said_with_both_numbers(self):
+    def test_memory_for_less_than_one_row_is_refused_with_both_numbers(self):
         with pytest.raises(CheckpointError, match="the device has 10 MB free; this needs 17 MB at least"):
             rows_that_fit(10**7, 2 * 10**6, 10**7, 4)
 
@@ -41,12 +41,12 @@ class TestOpening:
     def test_the_cpu_needs_nothing(self):
         assert open_device("cpu") is CPU
 
-    def test_no_cupy(self, monkeypatch):
+    def test_missing_cupy_is_refused(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "cupy", None)
         with pytest.raises(CheckpointError, match=r"^device cuda needs CuPy: pip install 'cupy-cuda12x\[ctk\]'$"):
             open_device("cuda")
 
-    def test_a_cupy_that_cannot_be_imported_says_why(self, monkeypatch, tmp_path):
+    def test_broken_cupy_says_why(self, monkeypatch, tmp_path):
         (tmp_path / "cupy.py").write_text("raise ImportError('libcuda.so.1: cannot open\\nmore')")
         monkeypatch.syspath_prepend(tmp_path)
         monkeypatch.delitem(sys.modules, "cupy", raising=False)
@@ -62,7 +62,7 @@ class TestOpening:
             (1, MemoryError(), "MemoryError"),
         ],
     )
-    def test_no_usable_device(self, monkeypatch, count, ones, says):
+    def test_no_usable_device_is_refused(self, monkeypatch, count, ones, says):
         def get_device_count():
             if isinstance(count, Exception):
                 raise count
@@ -80,14 +80,14 @@ class TestOpening:
         assert "\n" not in str(caught.value)
 
     @pytest.mark.parametrize(("name", "says"), [("no_such_module", "there are cpu and cuda"), ("json", "standard")])
-    def test_a_name_that_is_no_array_library(self, name, says):
+    def test_unknown_array_library_is_refused(self, name, says):
         with pytest.raises(CheckpointError, match=says):
             open_device(name)
 
 
 @pytest.mark.parametrize("device", [CPU, Device("numpy", np), open_device("array_api_strict")], ids=lambda d: d.name)
 class TestArrays:
-    def test_they_come_back_as_they_were_put(self, device):
+    def test_arrays_come_back_from_the_device_unchanged(self, device):
         for array in (np.arange(6.0).reshape(2, 3).T, np.array(2, np.int64), np.zeros((0, 3), np.float32)):
             back = device.get(device.put(array))
             assert back.dtype == array.dtype
@@ -99,8 +99,8 @@ class TestArrays:
 
     def test_blocks_keep_their_order(self, device):
         blocks = [(np.full(n, n), np.arange(n)) for n in range(5)]
-        found = [tuple(device.get(array) for array in block) for block in device.put_ahead(blocks)]
-        for block, there in zip(blocks, found, strict=True):
+        returned = [tuple(device.get(array) for array in block) for block in device.put_ahead(blocks)]
+        for block, there in zip(blocks, returned, strict=True):
             for array, copy in zip(block, there, strict=True):
                 np.testing.assert_array_equal(copy, array)
 
@@ -144,7 +144,7 @@ class Stream:
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["copies at once", "copies at the last moment"])
-def test_copies_overtake_no_kernel_and_no_memory_is_used_again_before_its_copy(monkeypatch, late):
+def test_memory_is_reused_only_after_its_copy_has_ended(monkeypatch, late):
     """The extremes of what two streams may do: kernels run at the very end, copies at once or when waited for."""
     kernels, copies, on_card, pinned = Stream(late=True), Stream(late), Pool(), Pool()
 

@@ -84,8 +84,8 @@ def test_detok_writes_what_is_promised(folder: Path, tmp_path: Path) -> None:
 def test_neighbours_are_the_highest_t_ee_of_the_vocabulary(folder: Path, tmp_path: Path) -> None:
     result = run("neighbours", folder, " cat", "--head", 2, "--top", 7, "--csv", tmp_path / "n.csv")
     assert result.exit_code == 0, result.output
-    found = rows(tmp_path / "n.csv")
-    assert [int(row["rank"]) for row in found] == list(range(1, 8))
+    rows_written = rows(tmp_path / "n.csv")
+    assert [int(row["rank"]) for row in rows_written] == list(range(1, 8))
     from tokenizers import Tokenizer
 
     token = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(" cat").ids[0]
@@ -94,9 +94,9 @@ def test_neighbours_are_the_highest_t_ee_of_the_vocabulary(folder: Path, tmp_pat
     c = np.sqrt((e[:, None] + p).var(axis=-1) + 1e-5).mean(axis=1)  # the paper's e~ = e / c
     scores = (e[token] / c[token]) @ head.qk.dense() @ (e / c[:, None]).T
     best = np.argsort(-scores)[:7]
-    assert [int(row["token_id"]) for row in found] == best.tolist()
-    assert [float(row["score"]) for row in found] == pytest.approx(scores[best].tolist(), rel=1e-4)
-    assert all(row["joined"] == row["token"] + " cat" for row in found)
+    assert [int(row["token_id"]) for row in rows_written] == best.tolist()
+    assert [float(row["score"]) for row in rows_written] == pytest.approx(scores[best].tolist(), rel=1e-4)
+    assert all(row["joined"] == row["token"] + " cat" for row in rows_written)
 
 
 def test_positions_are_scaled_as_in_the_papers_code(folder: Path, tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_positions_leave_no_figure_of_another_run(folder: Path, tmp_path: Path) 
 
 
 @pytest.mark.check
-def test_positions_beside_attention_on_text(tmp_path: Path) -> None:
+def test_positions_on_text_are_next_to_attention(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="running a model needs the extra `runner`")
     (tmp_path / "a.txt").write_text("\n\n".join(f"On day {n} the crew of the ship saw land again." for n in range(300)))
     result = run("positions", "embedded", "--text", tmp_path / "a.txt", "--out", tmp_path / "o")
@@ -154,9 +154,11 @@ def test_unscaled_positions_of_a_checkpoint_without_tokens(tmp_path: Path) -> No
 def test_counts_of_another_tokenizer_are_refused(folder: Path, tmp_path: Path) -> None:
     from tokenizers import ByteLevelBPETokenizer
 
-    other = ByteLevelBPETokenizer()
-    other.train_from_iterator(["quite another text, quite another vocabulary"] * 9, vocab_size=290, show_progress=False)
-    other.save(str(tmp_path / "tokenizer.json"))
+    another_tokenizer = ByteLevelBPETokenizer()
+    another_tokenizer.train_from_iterator(
+        ["quite another text, quite another vocabulary"] * 9, vocab_size=290, show_progress=False
+    )
+    another_tokenizer.save(str(tmp_path / "tokenizer.json"))
     assert run("bigrams", folder / "corpus.txt", "--tokenizer", tmp_path, "--out", tmp_path / "c.npz").exit_code == 0
     message = refused("detok", folder, "--counts", tmp_path / "c.npz", "--out", tmp_path / "o")
     assert "c.npz: counted with another tokenizer" in message
@@ -164,13 +166,13 @@ def test_counts_of_another_tokenizer_are_refused(folder: Path, tmp_path: Path) -
 
 
 def test_counts_cut_short_are_refused(folder: Path, tmp_path: Path) -> None:
-    whole = (folder / "counts.npz").read_bytes()
-    (tmp_path / "c.npz").write_bytes(whole[: len(whole) // 2])
+    content = (folder / "counts.npz").read_bytes()
+    (tmp_path / "c.npz").write_bytes(content[: len(content) // 2])
     assert "c.npz: " in refused("detok", folder, "--counts", tmp_path / "c.npz", "--out", tmp_path / "o")
     assert not (tmp_path / "o").exists()
 
 
-def test_a_token_that_is_not_one_says_what_it_splits_into(folder: Path) -> None:
+def test_text_of_several_tokens_says_what_it_splits_into(folder: Path) -> None:
     assert "splits into 'z' + 'e' + 'b' + 'r' + 'a'" in refused("neighbours", folder, "zebra")
 
 
@@ -190,9 +192,9 @@ def test_bad_input_is_one_clear_line(folder: Path, tmp_path: Path, arguments: li
     assert not (tmp_path / "o").exists()
 
 
-def test_nobody_counts_bigrams_for_a_checkpoint_without_tokens(tmp_path: Path) -> None:
-    said = refused("detok", fixture("vit").folder, "--out", tmp_path / "out")
-    assert "vit has no token embedding" in said and "--counts" not in said
+def test_bigrams_are_not_counted_for_a_checkpoint_without_tokens(tmp_path: Path) -> None:
+    message = refused("detok", fixture("vit").folder, "--out", tmp_path / "out")
+    assert "vit has no token embedding" in message and "--counts" not in message
 
 
 def test_an_unknown_model_type_names_adopt(tmp_path: Path) -> None:
@@ -224,7 +226,7 @@ def test_importing_weightscope_loads_nothing_heavy() -> None:
     ],
     ids=lambda command: command[0],
 )
-def test_where_nothing_can_be_written_nothing_is_computed(command: list[str], tmp_path, monkeypatch) -> None:
+def test_unwritable_output_is_refused_before_computing(command: list[str], tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("file").touch()
     result = run(*command)
@@ -232,21 +234,21 @@ def test_where_nothing_can_be_written_nothing_is_computed(command: list[str], tm
     assert result.stderr == "weightscope: nothing can be written to file/out (Not a directory)\n"
 
 
-def test_looking_whether_a_folder_can_be_written_leaves_nothing(tmp_path: Path) -> None:
+def test_checking_that_a_folder_is_writable_leaves_nothing(tmp_path: Path) -> None:
     check_writable(tmp_path / "a" / "b")
     assert not list(tmp_path.iterdir())
     check_writable(tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_revision_is_of_the_hub(folder: Path) -> None:
+def test_revision_of_a_local_path_is_refused(folder: Path) -> None:
     """Somebody who compares two revisions of a local clone would compare one with itself."""
     result = run("inspect", folder, "--revision", "v2")
     assert result.exit_code == 2
     assert result.stderr.endswith("is on this machine; a revision (v2) is one of the Hub's\n")
 
 
-def test_inspect_says_nothing_before_it_knows_everything() -> None:
+def test_inspect_prints_nothing_if_it_fails() -> None:
     result = run("inspect", "embedded", "--family", "llama")
     assert result.exit_code == 2
     assert not result.stdout
@@ -265,7 +267,7 @@ def test_the_package_runs_as_a_module() -> None:
         (["circuits", "embedded"], "circuits.circuits:circuits"),
     ],
 )
-def test_a_folder_that_another_run_writes_into_is_refused_before_the_work(
+def test_folder_in_use_is_refused_before_computing(
     command: list[str], work: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module, name = work.split(":")
@@ -277,7 +279,7 @@ def test_a_folder_that_another_run_writes_into_is_refused_before_the_work(
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "utf-8"])
-def test_a_letter_that_the_output_cannot_hold_is_spelled_out(
+def test_character_that_the_output_encoding_lacks_is_spelled_out(
     encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As σ₁ where a Windows console is redirected, and a file's name that is not UTF-8 anywhere."""

@@ -43,12 +43,12 @@ def packages(names: set[str]) -> set[str]:
     return {PACKAGES.get(top, top) for top in tops}
 
 
-def test_what_is_declared_is_what_is_imported() -> None:
+def test_declared_dependencies_are_those_imported() -> None:
     imported = packages({name for path in MODULES for name in imports_of(path)})
     assert imported - OFFERED == BASE.union(*EXTRAS.values()) - FOR_OTHERS
 
 
-def test_a_module_loads_with_what_it_may_rely_on() -> None:
+def test_modules_load_with_their_declared_dependencies_only() -> None:
     undeclared = {}
     for path in MODULES:
         extras = [EXTRAS[extra] for place, extra in EXTRA_OF.items() if place in path.parts]
@@ -57,5 +57,5 @@ def test_a_module_loads_with_what_it_may_rely_on() -> None:
     assert not undeclared, f"these modules need packages of an extra to be imported: {undeclared}"
 
 
-def test_what_every_installation_has_is_no_extra() -> None:
+def test_no_extra_repeats_a_core_dependency() -> None:
     assert not BASE & set().union(*EXTRAS.values())

@@ -62,8 +62,8 @@ def random_counts(n: int, seed: int = 0) -> Counts:
     rng = np.random.default_rng(seed)
     dense = rng.integers(1, 9, (n, n)) * (rng.random((n, n)) < 3 / n)
     matrix = scipy.sparse.csr_array(dense.astype(np.int64))
-    whole = (np.asarray(x, np.int64) for x in (matrix.indptr, matrix.indices, matrix.data))
-    return Counts(*whole, "", ("corpus.txt",), 1, 10**6)
+    arrays = (np.asarray(x, np.int64) for x in (matrix.indptr, matrix.indices, matrix.data))
+    return Counts(*arrays, "", ("corpus.txt",), 1, 10**6)
 
 
 def run_all_kernels(device: Device) -> dict[str, np.ndarray]:
@@ -101,14 +101,16 @@ def test_blocks_of_any_size_give_the_same_auroc(memory):
     rng = np.random.default_rng(4)
     left, right = (rng.integers(-3, 4, (400, 6)).astype(np.float32) for _ in range(2))
     counts = scipy.sparse.csr_array(rng.integers(0, 9, (400, 400)) * (rng.random((400, 400)) < 0.03))
-    told: list[int] = []
-    found = auroc_by_token(left, right, counts, device=Device("strict", array_api_strict, memory), progress=told.append)
-    np.testing.assert_array_equal(found, auroc_by_token(left, right, counts))
-    assert sum(told) == 400
+    steps: list[int] = []
+    aurocs = auroc_by_token(
+        left, right, counts, device=Device("strict", array_api_strict, memory), progress=steps.append
+    )
+    np.testing.assert_array_equal(aurocs, auroc_by_token(left, right, counts))
+    assert sum(steps) == 400
     some = slice(37, 190)
     of_some = auroc_by_token(left[some], right, counts[some], device=Device("strict", array_api_strict, memory))
-    np.testing.assert_array_equal(of_some, found[some])
-    assert len(told) > (10 if memory == 300_000 else 1)
+    np.testing.assert_array_equal(of_some, aurocs[some])
+    assert len(steps) > (10 if memory == 300_000 else 1)
 
 
 @pytest.mark.parametrize("most_seen", [30, 600])
@@ -162,12 +164,12 @@ def test_factors_of_t_ee_are_the_same(name, monkeypatch):
     for share in (0.3, 0.0):
         monkeypatch.setattr("weightscope.detok.first_layer.SHARE_KEPT", share)
         there = FirstLayer(model, device="array_api_strict")
-        for n, found, expected in zip(
+        for n, measured, expected in zip(
             heads, (there.query_factor, there.key_factor), (here.query_factor, here.key_factor), strict=True
         ):
             for head in range(n):
-                assert found(head).dtype == np.float32
-                np.testing.assert_allclose(found(head), expected(head), rtol=1e-5, atol=1e-6)
+                assert measured(head).dtype == np.float32
+                np.testing.assert_allclose(measured(head), expected(head), rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(there.query_factor(0, 5, 17), here.query_factor(0, 5, 17), rtol=1e-5, atol=1e-6)
 
 
@@ -205,8 +207,8 @@ def test_norms_and_contributions_of_running_models_are_the_same(name, tmp_path):
     norms = [vars(measure_norms(runner, TEXTS, KINDS)) for runner in (here, there)]
     for key in ("alpha_f", "f_by_kind"):
         np.testing.assert_allclose(norms[1][key], norms[0][key], rtol=1e-5)
-    found = [observe_contributions(runner, TEXTS, KINDS).by_kind for runner in (here, there)]
-    np.testing.assert_allclose(found[1], found[0], rtol=1e-5, atol=1e-6 * np.abs(found[0]).max())
+    by_device = [observe_contributions(runner, TEXTS, KINDS).by_kind for runner in (here, there)]
+    np.testing.assert_allclose(by_device[1], by_device[0], rtol=1e-5, atol=1e-6 * np.abs(by_device[0]).max())
 
 
 def test_a_layer_on_a_device_computes_there():
@@ -215,8 +217,8 @@ def test_a_layer_on_a_device_computes_there():
     x = np.ones((3, layer.q.stored.shape[1]), np.float32)
     there = layer.on(STRICT)
     assert layer.on(backend.CPU) is layer
-    for found in (there.queries(STRICT.put(x)), there.inner_values(STRICT.put(x)), *there.scalars(STRICT.put(x))):
-        assert isinstance(found, type(STRICT.put(x)))
+    for array in (there.queries(STRICT.put(x)), there.inner_values(STRICT.put(x)), *there.scalars(STRICT.put(x))):
+        assert isinstance(array, type(STRICT.put(x)))
 
 
 def run(*arguments: object):
@@ -309,7 +311,7 @@ def test_a_missing_device_is_one_line_and_status_2(command, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("order", [0, 1])
-def test_a_cluster_may_have_the_device_that_this_machine_has_not(folder, tmp_path, monkeypatch, order):
+def test_cluster_may_use_a_device_that_this_machine_lacks(folder, tmp_path, monkeypatch, order):
     """Whichever option comes first, it is the scheduler that is missing here."""
     monkeypatch.setitem(sys.modules, "cupy", None)
     open_device.cache_clear()
@@ -325,9 +327,9 @@ def test_processes_do_not_share_a_device(folder, tmp_path, cuda_is_strict):
     assert "a GPU is used by one process" in result.output
 
 
-def test_a_task_that_goes_elsewhere_takes_the_devices_name_along(folder):
+def test_task_for_another_machine_carries_the_device_name(folder):
     source, counts = Source.named(str(folder)), load_counts(folder / "counts.npz")
-    whole = measure_heads(FirstLayer(source.open()), counts).auroc
+    expected = measure_heads(FirstLayer(source.open()), counts).auroc
     for name in ("array_api_strict", "no_such_module"):
         sent = ScorerOnWorker.of(source, FirstLayer(source.open(), device=name), folder / "counts.npz")
         scorer = pickle.loads(pickle.dumps(sent))()
@@ -335,7 +337,7 @@ def test_a_task_that_goes_elsewhere_takes_the_devices_name_along(folder):
             with pytest.raises(ws.CheckpointError, match="no device 'no_such_module'"):
                 scorer.auroc(1, range(20, 90))
         else:
-            np.testing.assert_allclose(scorer.auroc(1, range(20, 90)), whole[1, 20:90], rtol=0, atol=0.01)
+            np.testing.assert_allclose(scorer.auroc(1, range(20, 90)), expected[1, 20:90], rtol=0, atol=0.01)
 
 
 class Watched:
@@ -345,18 +347,18 @@ class Watched:
         self._xp, self._calls, self._prefix = xp, calls, prefix
 
     def __getattr__(self, name):
-        found = getattr(self._xp, name)
-        if isinstance(found, type):
-            return found
+        attribute = getattr(self._xp, name)
+        if isinstance(attribute, type):
+            return attribute
 
         def call(*arguments, **named):
             self._calls.setdefault(self._prefix + name, []).append((arguments, named))
-            return found(*arguments, **named)
+            return attribute(*arguments, **named)
 
         return call
 
 
-def test_cupy_has_what_the_kernels_call_and_takes_what_they_give_it():
+def test_cupy_supports_every_call_of_the_kernels():
     """No device is needed to ask."""
     cupy = pytest.importorskip("cupy", reason="CuPy comes with the extra `cuda`")
     calls: dict[str, list] = {}

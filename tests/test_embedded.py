@@ -40,7 +40,7 @@ def test_position_makes_a_head_favour_near_tokens(first: FirstLayer) -> None:
     assert ((heads["recency"] > 0.9) & (heads["t_p_slope"] > 0)).any()
 
 
-def test_the_counts_are_its_tokenizers(embedded: ws.Model) -> None:
+def test_embedded_counts_match_the_embedded_tokenizer(embedded: ws.Model) -> None:
     counts, tokenizer = load_counts(COUNTS), Tokenizer.load(FOLDER)
     counts.check(embedded.embeddings.n_tokens, tokenizer.hash)
     assert counts.documents == len(json.loads((FOLDER / "training.json").read_text())["corpus"])

@@ -21,7 +21,7 @@ def test_nothing_shown_can_steer_a_terminal(text: str) -> None:
 
 
 @given(st.text(st.characters(categories=["L", "N", "P", "S"], include_characters=" ")))
-def test_what_is_harmless_stays_as_it_is(text: str) -> None:
+def test_harmless_text_is_unchanged(text: str) -> None:
     assert printable(text) == text
 
 
@@ -30,7 +30,7 @@ def test_no_cell_is_a_formula(cell: str) -> None:
     assert csv_safe(cell)[0] not in "=+-@\t\r\n＝"
 
 
-def test_a_word_in_a_cell_stays_as_it_is() -> None:
+def test_plain_word_in_a_cell_is_unchanged() -> None:
     assert csv_safe(" the = + - @") == " the = + - @"
 
 
@@ -52,7 +52,7 @@ def test_a_name_of_a_megabyte_does_not_bury_the_message() -> None:
         ("`dask worker --nthreads 1` helps", "`dask worker --nthreads 1` helps"),
     ],
 )
-def test_a_command_says_its_option_where_the_library_says_its_argument(message: str, said: str) -> None:
+def test_messages_of_commands_name_options(message: str, said: str) -> None:
     assert in_options(message) == said
 
 
@@ -61,7 +61,7 @@ SHELL = re.compile(
 )  # options of whole commands, to be typed
 
 
-def test_the_library_speaks_of_no_option() -> None:
+def test_messages_of_the_library_name_no_option() -> None:
     """No string outside cli/ names an option: a caller from Python has none."""
     root = Path(weightscope.__file__).parent
     naming = [

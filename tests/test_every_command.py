@@ -23,34 +23,34 @@ def counts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", EACH_MECHANISM)
-def test_it_ends_with_numbers_or_in_one_line(name: str, counts: Path, tmp_path: Path) -> None:
-    it = fixture(name)
+def test_every_command_ends_with_numbers_or_one_line(name: str, counts: Path, tmp_path: Path) -> None:
+    tiny = fixture(name)
     source = with_tokenizer(name, tmp_path / "source")
-    options = ["--tower", it.case.tower] if it.case.tower else []
+    options = ["--tower", tiny.case.tower] if tiny.case.tower else []
     with unsaved() if name in DRAWN else undrawn():
         for command, arguments in commands(source, counts, tmp_path / "out", *options).items():
             result = run(*arguments)
-            said = f"{command}: {result.output} {result.exception!r}"
+            described = f"{command}: {result.output} {result.exception!r}"
             if command in ALWAYS or result.exit_code == 0:
-                assert result.exit_code == 0, said
-                assert not NOT_A_NUMBER.search(result.stdout), said
+                assert result.exit_code == 0, described
+                assert not NOT_A_NUMBER.search(result.stdout), described
                 pages = list((tmp_path / "out" / command).glob("*.html"))
-                assert pages or command in ("inspect", "neighbours"), said
+                assert pages or command in ("inspect", "neighbours"), described
                 for page in pages:
                     ends_with(page, arguments, source)
             else:
-                assert is_one_line(result), said
-                assert not (tmp_path / "out" / command).exists(), said
+                assert is_one_line(result), described
+                assert not (tmp_path / "out" / command).exists(), described
 
 
 @pytest.mark.check
 @pytest.mark.parametrize("name", ["gpt2", "bert", "electra", "vit", "clip_text", "smollm3"])
 def test_a_model_that_cannot_be_run_is_refused_in_one_line(name: str, counts: Path, tmp_path: Path) -> None:
-    """Fixtures have no feed-forward networks, and those of images read no text."""
+    """Fixtures have no feed-forward networks, and vision models read no text."""
     pytest.importorskip("torch", reason="PyTorch comes with the extra `runner`")
-    it = fixture(name)
+    tiny = fixture(name)
     source = with_tokenizer(name, tmp_path / "source")
-    options = ["--tower", it.case.tower] if it.case.tower else []
+    options = ["--tower", tiny.case.tower] if tiny.case.tower else []
     for command, arguments in studies(source, counts.parent / "corpus.txt", tmp_path, *options).items():
         result = run(*arguments)
         assert is_one_line(result), f"{command}: {result.output} {result.exception!r}"

@@ -77,7 +77,7 @@ def test_an_npz_is_read_without_pickle_and_has_the_same_bytes_each_time() -> Non
     assert "b.npz" not in first.contents
 
 
-def test_what_fails_half_way_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+def test_failed_write_leaves_the_old_file_only(tmp_path: Path) -> None:
     run(tmp_path, "table.csv")
     with pytest.raises(ZeroDivisionError), OutputFolder(tmp_path) as out, out.open("table.csv") as file:
         file.write(b"half")
@@ -87,14 +87,14 @@ def test_what_fails_half_way_leaves_the_old_file_and_nothing_else(tmp_path: Path
     assert not list(tmp_path.rglob(".*.partial"))
 
 
-def test_a_file_is_as_others_may_read_it(tmp_path: Path) -> None:
+def test_new_file_has_the_usual_permissions(tmp_path: Path) -> None:
     """Less private than a temporary file: users who may read the folder may read the results."""
     run(tmp_path, "a.txt")
     (tmp_path / "plain").touch()
     assert (tmp_path / "a.txt").stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
-def test_nobody_can_lay_a_link_where_the_unfinished_file_will_be(tmp_path: Path, monkeypatch) -> None:
+def test_link_at_the_partial_files_name_is_not_followed(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("os.urandom", bytes)
     victim = tmp_path / "victim"
     victim.write_text("mine")
@@ -105,7 +105,7 @@ def test_nobody_can_lay_a_link_where_the_unfinished_file_will_be(tmp_path: Path,
     assert victim.read_text() == "mine"
 
 
-def test_what_others_have_not_finished_is_theirs(tmp_path: Path) -> None:
+def test_partial_files_of_other_processes_are_kept(tmp_path: Path) -> None:
     """A download of somebody else's that is under way, wherever it is put; only what a killed run of ours left goes."""
     run(tmp_path, "a.txt")
     theirs = [tmp_path / "model.download.partial", tmp_path / HIDDEN / ".x.download.partial"]
@@ -118,7 +118,7 @@ def test_what_others_have_not_finished_is_theirs(tmp_path: Path) -> None:
     assert all(path.exists() for path in theirs) and not killed.exists()
 
 
-def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_is_synced_before_it_is_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Results and the manifest; a finished layer or a fetched block, whose digests are checked, need not be."""
     done: list[str] = []
     sync, replace = os.fsync, Path.replace
@@ -137,7 +137,7 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatc
     assert finished.get(0) is None and blocks.get("0-3") is None
 
 
-def test_what_an_earlier_run_left_goes_when_the_next_has_ended_well(tmp_path: Path) -> None:
+def test_leftovers_are_removed_after_the_next_run_succeeds(tmp_path: Path) -> None:
     run(tmp_path, "heads.csv", "head-3.png", "sub/head-3.svg")
     with OutputFolder(tmp_path) as out:
         out.text("heads.csv", "new")
@@ -146,7 +146,7 @@ def test_what_an_earlier_run_left_goes_when_the_next_has_ended_well(tmp_path: Pa
     assert not (tmp_path / "sub").exists()
 
 
-def test_no_file_goes_that_another_has_written(tmp_path: Path) -> None:
+def test_files_of_other_programs_are_never_removed(tmp_path: Path) -> None:
     """Neither one that was there before, nor one of ours that a person has edited since."""
     tmp_path.joinpath("sub").mkdir()
     for name in ("mine.txt", "sub/mine.txt"):
@@ -159,7 +159,7 @@ def test_no_file_goes_that_another_has_written(tmp_path: Path) -> None:
     assert names_in(tmp_path) == ["mine.txt", "notes.txt", "sub/mine.txt"]
 
 
-def test_an_error_removes_nothing_and_the_next_run_everything(tmp_path: Path) -> None:
+def test_failed_run_removes_nothing_and_the_next_removes_leftovers(tmp_path: Path) -> None:
     run(tmp_path, "one.txt")
     with pytest.raises(ZeroDivisionError), OutputFolder(tmp_path) as out:
         out.text("two.txt", "two")
@@ -207,7 +207,7 @@ def test_no_manifest_reaches_out_of_its_folder(name: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("manifest", ["", "[]", "{}", '{"files": 1}', "[" * 10**5, '{"finished": true, "files": {}}'])
-def test_a_broken_manifest_is_as_none(manifest: str, tmp_path: Path) -> None:
+def test_broken_manifest_is_ignored(manifest: str, tmp_path: Path) -> None:
     run(tmp_path, "old.txt")
     (tmp_path / HIDDEN / "manifest.json").write_text(manifest)
     assert not OutputFolder(tmp_path).is_finished()
@@ -216,7 +216,7 @@ def test_a_broken_manifest_is_as_none(manifest: str, tmp_path: Path) -> None:
     assert OutputFolder(tmp_path).is_finished()
 
 
-def test_a_run_is_finished_until_something_has_changed(tmp_path: Path) -> None:
+def test_run_counts_as_finished_until_something_changes(tmp_path: Path) -> None:
     fingerprint = {"weights": "a", "layers": (0, 1)}
     out = OutputFolder(tmp_path / "out", fingerprint)
     assert not out.is_finished()
@@ -234,7 +234,7 @@ def test_a_run_is_finished_until_something_has_changed(tmp_path: Path) -> None:
     assert not out.is_finished()
 
 
-def test_a_run_that_was_broken_off_is_not_finished(tmp_path: Path) -> None:
+def test_interrupted_run_does_not_count_as_finished(tmp_path: Path) -> None:
     """Though it has written nothing: what lies there may be of two runs."""
     run(tmp_path, "heads.csv", fingerprint={"a": "1"})
     with pytest.raises(KeyboardInterrupt), OutputFolder(tmp_path, {"a": "1"}):
@@ -263,7 +263,7 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen]:
     process.communicate()
 
 
-def test_a_folder_is_held_until_its_process_ends_however_it_ends(holder: subprocess.Popen, tmp_path: Path) -> None:
+def test_folder_lock_is_released_however_its_process_ends(holder: subprocess.Popen, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"^out: another run is writing into this folder; wait"):
         run(tmp_path / "out")
     holder.kill()
@@ -272,24 +272,24 @@ def test_a_folder_is_held_until_its_process_ends_however_it_ends(holder: subproc
     assert names_in(tmp_path / "out") == []
 
 
-def test_a_folder_is_let_go_when_the_block_ends(tmp_path: Path) -> None:
+def test_folder_lock_is_released_with_the_block(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(ZeroDivisionError), OutputFolder(tmp_path):
             raise ZeroDivisionError
 
 
-def test_one_process_holds_a_folder_once(tmp_path: Path) -> None:
+def test_process_cannot_lock_a_folder_twice(tmp_path: Path) -> None:
     with OutputFolder(tmp_path), pytest.raises(CheckpointError, match="another run is writing"):
         run(tmp_path)
     run(tmp_path)
 
 
-def test_an_error_of_the_block_is_its_own(tmp_path: Path) -> None:
+def test_error_inside_the_block_is_raised_unchanged(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), OutputFolder(tmp_path):
         (tmp_path / "none").read_text()
 
 
-def test_a_folder_without_locks_is_written_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_on_a_file_system_without_locks_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on some network file systems."""
     fcntl = pytest.importorskip("fcntl")
 
@@ -302,7 +302,7 @@ def test_a_folder_without_locks_is_written_all_the_same(tmp_path: Path, monkeypa
     assert names_in(tmp_path) == ["heads.csv"]
 
 
-def test_a_lock_that_cannot_be_had_for_another_reason_is_one_clear_error(tmp_path: Path) -> None:
+def test_other_lock_errors_are_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / HIDDEN / "lock").mkdir(parents=True)
     with pytest.raises(CheckpointError, match=r"cannot be locked \("):
         run(tmp_path)
@@ -326,7 +326,7 @@ def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None
         Folder(tmp_path / "file").text("report.html", "")
 
 
-def test_whether_a_folder_can_be_written_is_found_out_without_making_it(tmp_path: Path) -> None:
+def test_writability_is_checked_without_making_the_folder(tmp_path: Path) -> None:
     check_writable(tmp_path / "a" / "b")
     assert not list(tmp_path.iterdir())
 
@@ -354,14 +354,14 @@ def test_npz_reads_back_without_pickle(tmp_path: Path) -> None:
         np.testing.assert_array_equal(arrays["x"], [0, 1, 2])
 
 
-def test_a_plain_folder_keeps_what_it_holds(tmp_path: Path) -> None:
+def test_plain_folder_keeps_its_other_files(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     Folder(tmp_path).text("heads.csv", "first")
     Folder(tmp_path).text("other.csv", "second")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["heads.csv", "notes.txt", "other.csv"]
 
 
-def test_what_cannot_be_removed_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leftover_that_cannot_be_removed_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run(tmp_path / "out", "old.txt")
 
     def refuse(path: Path, missing_ok: bool = False) -> None:
@@ -373,7 +373,7 @@ def test_what_cannot_be_removed_is_one_clear_error(tmp_path: Path, monkeypatch: 
             run(tmp_path / "out")
 
 
-def test_a_file_that_no_run_has_written_is_not_written_over(tmp_path: Path) -> None:
+def test_foreign_file_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "heads.csv").write_text("mine")
     for names in ((), ("heads.csv",)):
         with (
@@ -395,7 +395,7 @@ def test_a_file_that_no_run_has_written_is_not_written_over(tmp_path: Path) -> N
     assert (tmp_path / "heads.csv").read_text() == "ours"
 
 
-def test_a_link_that_leads_nowhere_is_somebody_elses_too(tmp_path: Path) -> None:
+def test_dangling_link_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "report.html").symlink_to(tmp_path / "nowhere")
     with pytest.raises(CheckpointError, match="no run of weightscope wrote it"):
         OutputFolder(tmp_path).begin()

@@ -29,12 +29,12 @@ def test_importing_loads_nothing_heavy_and_takes_no_time() -> None:
 
 
 @pytest.mark.parametrize("name", ws.__all__)
-def test_every_name_is_there_and_shows_what_it_does(name: str) -> None:
+def test_every_public_name_has_an_example(name: str) -> None:
     assert ">>>" in getattr(ws, name).__doc__
     assert name in dir(ws)
 
 
-def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+def test_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'weightscope' has no attribute 'nothing'"):
         ws.nothing  # noqa: B018
 
@@ -62,7 +62,7 @@ call()
 @pytest.mark.parametrize(
     "first", ["import weightscope.detok.first_layer", "import weightscope; weightscope.first_layer"]
 )
-def test_a_name_does_not_depend_on_what_was_imported_before(first: str) -> None:
+def test_public_names_do_not_depend_on_earlier_imports(first: str) -> None:
     code = f"{first}\nimport weightscope as ws\nprint(callable(ws.first_layer))"
     assert python(code).split() == ["True"]
 

@@ -23,7 +23,7 @@ FEW = {  # whose trials take long
     [("model.safetensors", encode(GOOD)), ("model.gguf", GOOD_GGUF),
      ("bitsandbytes.safetensors", GOLDEN.read_bytes())],
 )  # fmt: skip
-def test_what_mutants_start_from_is_good(name: str, content: bytes, tmp_path: Path) -> None:
+def test_seeds_of_the_fuzzer_are_valid(name: str, content: bytes, tmp_path: Path) -> None:
     assert meet(name, tmp_path, content) == "read"
 
 

@@ -92,7 +92,7 @@ QUOTED: dict[str, list[float]] = {
 
 
 @pytest.mark.parametrize("template", QUOTED)
-def test_a_number_is_that_of_the_page(template: str) -> None:
+def test_gallery_numbers_are_those_of_the_files(template: str) -> None:
     assert template.format(*QUOTED[template]) in SAID
 
 
@@ -190,12 +190,12 @@ HELD: dict[str, bool] = {
 
 
 @pytest.mark.parametrize("claim", HELD)
-def test_what_is_said_in_words_holds(claim: str) -> None:
+def test_gallery_statements_hold(claim: str) -> None:
     assert claim in SAID
     assert HELD[claim]
 
 
-def test_no_number_is_told_that_no_file_holds() -> None:
+def test_every_gallery_number_comes_from_a_file() -> None:
     """Without the claims above the page has no decimal but the names of heads."""
     text = SAID.replace("all-MiniLM-L6-v2", "")
     for sentence in (*(template.format(*numbers) for template, numbers in QUOTED.items()), *HELD):

@@ -111,7 +111,7 @@ def test_each_term_is_what_eq_14_says(tiny_gpt2: Path) -> None:
         assert terms.p[3 - i, i] == pytest.approx(b_qk @ p[i] / sigma[i], abs=1e-5)
 
 
-def test_a_prefix_may_be_there_or_not(tmp_path: Path) -> None:
+def test_prefix_of_tensor_names_is_optional(tmp_path: Path) -> None:
     weights = gpt2_weights()
     bare = ws.open_model(write_checkpoint(tmp_path / "bare", weights))
     masks = {"transformer.h.0.attn.bias": np.tril(np.ones((1, 1, 32, 32), np.float32))}
@@ -121,8 +121,8 @@ def test_a_prefix_may_be_there_or_not(tmp_path: Path) -> None:
     write_checkpoint(folder, named | {"wpe.weight": weights["wpe.weight"]}, **sizes)
     prefixed = ws.open_model(folder)
     for index in range(4):
-        one, other = bare.layer(0).head(index), prefixed.layer(0).head(index)
-        np.testing.assert_array_equal(one.qk.dense(), other.qk.dense())
+        without, with_prefix = bare.layer(0).head(index), prefixed.layer(0).head(index)
+        np.testing.assert_array_equal(without.qk.dense(), with_prefix.qk.dense())
 
 
 @pytest.mark.check
@@ -159,7 +159,7 @@ def test_a_wrong_shape_names_what_was_found_and_expected(tmp_path: Path) -> None
 
 
 @pytest.mark.check
-def test_a_checkpoint_without_tokens_says_just_that() -> None:
+def test_checkpoint_without_token_embedding_says_so() -> None:
     model = ws.open_model(shared("gpt2-attention"))
     with pytest.raises(ws.CheckpointError, match=r"no token embedding in this checkpoint .*wte\.weight"):
         _ = model.embeddings

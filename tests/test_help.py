@@ -25,7 +25,7 @@ from weightscope.tables import Column, Table
 COMMANDS = sorted(main.commands)
 
 
-def test_the_list_of_commands_says_of_each_what_it_gives_and_costs() -> None:
+def test_list_of_commands_has_every_summary() -> None:
     printed = " ".join(run("--help").output.split())
     for name in COMMANDS:
         assert main.commands[name].short_help
@@ -37,11 +37,15 @@ def examples_of(name: str) -> list[str]:
     return [line.strip() for line in str(main.commands[name].epilog).splitlines()[2:]]
 
 
-def test_a_command_registers_where_it_is_written() -> None:
+def test_command_registers_where_it_is_written() -> None:
     """With its summary and examples, in the list of commands and, if asked, in the first help."""
+
+    def look_command() -> None:
+        pass
+
     before, listed = main.epilog, [*FIRST]
     try:
-        command("Look at nothing.", ["weightscope look embedded"], name="look", first=True)(lambda: None)
+        command("Look at nothing.", ["weightscope look embedded"], first=True)(look_command)
         first, second = run("--help").output, run("look", "--help").output
     finally:
         del main.commands["look"]
@@ -70,7 +74,7 @@ def test_help_ends_with_examples_and_each_parses(name: str) -> None:
 
 
 def test_every_help_ends_with_examples() -> None:
-    """The top one, and that of every command."""
+    """`weightscope --help`, and the help of every command."""
     for name in (None, *COMMANDS):
         help_text = run(*filter(None, [name]), "--help").output
         last = help_text.rpartition("\n\n")[2].splitlines()
@@ -93,18 +97,18 @@ def test_every_help_ends_with_examples() -> None:
         (["audit", "embedded", "--out", "x", "--fail-on", "spectral_spyke"], "spectral_spike"),
     ],
 )
-def test_a_name_that_is_nearly_one_names_it(arguments: list[str], meant: str) -> None:
+def test_misspelled_name_gets_a_suggestion(arguments: list[str], meant: str) -> None:
     result = run(*arguments)
     assert result.exit_code == 2
     assert meant in result.stderr.casefold().rpartition("did you mean")[2]
 
 
-def test_a_measure_that_is_nearly_one_names_it() -> None:
+def test_misspelled_measure_gets_a_suggestion() -> None:
     with pytest.raises(KeyError, match="did you mean 'qk_sigma1'"):
         Table([Column("qk_sigma1", [1.0]), Column("vo_sigma1", [2.0])])["qk_sigma"]
 
 
-def test_quiet_says_only_where_the_result_is(tmp_path: Path) -> None:
+def test_quiet_prints_only_the_path_of_the_result(tmp_path: Path) -> None:
     for resumed in ([], ["--resume"]):  # what an earlier run made too
         with undrawn():
             result = run("audit", "embedded", "--out", tmp_path / "a", "--quiet", *resumed)
@@ -120,11 +124,11 @@ def test_an_option_has_one_form_over_all_commands() -> None:
         for option in (parameter for parameter in known.params if isinstance(parameter, click.Option)):
             kind = type(option.type).__name__.removesuffix("Range").removesuffix("ParamType")
             forms.setdefault(option.opts[0], set()).add((option.is_flag, kind))
-    assert {name for name, own in forms.items() if len(own) > 1} == set()
+    assert {name for name, kinds in forms.items() if len(kinds) > 1} == set()
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["audit", "--help"], ["completion", "zsh"]])
-def test_who_asks_for_help_waits_for_nothing_that_only_work_needs(arguments: list[str]) -> None:
+def test_help_loads_no_module_that_only_work_needs(arguments: list[str]) -> None:
     """Each of these modules takes a tenth of the time and more."""
     code = (
         "import sys\nfrom weightscope.__main__ import main\nbefore = set(sys.modules)\n"  # the interpreter's own
@@ -138,7 +142,7 @@ def test_who_asks_for_help_waits_for_nothing_that_only_work_needs(arguments: lis
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_shell_is_given_its_script(shell: str) -> None:
+def test_completion_prints_a_script(shell: str) -> None:
     result = run("completion", shell)
     assert result.exit_code == 0 and "_WEIGHTSCOPE_COMPLETE" in result.output
 
@@ -176,8 +180,8 @@ def test_words_are_folded_at_any_width(capsys: pytest.CaptureFixture[str], monke
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "80")
     main(["families"], standalone_mode=False)
-    *lines, told = click.unstyle(capsys.readouterr().out).splitlines()
-    assert any("─" in line for line in lines) and max(map(len, lines)) <= 80 and told.startswith("Checked ")
+    *lines, last = click.unstyle(capsys.readouterr().out).splitlines()
+    assert any("─" in line for line in lines) and max(map(len, lines)) <= 80 and last.startswith("Checked ")
 
 
 def test_help_loads_nothing_heavy() -> None:
@@ -198,8 +202,8 @@ def test_the_tensors_of_a_layer_are_ruled_on_a_terminal_and_lines_in_a_pipe(
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "80")
     main(["inspect", "embedded"], standalone_mode=False)
-    said = click.unstyle(capsys.readouterr().out)
-    assert "─" in said and f"\n {name}     F16     (768,) " in said
+    output = click.unstyle(capsys.readouterr().out)
+    assert "─" in output and f"\n {name}     F16     (768,) " in output
 
 
 @pytest.mark.parametrize(
@@ -216,14 +220,16 @@ def test_a_result_is_ruled_on_a_terminal_with_its_numbers_whole(
     """And plain, as in a pipe, where the terminal is too narrow for them."""
     weights = load_file(FOLDER / "model.safetensors")
     shutil.copytree(FOLDER, tmp_path / "MOVED")
-    save_file({name: own * np.float16(1.5) for name, own in weights.items()}, tmp_path / "MOVED" / "model.safetensors")
+    save_file(
+        {name: array * np.float16(1.5) for name, array in weights.items()}, tmp_path / "MOVED" / "model.safetensors"
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     for columns, ruled in ((width, True), (30, False)):
         monkeypatch.setenv("COLUMNS", str(columns))
         with undrawn():
             main(words.split(), standalone_mode=False)
-        said = click.unstyle(capsys.readouterr().out)
-        assert ("─" in said) is ruled and "…" not in said
-        lines = said.splitlines()
+        output = click.unstyle(capsys.readouterr().out)
+        assert ("─" in output) is ruled and "…" not in output
+        lines = output.splitlines()
         assert not ruled or max(len(line) for line in lines[lines.index(next(x for x in lines if "─" in x)) :]) <= width

@@ -23,7 +23,7 @@ CODE = [path for folder in ("weightscope", "analyses", "benchmarks") for path in
 STRANGERS = re.compile(r"(install|RUN|==|\bpip\b)[^\n]*['\" ]weightscope(\[|['\" ]|$)")
 
 
-def test_no_hint_installs_another_project() -> None:
+def test_install_hints_name_known_projects_only() -> None:
     hints = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
         for path in [*PROSE, *CODE]
@@ -33,7 +33,7 @@ def test_no_hint_installs_another_project() -> None:
     assert not hints
 
 
-def test_a_strangers_name_would_be_found() -> None:
+def test_unknown_project_in_a_hint_is_found() -> None:
     for hint in ("pip install weightscope", "pip install 'weightscope[gguf]'", "RUN pip install weightscope[cluster]"):
         assert STRANGERS.search(hint)
     assert not STRANGERS.search("pip install 'weightscope-attention[gguf]'")
@@ -75,14 +75,14 @@ def run(installed: Path, *arguments: str, folder: Path) -> str:
 
 @pytest.mark.check
 def test_the_wheel_is_named_and_typed(installed: Path, tmp_path: Path) -> None:
-    told = """
+    script = """
 import json, weightscope
 from importlib.metadata import metadata, version
 from pathlib import Path
 package = Path(weightscope.__file__).parent
 print(json.dumps([str(package), version("weightscope-attention"), (package / "py.typed").exists()]))
 """
-    package, version, typed = json.loads(run(installed, "python", "-c", told, folder=tmp_path))
+    package, version, typed = json.loads(run(installed, "python", "-c", script, folder=tmp_path))
     assert Path(package).is_relative_to(installed.parent) and typed
     assert version == ws.__version__ and f"version: {version}" in (ROOT / "CITATION.cff").read_text().splitlines()
     assert run(installed, "weightscope", "--version", folder=tmp_path) == f"weightscope, version {version}\n"

@@ -59,7 +59,7 @@ def test_eigenvectors_are_orthogonal_and_make_the_matrix(n: int) -> None:
     np.testing.assert_allclose(vectors.T @ vectors, np.eye(n), atol=1e-12)
 
 
-def test_what_is_given_stays_as_it_is() -> None:
+def test_lapack_leaves_its_input_unchanged() -> None:
     for order in "CF":
         given = np.array(matrix(5), order=order)
         for decompose in EVERY:
@@ -67,7 +67,7 @@ def test_what_is_given_stays_as_it_is() -> None:
             assert np.array_equal(given, matrix(5))
 
 
-def test_a_nan_is_an_error_and_no_number() -> None:
+def test_nan_is_an_error() -> None:
     for decompose in EVERY:
         for value in (np.nan, np.inf, -np.inf):
             with pytest.raises(np.linalg.LinAlgError, match="not finite"):
@@ -75,19 +75,19 @@ def test_a_nan_is_an_error_and_no_number() -> None:
 
 
 @pytest.mark.parametrize("decompose", EVERY)
-def test_other_threads_go_on_meanwhile(
+def test_other_threads_run_during_lapack(
     decompose: Callable[[np.ndarray], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decompose(matrix(2))  # SciPy is imported
     asked, begun, ended = [], Event(), Event()
-    found = lapack._routine
+    original = lapack._routine
 
     def watched(name: str) -> Callable[..., None]:
         def routine(*arguments: object) -> None:
             asked.append(name)
             if len(asked) == 2:  # the first call asks for the workspace
                 begun.set()
-            found(name)(*arguments)
+            original(name)(*arguments)
 
         return routine
 
@@ -138,7 +138,7 @@ NO_MATRICES = (
 
 @pytest.mark.parametrize("decompose", EVERY)
 @pytest.mark.parametrize("given", NO_MATRICES, ids=lambda given: f"{given.dtype}{given.shape}")
-def test_what_is_no_matrix_is_refused(decompose: Callable[[np.ndarray], object], given: np.ndarray) -> None:
+def test_input_that_is_not_a_matrix_is_refused(decompose: Callable[[np.ndarray], object], given: np.ndarray) -> None:
     """LAPACK would write beyond the arrays it is given, or print."""
     with pytest.raises(ValueError, match=r"was expected|LAPACK's 32 bits"):
         decompose(given)
@@ -146,7 +146,9 @@ def test_what_is_no_matrix_is_refused(decompose: Callable[[np.ndarray], object],
 
 @pytest.mark.parametrize("shape", [(2, 3), (3, 2), (1, 9)])
 @pytest.mark.parametrize("decompose", [decompose for decompose in EVERY if decompose is not lapack.singular_values])
-def test_what_is_not_square_is_refused(decompose: Callable[[np.ndarray], object], shape: tuple[int, int]) -> None:
+def test_matrix_that_is_not_square_is_refused(
+    decompose: Callable[[np.ndarray], object], shape: tuple[int, int]
+) -> None:
     with pytest.raises(ValueError, match="a square matrix"):
         decompose(np.ones(shape))
 
@@ -156,8 +158,8 @@ def test_any_strides_and_types_give_numpys_numbers(seed: int) -> None:
     """Views backwards, transposed, with gaps or of no stride, of any byte order: the numbers alone count."""
     rng = np.random.default_rng(seed)
     n = int(rng.integers(1, 9))
-    whole = rng.integers(-9, 9, (2 * n, 2 * n)).astype(rng.choice(["f2", "<f4", ">f8", "i1", ">i4", "f8"]))
-    view = whole[:: int(rng.choice([2, -2])), :: int(rng.choice([2, -2]))]
+    matrix = rng.integers(-9, 9, (2 * n, 2 * n)).astype(rng.choice(["f2", "<f4", ">f8", "i1", ">i4", "f8"]))
+    view = matrix[:: int(rng.choice([2, -2])), :: int(rng.choice([2, -2]))]
     view = [view, view.T, np.broadcast_to(view[0], (n, n)), np.asfortranarray(view), view.astype(bool)][seed % 5]
     plain = np.array(view.tolist(), np.float64)
     expected = np.linalg.svd(plain, compute_uv=False)

@@ -79,14 +79,14 @@ def test_the_benchmarks_compared_can_be_chosen() -> None:
 
 
 @pytest.mark.parametrize("target", sorted(set(re.findall(r"^([a-z0-9-]+):.*## ", MAKEFILE, re.M)) - {"help", "clean"}))
-def test_a_target_runs_what_there_is(target: str) -> None:
+def test_make_targets_run_existing_modules(target: str) -> None:
     assert command_of(target)
 
 
 def test_constraints_are_versions_that_the_project_allows() -> None:
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
     extras = PYPROJECT["project"]["optional-dependencies"]
-    allowed = {one.name: one.specifier for extra in extras.values() for one in map(Requirement, extra)}
+    allowed = {each.name: each.specifier for extra in extras.values() for each in map(Requirement, extra)}
     assert lines
     for requirement in map(Requirement, lines):
         (pin,) = requirement.specifier

@@ -27,7 +27,7 @@ def pictured(model: Any, request: pytest.FixtureRequest) -> Any:
     return shown[request.param]()
 
 
-def test_a_picture_stands_above_its_table(pictured: Any) -> None:
+def test_notebook_shows_the_picture_above_the_table(pictured: Any) -> None:
     picture, html = pictured._repr_png_(), pictured._repr_html_()
     assert picture.startswith(PNG) and len(picture) < 200_000
     assert f"base64,{b64encode(picture).decode()}" in html
@@ -44,11 +44,11 @@ def test_a_row_of_a_head_has_the_numbers_of_its_matrices(model: Any) -> None:
 
 
 def test_a_matrix_of_rank_one_has_no_second_singular_value() -> None:
-    one = ws.Factored(np.ones((3, 1)), np.ones((3, 1)))
-    assert ">3</td>" in one._repr_html_() and one._repr_png_().startswith(PNG)
+    factored = ws.Factored(np.ones((3, 1)), np.ones((3, 1)))
+    assert ">3</td>" in factored._repr_html_() and factored._repr_png_().startswith(PNG)
 
 
-def test_what_a_head_leaves_out_is_said(model: Any) -> None:
+def test_head_shows_its_caveats(model: Any) -> None:
     head = model.layer(0).head(6)
     assert head.lead == "Head(layer 0, head 6: width 256, head_dim 32). Scores are W_QK's times 0.177."
     object.__setattr__(head.layer, "caveats", ("a softcap",))
@@ -75,6 +75,6 @@ def test_previous_tokens_are_asked_for_by_name_or_id(model: Any) -> None:
         first.neighbours("no such token")
 
 
-def test_nothing_in_a_name_is_obeyed() -> None:
+def test_names_are_escaped_in_notebooks() -> None:
     assert notebook("<script>\x1b[31m $x$") == "<p>&lt;script&gt;\\x1b[31m $x$</p>\n"
     assert Findings()._repr_html_() == "<p>no findings</p>\n"

@@ -19,7 +19,10 @@ def shown(notebook: Any) -> list[tuple[str, list[str], str]]:
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     data = [output.get("data", {"text/plain": output.get("text", "")}) for output in outputs]
     kinds = [output.get("name", output.output_type) for output in outputs]
-    return [(kind, sorted(own), NUMBER.sub("0", own["text/plain"])) for kind, own in zip(kinds, data, strict=True)]
+    return [
+        (kind, sorted(content), NUMBER.sub("0", content["text/plain"]))
+        for kind, content in zip(kinds, data, strict=True)
+    ]
 
 
 @pytest.mark.check

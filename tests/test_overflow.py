@@ -42,7 +42,7 @@ REFUSED = [  # tensor, commands that have no number to show
 
 
 @pytest.mark.parametrize(("tensor", "refused"), REFUSED)
-def test_where_no_number_holds_one_line_names_the_tensor(tensor, refused, counts, tmp_path) -> None:
+def test_overflow_is_one_line_that_names_the_tensor(tensor, refused, counts, tmp_path) -> None:
     source = with_tokenizer("gpt2", tmp_path / "source", all_of(tensor))
     for name, arguments in commands(source, counts, tmp_path).items():
         if name in refused:
@@ -61,18 +61,18 @@ def test_a_norm_of_queries_that_overflows_is_no_score_of_zero(value: float, coun
         assert is_one_line(result) and tensor in result.stderr, result.output
 
 
-def test_an_audit_tells_which_heads_have_no_numbers(counts, tmp_path) -> None:
+def test_audit_lists_heads_that_overflow(counts, tmp_path) -> None:
     source = with_tokenizer("gpt2", tmp_path / "source", all_of(QKV))
     with undrawn():
         result = run(*commands(source, counts, tmp_path)["audit"])
     assert result.exit_code == 0, result.output
     assert "()" not in result.output
-    found = json.loads((tmp_path / "audit" / "findings.json").read_text())
-    overflowing = [one for one in found if one["kind"] == "overflow"]
-    assert {(one["layer"], one["map"]) for one in overflowing} == {(0, "qk"), (0, "vo")}
-    for one in overflowing:
-        assert one["severity"] == "error" and one["number"] == pytest.approx(1e38)
-        assert f"Weights as large as 1e+38, in {QKV}, overflow: heads 0-3 cannot be measured." == one["text"]
+    findings = json.loads((tmp_path / "audit" / "findings.json").read_text())
+    overflowing = [finding for finding in findings if finding["kind"] == "overflow"]
+    assert {(finding["layer"], finding["map"]) for finding in overflowing} == {(0, "qk"), (0, "vo")}
+    for finding in overflowing:
+        assert finding["severity"] == "error" and finding["number"] == pytest.approx(1e38)
+        assert f"Weights as large as 1e+38, in {QKV}, overflow: heads 0-3 cannot be measured." == finding["text"]
     with (tmp_path / "audit" / "heads.csv").open(newline="") as file:
         heads = list(csv.DictReader(file))
     assert [row["qk_sigma1"] == "" for row in heads] == [True] * 4 + [False] * 4
@@ -80,11 +80,11 @@ def test_an_audit_tells_which_heads_have_no_numbers(counts, tmp_path) -> None:
 
 def test_rows_of_an_embedding_that_overflow_are_a_finding(tmp_path: Path) -> None:
     source = with_tokenizer("gpt2", tmp_path, lambda weights: weights[TOKENS].__setitem__(7, 1e38))
-    (finding,) = (one for one in ws.audit(ws.open_model(source)).findings if one.kind == "overflow")
+    (finding,) = (candidate for candidate in ws.audit(ws.open_model(source)).findings if candidate.kind == "overflow")
     assert finding.items == (7,) and f"1 row of {TOKENS}" in finding.text and "'w7'" in finding.text
 
 
-def test_a_comparison_of_what_overflows_shows_no_zero(counts, tmp_path) -> None:
+def test_comparison_of_overflowing_heads_shows_no_zero(counts, tmp_path) -> None:
     source = with_tokenizer("gpt2", tmp_path / "source", all_of(QKV))
     with undrawn():
         result = run(*commands(source, counts, tmp_path)["compare"])
@@ -92,15 +92,15 @@ def test_a_comparison_of_what_overflows_shows_no_zero(counts, tmp_path) -> None:
     with (tmp_path / "compare" / "heads.csv").open(newline="") as file:
         changes = {(row["layer"], row["qk_change"]) for row in csv.DictReader(file)}
     assert changes == {("0", ""), ("1", "0")}
-    found = json.loads((tmp_path / "compare" / "findings.json").read_text())
-    overflowing = [one for one in found if one["kind"] == "overflow"]
-    assert {(one["layer"], one["map"]) for one in overflowing} == {(0, "qk"), (0, "vo")}
-    assert all(f"Weights as large as 1e+38, in {QKV}, overflow" in one["text"] for one in overflowing)
-    assert not [one for one in found if one["kind"] == "not_finite"]  # no weight is
+    findings = json.loads((tmp_path / "compare" / "findings.json").read_text())
+    overflowing = [finding for finding in findings if finding["kind"] == "overflow"]
+    assert {(finding["layer"], finding["map"]) for finding in overflowing} == {(0, "qk"), (0, "vo")}
+    assert all(f"Weights as large as 1e+38, in {QKV}, overflow" in finding["text"] for finding in overflowing)
+    assert not [finding for finding in findings if finding["kind"] == "not_finite"]  # no weight is
 
 
 def with_feed_forward(weights: Weights) -> None:
-    """Give both layers a feed-forward network, which fixtures leave out; that of layer 0 overflows."""
+    """Give both layers a feed-forward network, which fixtures leave out; layer 0's overflows."""
     rng, d = np.random.default_rng(0), 16
     for layer in (0, 1):
         stem = f"transformer.h.{layer}.mlp"
@@ -112,9 +112,9 @@ def with_feed_forward(weights: Weights) -> None:
 
 
 def test_heads_are_named_by_their_wiring_where_streams_overflow(tmp_path: Path) -> None:
-    found = ws.circuits(ws.open_model(with_tokenizer("gpt2", tmp_path, with_feed_forward)))
-    assert any("following tokens up to layer 1 overflows" in caveat for caveat in found.caveats)
-    assert np.isnan(found.heads["copying"]).all() and np.isfinite(found.heads["identity"]).all()
+    result = ws.circuits(ws.open_model(with_tokenizer("gpt2", tmp_path, with_feed_forward)))
+    assert any("following tokens up to layer 1 overflows" in caveat for caveat in result.caveats)
+    assert np.isnan(result.heads["copying"]).all() and np.isfinite(result.heads["identity"]).all()
 
 
 @pytest.mark.check

@@ -12,7 +12,7 @@ from weightscope.compute.cores import in_threads, one_blas_thread
 
 
 def blas_threads() -> set[int]:
-    return {found["num_threads"] for found in threadpool_info() if found["user_api"] == "blas"}
+    return {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}
 
 
 def test_results_come_in_the_order_of_the_items() -> None:
@@ -29,7 +29,7 @@ def test_threads_work_side_by_side() -> None:
     list(in_threads(lambda n: together.wait(), range(3), threads=3))
 
 
-def test_blas_has_one_thread_meanwhile_and_its_own_number_afterwards() -> None:
+def test_blas_threads_are_limited_and_restored() -> None:
     before = blas_threads()
     assert list(in_threads(lambda n: blas_threads(), range(2))) == [{1}, {1}]
     assert blas_threads() == before

@@ -73,7 +73,9 @@ READ: dict[str, tuple[str, Callable[[Path], object]]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("what", READ)
-def test_what_is_no_file_is_refused(what: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_input_that_is_not_a_regular_file_is_refused(
+    what: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     name, read = READ[what]
     KINDS[kind](tmp_path / name)
@@ -81,7 +83,7 @@ def test_what_is_no_file_is_refused(what: str, kind: str, tmp_path: Path, monkey
         read(tmp_path / name)
 
 
-def test_what_a_run_has_kept_is_as_if_it_were_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kept_layers_that_are_pipes_are_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_ASSETS_CACHE", str(tmp_path / "assets"))
     with OutputFolder(tmp_path) as out:
         out.text("heads.csv", "head\n")
@@ -99,7 +101,7 @@ def test_what_a_run_has_kept_is_as_if_it_were_not_there(tmp_path: Path, monkeypa
     assert not OutputFolder(tmp_path).is_finished()
 
 
-def test_a_command_says_so_in_a_line(tmp_path: Path) -> None:
+def test_command_refuses_a_pipe_in_one_line(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "steps.txt")
     result = CliRunner().invoke(main, ["audit", str(tmp_path / "steps.txt"), "--out", str(tmp_path / "out")])
     assert (result.exit_code, result.stderr) == (2, "weightscope: steps.txt: is not a regular file\n")

@@ -39,18 +39,18 @@ def drawn(delay: float, updates: int, total: int = 3) -> str:
 
 
 @pytest.mark.parametrize("updates", [0, 2])
-def test_a_line_does_not_bring_out_a_bar_before_its_time(updates: int) -> None:
+def test_printing_a_line_does_not_draw_a_bar_early(updates: int) -> None:
     assert drawn(delay=60, updates=updates) == "a line\n"
 
 
 @pytest.mark.parametrize("updates", [0, 2])
-def test_a_bar_that_is_due_is_drawn_and_cleared_away(updates: int) -> None:
-    said = drawn(delay=1e-9, updates=updates)
-    assert f"{updates}/3" in said
-    assert said.rsplit("\r", 2)[1].strip() == "" and said.endswith("\r")
+def test_bar_is_drawn_and_cleared(updates: int) -> None:
+    output = drawn(delay=1e-9, updates=updates)
+    assert f"{updates}/3" in output
+    assert output.rsplit("\r", 2)[1].strip() == "" and output.endswith("\r")
 
 
-def test_a_bar_that_is_turned_off_says_nothing() -> None:
+def test_hidden_bar_prints_nothing() -> None:
     stream = io.StringIO()
     with Bar(total=3, file=stream, disable=True, delay=1, leave=False) as late:
         late.update()
@@ -66,7 +66,7 @@ def test_a_bar_without_a_delay_is_drawn_at_once() -> None:
 
 
 def told(total: int, taken: float, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What a bar has said whose first part took some seconds, and those after it a tenth of them."""
+    """What a bar printed whose first part took some seconds, and each later part a tenth as long."""
     stream, now = io.StringIO(), [0.0]
     with Bar(total=total, desc="passes", file=stream, delay=2, leave=False) as late:
         monkeypatch.setattr(late, "_time", lambda: late.start_t + now[0])
@@ -76,14 +76,14 @@ def told(total: int, taken: float, monkeypatch: pytest.MonkeyPatch) -> str:
     return stream.getvalue()
 
 
-def test_work_of_minutes_is_said_to_be_once_its_first_part_has_been_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_work_is_announced_after_its_first_part(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told(101, 6.0, monkeypatch).count("passes: about 10 min to go\n") == 1
     assert told(4001, 6.0, monkeypatch).count("passes: about 6.7 h to go\n") == 1
     assert "about" not in told(10, 6.0, monkeypatch)  # 54 seconds
     assert "about" not in told(10, 0.1, monkeypatch)
 
 
-def test_a_bar_that_is_turned_off_estimates_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hidden_bar_makes_no_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     with Bar(total=1000, file=stream, disable=True, delay=0, leave=False) as late:
         late.update()
@@ -95,21 +95,21 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_what_takes_long_is_said_once_above_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_work_is_announced_once_above_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bar that is being shown makes room for the line, and is cleared away in the end as ever."""
-    terminal, said = Terminal(), Event()
+    terminal, was_drawn = Terminal(), Event()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setattr(progress, "DELAY", 0)
-    monkeypatch.setattr(terminal, "flush", lambda: "drawing ...\n" in terminal.getvalue() and said.set())
+    monkeypatch.setattr(terminal, "flush", lambda: "drawing ...\n" in terminal.getvalue() and was_drawn.set())
     with progress_shown(), Bar(total=3, file=terminal, ncols=40, leave=False), phase("drawing"):
-        assert said.wait(60)
+        assert was_drawn.wait(60)
     before, after = terminal.getvalue().split("drawing ...\n")
     assert before.endswith("\r") and before.rsplit("\r", 2)[1].strip() == ""
     assert "0/3" in before and after.endswith("\r") and after.rsplit("\r", 2)[1].strip() == ""
 
 
 @pytest.mark.parametrize("stderr", [None, io.StringIO()])
-def test_nothing_is_said_where_nobody_sees_it(stderr: io.StringIO | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_announced_without_a_terminal(stderr: io.StringIO | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", stderr)
     monkeypatch.setattr(progress, "DELAY", 0)
     with progress_shown(), phase("drawing"):
@@ -126,7 +126,7 @@ def said_by(work: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> str:
     return terminal.getvalue()
 
 
-def test_a_call_from_python_prints_nothing_unless_it_is_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_calls_print_nothing_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     def library(progress: bool = False) -> None:
         with progress_shown(progress):
             assert list(bar(range(3), "layers", "layer")) == [0, 1, 2]
@@ -140,8 +140,8 @@ def test_a_call_from_python_prints_nothing_unless_it_is_asked_to(monkeypatch: py
         with progress_shown():
             library()
 
-    said = said_by(command, monkeypatch)
-    assert "layers" in said and "drawing ..." in said
+    output = said_by(command, monkeypatch)
+    assert "layers" in output and "drawing ..." in output
     assert said_by(library, monkeypatch) == "", "the command has ended"
 
 
@@ -174,14 +174,14 @@ def test_an_analysis_from_python_is_silent(embedded: ws.Model, monkeypatch: pyte
     assert said_by(analysis, monkeypatch) == ""
 
 
-def test_waits_without_forward_passes_are_said_by_name(embedded: ws.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_phases_without_forward_passes_are_named(embedded: ws.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """What these took in silence on a model of twelve layers was from 6 to 45 seconds."""
-    found = ws.circuits(embedded)
+    result = ws.circuits(embedded)
     layer = embedded.layer(0)
     works = {
         "what weights tell": lambda: guess(embedded),
         "channels": lambda: ws.circuits(embedded),
-        "drawing figures": lambda: found.write_files(Files()),
+        "drawing figures": lambda: result.write_files(Files()),
         "lengths after W_O": lambda: SinkObserver([layer], SimpleNamespace(sequences={})),
     }
     for name, work in works.items():
@@ -189,7 +189,7 @@ def test_waits_without_forward_passes_are_said_by_name(embedded: ws.Model, monke
             assert name in said_by(work, monkeypatch)
 
 
-def test_an_audit_and_a_comparison_are_never_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_audit_and_compare_always_show_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Long steps after the last layer are reported too, by the library's own call and by the commands."""
     model = ws.open_model("embedded")
     now = lambda delay, say: SimpleNamespace(start=say, cancel=lambda: None)  # noqa: E731 - a timer that is up at once
@@ -199,16 +199,16 @@ def test_an_audit_and_a_comparison_are_never_silent(tmp_path: Path, monkeypatch:
         with progress_shown():
             report_task(lambda: model, {0: measure_task(lambda: model, 0, AuditOptions())}, AuditOptions())
 
-    said = said_by(audit, monkeypatch)
+    output = said_by(audit, monkeypatch)
     for work in (
         "directions", "tokens along directions", "looking at embedding rows", "comparing heads", "writing tables",
         "figures",
     ):  # fmt: skip
-        assert work in said, work
+        assert work in output, work
 
     def comparison() -> None:
         with progress_shown():
             compare(model, model).write(tmp_path)
 
-    said = said_by(comparison, monkeypatch)
-    assert "layers" in said and "figures" in said
+    output = said_by(comparison, monkeypatch)
+    assert "layers" in output and "figures" in output

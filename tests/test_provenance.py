@@ -66,7 +66,7 @@ def test_one_checkpoint_that_is_named_twice_is_one_source(pair: tuple[Path, Path
     assert len(ws.compare(pair[0], pair[0]).provenance.sources) == 1
 
 
-def test_a_source_is_called_what_was_typed(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_is_named_as_typed(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody's folders are told: not where the checkpoint is, nor in the lists of audits and of fingerprints."""
     here = pair[0].parent
     monkeypatch.chdir(here)
@@ -136,8 +136,8 @@ def test_no_name_gets_into_a_page_or_breaks_json(pair: tuple[Path, Path], tmp_pa
     with undrawn():
         result = run("audit", folder, "--out", tmp_path / "out", "--json")
     assert result.exit_code == 0, result.output
-    said = json.loads(result.stdout)
-    for text in (said["sources"][0]["name"], said["command"]):
+    envelope = json.loads(result.stdout)
+    for text in (envelope["sources"][0]["name"], envelope["command"]):
         assert text.isprintable() and "onerror" in text
     text = (tmp_path / "out" / "report.html").read_text()
     page = text[text.index("<footer>") : text.index("</footer>")]
@@ -183,7 +183,7 @@ def test_every_command_that_takes_a_source_has_the_option() -> None:
     }
 
 
-def test_nothing_is_read_twice_without_the_option(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_read_once_without_digest(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """To open a checkpoint and say where it is from takes its header; a digest of it all reads it once more."""
     spans: list[tuple[int, int]] = []
     plain = OpenFile.read
@@ -198,7 +198,7 @@ def test_nothing_is_read_twice_without_the_option(pair: tuple[Path, Path], monke
     assert source_of(checkpoint)["files"][0]["sha256"] == sha256(pair[0] / "model.safetensors")
 
 
-def test_a_file_that_was_read_whole_to_know_it_again_has_its_digest(pair: tuple[Path, Path]) -> None:
+def test_file_read_whole_for_its_identity_has_a_digest(pair: tuple[Path, Path]) -> None:
     checkpoint = open_model(pair[0]).checkpoint
     assert checkpoint.files[0].sha256 == ""
     assert checkpoint.files[0].identity["sha256"] == checkpoint.files[0].sha256 == sha256(pair[0] / "model.safetensors")

@@ -14,7 +14,7 @@ FULL = Path("/dev/full")
 
 @pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
 @pytest.mark.parametrize("arguments", [["inspect", "embedded"], ["--help"], ["--version"]], ids=lambda own: own[0])
-def test_what_cannot_be_printed_is_said_in_one_line(arguments: list[str], monkeypatch, capfd) -> None:
+def test_full_disk_behind_stdout_is_one_line(arguments: list[str], monkeypatch, capfd) -> None:
     with FULL.open("w") as stdout, monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", stdout)
         with pytest.raises(SystemExit) as ended:
@@ -25,7 +25,7 @@ def test_what_cannot_be_printed_is_said_in_one_line(arguments: list[str], monkey
 
 
 def test_without_a_temporary_folder_one_line_says_what_to_do(tmp_path: Path, monkeypatch) -> None:
-    """Matplotlib wants one where it has no other; what it says names the variable to set."""
+    """Matplotlib needs one if it has no other; its message names the variable to set."""
     from weightscope.audit import page
 
     def no_folder(*things: object) -> None:

@@ -120,7 +120,7 @@ def other_config(folder: Path) -> None:
     "change", [rewritten_weights, touched_weights, longer_weights, other_weights_of_the_same_time, other_config]
 )
 @pytest.mark.parametrize("whole", [64 << 20, 0])
-def test_a_local_checkpoint_that_has_changed_is_another(
+def test_changed_local_checkpoint_has_another_identity(
     change: Callable[[Path], None], whole: int, tiny_gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A small file is read whole for it, of a large one every tensor is sampled."""
@@ -182,7 +182,7 @@ def test_a_checkpoint_is_the_same_from_wherever_it_is_named(
 
 
 @pytest.mark.parametrize("library", ["weightscope", "numpy", "scipy"])
-def test_another_version_of_a_library_is_another(
+def test_library_version_is_part_of_the_identity(
     library: str, tiny_gpt2: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = of(tiny_gpt2)
@@ -202,7 +202,7 @@ def two_towers(folder: Path) -> Path:
     return folder
 
 
-def test_each_tower_is_audited_though_the_other_was(tmp_path: Path) -> None:
+def test_each_tower_has_its_own_identity(tmp_path: Path) -> None:
     checkpoint = two_towers(tmp_path / "clip")
     assert not is_kept(checkpoint, "--out", tmp_path / "out", "--tower", "text")
     assert is_kept(checkpoint, "--out", tmp_path / "out", "--tower", "text")
@@ -257,9 +257,9 @@ def test_a_library_that_draws_and_is_installed_later_makes_other_results(
 
 
 def test_a_checkpoint_of_another_name_has_another_page(tiny_gpt2: Path, tmp_path: Path) -> None:
-    one = shutil.copytree(tiny_gpt2, tmp_path / "one")
-    before = results_identity(ws.open_model(one), AuditOptions())
-    assert results_identity(ws.open_model(one.rename(tmp_path / "other")), AuditOptions()) != before
+    first = shutil.copytree(tiny_gpt2, tmp_path / "one")
+    before = results_identity(ws.open_model(first), AuditOptions())
+    assert results_identity(ws.open_model(first.rename(tmp_path / "other")), AuditOptions()) != before
 
 
 # What an option of a command that resumes is: of the source, of the audit, or of how it is run, which no number shows.
@@ -288,13 +288,13 @@ def test_a_tokenizer_that_is_named_is_known_by_its_content_however_it_is_named(t
         tmp_path / "named.json": tmp_path / "named.json",
         root: root / "0_Transformer" / "tokenizer.json",
     }
-    own = results_identity(ws.open_model(tiny_gpt2), AuditOptions())
+    identity = results_identity(ws.open_model(tiny_gpt2), AuditOptions())
     for source, file in places.items():
         file.write_text("{}")
         model = ws.open_model(tiny_gpt2, tokenizer=str(source))
         before = results_identity(model, AuditOptions())
         file.write_text("[]")
-        assert len({before, own, results_identity(model, AuditOptions())}) == 3, source
+        assert len({before, identity, results_identity(model, AuditOptions())}) == 3, source
 
 
 def test_every_option_of_a_command_that_resumes_is_in_its_identity(tiny_gpt2: Path, tmp_path: Path) -> None:
@@ -307,18 +307,18 @@ def test_every_option_of_a_command_that_resumes_is_in_its_identity(tiny_gpt2: Pa
     paths = {"baseline": tmp_path, "accept": tmp_path / "findings.json"}
     results = [AuditOptions(), *(AuditOptions(**{name: value}) for name, value in {**OTHERS, **paths}.items())]
     assert len({results_identity(model, options).digest for options in results}) == len(results)
-    whole = AuditOptions(layers=tuple(model.attention_layers))
-    assert results_identity(model, whole) == results_identity(model, AuditOptions())
+    every_layer = AuditOptions(layers=tuple(model.attention_layers))
+    assert results_identity(model, every_layer) == results_identity(model, AuditOptions())
 
 
 def test_a_tokenizer_is_known_by_the_content_of_its_files(tmp_path: Path) -> None:
     assert tokenizer_identity(tmp_path) == []
     (tmp_path / "tokenizer.json").write_text("{}")
-    one = tokenizer_identity(tmp_path)
+    before = tokenizer_identity(tmp_path)
     os.utime(tmp_path / "tokenizer.json", ns=(1, 1))
-    assert tokenizer_identity(tmp_path) == one
+    assert tokenizer_identity(tmp_path) == before
     (tmp_path / "tokenizer.json").write_text("[]")
-    assert tokenizer_identity(tmp_path) != one
+    assert tokenizer_identity(tmp_path) != before
 
 
 def test_a_tokenizer_that_is_too_large_to_be_read_is_not_read_for_its_identity(tmp_path: Path) -> None:
@@ -328,7 +328,7 @@ def test_a_tokenizer_that_is_too_large_to_be_read_is_not_read_for_its_identity(t
     assert identity["size"] == 3 << 30 and "sha256" not in identity
 
 
-def test_facts_come_back_and_their_order_is_no_matter() -> None:
+def test_facts_round_trip_and_order_does_not_matter() -> None:
     assert RunIdentity.of(a=1, b=(2, 3)).facts == {"a": 1, "b": [2, 3]}
     assert RunIdentity.of(a=1, b=2) == RunIdentity.of(b=2, a=1) == RunIdentity.of(b=2).also(a=1)
     assert RunIdentity.of(a=1).digest != RunIdentity.of(a=2).digest

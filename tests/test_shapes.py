@@ -38,9 +38,11 @@ def classes_of_arrays() -> list[tuple[str, str]]:
 def test_a_class_that_holds_arrays_is_equal_to_itself_alone_and_shown_in_short() -> None:
     classes = [getattr(importlib.import_module(module), name) for module, name in classes_of_arrays()]
     assert len(classes) > 30
-    compared = [one for one in classes if one.__eq__ is not object.__eq__ or one.__hash__ is not object.__hash__]
+    compared = [
+        holder for holder in classes if holder.__eq__ is not object.__eq__ or holder.__hash__ is not object.__hash__
+    ]
     assert not compared, "these compare their arrays"
-    shown = [one for one in classes if one.__dataclass_params__.repr or one.__repr__ is object.__repr__]
+    shown = [holder for holder in classes if holder.__dataclass_params__.repr or holder.__repr__ is object.__repr__]
     assert not shown, "these have no short repr"
 
 

@@ -55,7 +55,7 @@ def test_no_warning_of_broken_weights(spoilt: str, tmp_path: Path) -> None:
             assert "model.safetensors" in str(error)
 
 
-def test_integers_beside_a_nan_are_no_weights(tmp_path: Path) -> None:
+def test_integer_tensors_next_to_a_nan_are_not_weights(tmp_path: Path) -> None:
     """Buffers such as position_ids, which old checkpoints hold."""
     weights = gpt2_weights()
     SPOILT["NaN"](weights)
@@ -82,7 +82,7 @@ main()
 """
 
 
-def test_a_command_alone_speaks_on_stderr() -> None:
+def test_only_commands_print_to_stderr() -> None:
     run = subprocess.run(
         [sys.executable, "-c", LOUD], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": ROOT}
     )

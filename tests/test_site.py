@@ -22,7 +22,7 @@ LOADED = {("script", "src"), ("img", "src"), ("iframe", "src"), ("source", "src"
 
 
 class Elements(HTMLParser):
-    """What a page links, what it loads, and what may be linked in it."""
+    """The links of a page, what it loads, and its anchors."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

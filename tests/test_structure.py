@@ -48,7 +48,7 @@ def test_imports_go_down_only() -> None:
     for path in modules("weightscope"):
         room = path.parts[1].removesuffix(".py")
         if room != "__init__":
-            above = {other for other in imported(CHECKOUT / path) - {room} if FLOOR[other] >= FLOOR[room]}
+            above = {below for below in imported(CHECKOUT / path) - {room} if FLOOR[below] >= FLOOR[room]}
             upward |= {str(path): sorted(above)} if above else {}
     assert not upward, f"these modules import rooms above their own: {upward}"
 
@@ -92,14 +92,14 @@ def test_files_are_opened_in_one_module() -> None:
 
 
 def test_no_file_is_mapped() -> None:
-    """`storage.py` hands the library a copy of the header in memory, which nobody else can cut."""
+    """`storage.py` hands the library a copy of the header in memory, which no other process can cut."""
     assert not matches(MAPS, modules("weightscope", "analyses"), "storage.py")
 
 
 def test_no_two_modules_import_each_other() -> None:
     """Imports inside functions and under TYPE_CHECKING count: no module is reached again from what it imports."""
     names = {".".join(path.with_suffix("").parts).removesuffix(".__init__"): path for path in modules("weightscope")}
-    del names["weightscope"]  # the front door names what it loads on demand
+    del names["weightscope"]  # it imports public names on demand
     graph = {name: modules_imported(CHECKOUT / path) & names.keys() - {name} for name, path in names.items()}
     while leaves := [name for name, targets in graph.items() if not targets & graph.keys()]:
         for name in leaves:

@@ -88,6 +88,11 @@ def printable(text: object) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(text))
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its class if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def one_line(error: BaseException) -> str:
     """What an error says, in one `printable` line."""
     return printable(" ".join(str(error).split()))

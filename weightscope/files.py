@@ -50,7 +50,7 @@ def open_regular(path: Path) -> int:
 
 
 class _Readable(io.FileIO):
-    """A regular file, a failed read of which is a CheckpointError."""
+    """A regular file; a failed read is a CheckpointError."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(open_regular(path))

@@ -74,7 +74,7 @@ class RunIdentity:
         return self.also(name=model.name, tokenizer=tokenizer, drawn_with=_versions(DRAWN_WITH), **elsewhere, **facts)
 
     def refuse_other(self, on_this_worker: "RunIdentity", name: str) -> None:
-        """Refuse, on a worker, a source that differs from that of the main machine."""
+        """Refuse, on a worker, a source that differs from the main machine's."""
         if on_this_worker == self:
             return
         worker, machine = on_this_worker.facts, self.facts

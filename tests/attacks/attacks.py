@@ -293,8 +293,8 @@ GGUFS: dict[str, tuple[bytes, str]] = {
 
 def tokenizer(model: dict[str, object] | None = None, **changes: object) -> bytes:
     """A tokenizer.json of three tokens that is good but for the changes to it and to its model."""
-    own = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]} | (model or {})
-    return json.dumps({"version": "1.0", "model": own} | changes).encode()
+    described = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]} | (model or {})
+    return json.dumps({"version": "1.0", "model": described} | changes).encode()
 
 
 def charsmap(content: str) -> dict[str, str]:

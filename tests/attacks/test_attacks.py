@@ -46,7 +46,7 @@ def refused(source: Path) -> str:
     return message
 
 
-def test_the_checkpoint_to_be_spoilt_is_good(folder: Path) -> None:
+def test_unchanged_checkpoint_opens(folder: Path) -> None:
     assert open_checkpoint(folder)["w"].read().tolist() == [0, 0]
 
 
@@ -61,7 +61,7 @@ def test_header(attack: str, folder: Path) -> None:
 @pytest.mark.parametrize("attack", INDEXES)
 def test_index(attack: str, folder: Path) -> None:
     content, expected = INDEXES[attack]
-    (folder / "model.safetensors").rename(folder / "shard.safetensors")  # beside it, no index would be read
+    (folder / "model.safetensors").rename(folder / "shard.safetensors")  # next to a model.safetensors, no index is read
     content = content.replace(b"model.safetensors", b"shard.safetensors")
     (folder / "model.safetensors.index.json").write_bytes(content)
     (folder.parent / "outside.safetensors").write_bytes(whole({"w": ONE}))
@@ -126,22 +126,22 @@ def test_hub(attack: str, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_another_commit_than_the_pinned_one_is_refused(hub: Hub, tmp_path: Path) -> None:
     """Neither from the server, in a file or in its list, nor from a reference in the cache that has a commit's name."""
     hub.repositories["owner/model"] = {"other.safetensors": whole({"w": ONE}), "config.json": b"{}"}
-    other = COMMIT[::-1]
+    another_commit = COMMIT[::-1]
     open_checkpoint(f"owner/model@{COMMIT}")
-    hub.headers = {"X-Repo-Commit": other}
+    hub.headers = {"X-Repo-Commit": another_commit}
     for read in (open_checkpoint, resolve_folder):
         source = f"owner/model@{COMMIT}"
         shutil.rmtree(tmp_path / "hub", ignore_errors=True)
-        with pytest.raises(CheckpointError, match=f"^owner/model@{COMMIT}: this commit .* answers '{other}'"):
+        with pytest.raises(CheckpointError, match=f"^owner/model@{COMMIT}: this commit .* answers '{another_commit}'"):
             read(source)
     hub.headers = {}
     cache = tmp_path / "hub" / "models--owner--model"
-    (cache / "snapshots" / other).mkdir(parents=True)
-    (cache / "snapshots" / other / "model.safetensors").write_bytes(whole({"w": ONE}))
+    (cache / "snapshots" / another_commit).mkdir(parents=True)
+    (cache / "snapshots" / another_commit / "model.safetensors").write_bytes(whole({"w": ONE}))
     (cache / "refs").mkdir()
-    (cache / "refs" / COMMIT).write_text(other)
+    (cache / "refs" / COMMIT).write_text(another_commit)
     assert Repository("owner/model", COMMIT).cached("model.safetensors") is None
-    assert Repository("owner/model", other).cached("model.safetensors") is not None
+    assert Repository("owner/model", another_commit).cached("model.safetensors") is not None
 
 
 def test_a_list_of_files_of_another_commit_is_refused(hub: Hub) -> None:

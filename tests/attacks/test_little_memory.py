@@ -23,7 +23,7 @@ def command(kind: int, limit: int) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.check
 @pytest.mark.parametrize(("kind", "option"), [(resource.RLIMIT_AS, "-v"), (resource.RLIMIT_DATA, "-d")])
-def test_too_little_is_said_and_enough_is_enough(kind: int, option: str) -> None:
+def test_too_little_memory_is_refused_before_loading(kind: int, option: str) -> None:
     for limit in (200_000 << 10, 300_000 << 10, LEAST - 1024):
         done = command(kind, limit)
         says = (
@@ -42,7 +42,9 @@ def test_too_little_is_said_and_enough_is_enough(kind: int, option: str) -> None
         ({"OMP_NUM_THREADS": "999"}, 64),
     ],
 )
-def test_each_thread_needs_its_own(chosen: dict[str, str], threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_needed_memory_grows_with_threads(
+    chosen: dict[str, str], threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in THREADS_CHOSEN:
         monkeypatch.delenv(name, raising=False)
     for name, value in chosen.items():

@@ -67,7 +67,7 @@ def put(kind: str, path: Path) -> None:
 @pytest.mark.check
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("option", OPTIONS)
-def test_what_is_no_file_is_refused_in_one_line(option: str, kind: str, here: Path) -> None:
+def test_path_that_is_not_a_regular_file_is_one_line(option: str, kind: str, here: Path) -> None:
     if option in CHECKPOINTS:
         shutil.copytree(SMALL, here, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.py", "__pycache__", option))
     name = option if "." in option else "x"

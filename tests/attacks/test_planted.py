@@ -125,11 +125,11 @@ def test_planted_results_are_neither_printed_nor_gated(attack: str, checkpoint: 
 @pytest.mark.parametrize("layer", ["copied", "no arrays"])
 def test_a_layer_of_another_fingerprint_is_measured_again(layer: str, tmp_path: Path) -> None:
     """Though it lies in the folder of this one."""
-    other = FinishedLayers(tmp_path / "other", RunIdentity.of(a=1), [0], resume=False)
-    other.put(0, {"x": np.ones(2)} if layer == "copied" else {"not a name": np.ones(2)})
+    differing = FinishedLayers(tmp_path / "other", RunIdentity.of(a=1), [0], resume=False)
+    differing.put(0, {"x": np.ones(2)} if layer == "copied" else {"not a name": np.ones(2)})
     fingerprint = RunIdentity.of(a=2 if layer == "copied" else 1)
     folder = FinishedLayers(tmp_path / "out", fingerprint, [0], resume=True).folder
-    shutil.copytree(other.folder, folder)
+    shutil.copytree(differing.folder, folder)
     assert FinishedLayers(tmp_path / "out", fingerprint, [0], resume=True).left == [0]
 
 

@@ -44,47 +44,49 @@ def status(*arguments: object) -> int:
 )
 @pytest.mark.parametrize("factor", [0, 1e30])
 def test_a_gate_stops_a_tensor_of_zero_or_another_scale(name, part, options, factor, tmp_path: Path) -> None:
-    other = broken(tmp_path / "b", name, factor, part)
+    scaled = broken(tmp_path / "b", name, factor, part)
     same = broken(tmp_path / "a", name, 1)
     for limit in (("--max-change", 0.01), ("--fail-on", "warning")):
         if (name, factor, limit[0]) == (KEYS, 0, "--fail-on"):  # keys' biases change no score of this model
             continue
-        assert status("compare", same, other, "--out", tmp_path / "out", *limit, *options) == 3, limit
+        assert status("compare", same, scaled, "--out", tmp_path / "out", *limit, *options) == 3, limit
 
 
-def test_what_was_not_compared_stands_in_the_headline_and_in_the_json(tmp_path: Path) -> None:
-    same, other = broken(tmp_path / "a", WITH_ALL[0], 1), broken(tmp_path / "b", WITH_ALL[0], 1e30)
+def test_tensors_not_compared_are_in_headline_and_json(tmp_path: Path) -> None:
+    same, scaled = broken(tmp_path / "a", WITH_ALL[0], 1), broken(tmp_path / "b", WITH_ALL[0], 1e30)
     with undrawn():
-        said = CliRunner().invoke(main, ["compare", str(same), str(other), "--out", str(tmp_path / "out"), "--json"])
-    result = json.loads(said.stdout)
+        completed = CliRunner().invoke(
+            main, ["compare", str(same), str(scaled), "--out", str(tmp_path / "out"), "--json"]
+        )
+    result = json.loads(completed.stdout)
     assert result["largest_change"] == 0 and f"transformer.{WITH_ALL[0]}" in result["not_compared"]
     assert "Not compared: 4 of 28 tensors" in result["coverage"]
     assert {row["tensor"] for row in result["other_tensors"]}.isdisjoint(result["not_compared"])
-    comparison = ws.compare(ws.open_model(same), ws.open_model(other), all_tensors=True)
+    comparison = ws.compare(ws.open_model(same), ws.open_model(scaled), all_tensors=True)
     assert comparison.not_compared == [] and comparison.farthest[0] == f"transformer.{WITH_ALL[0]}"
 
 
-def test_a_bias_of_next_to_nothing_may_double(tmp_path: Path) -> None:
+def test_tiny_bias_may_double(tmp_path: Path) -> None:
     """It is compared with its weight, in whose place nothing changed; the headline names it all the same."""
     before, after = (broken(tmp_path / str(factor), OUTPUTS, factor) for factor in (1e-6, 2e-6))
-    found = ws.compare(ws.open_model(before), ws.open_model(after))
-    assert 0 < found.largest_change() < 1e-5 and f"transformer.{OUTPUTS} by 1." in found.headline
-    assert not found.findings
+    comparison = ws.compare(ws.open_model(before), ws.open_model(after))
+    assert 0 < comparison.largest_change() < 1e-5 and f"transformer.{OUTPUTS} by 1." in comparison.headline
+    assert not comparison.findings
 
 
 @pytest.mark.parametrize("name", ["wte.weight", "wpe.weight", "ln_f.weight"])
 @pytest.mark.parametrize("factor", [0, 1e30, 1e-30, 1e8])
 @pytest.mark.parametrize("options", [(), ("--all",)])
 def test_an_audit_warns_of_embeddings_and_gains_of_no_trained_scale(name, factor, options, tmp_path: Path) -> None:
-    found = ws.audit(ws.open_model(broken(tmp_path, name, factor)), all_tensors=bool(options)).findings
-    told = [one for one in found if one.severity != "note"]
-    assert len(told) == 1, told
-    assert told[0].kind == "zero_tensor" if factor == 0 else told[0].kind in ("out_of_scale", "overflow")
+    seen = ws.audit(ws.open_model(broken(tmp_path, name, factor)), all_tensors=bool(options)).findings
+    warnings = [finding for finding in seen if finding.severity != "note"]
+    assert len(warnings) == 1, warnings
+    assert warnings[0].kind == "zero_tensor" if factor == 0 else warnings[0].kind in ("out_of_scale", "overflow")
 
 
 @pytest.mark.parametrize("options", [(), ("--all",)])
 def test_a_stock_checkpoint_has_no_warning(options) -> None:
     model = ws.open_model("embedded")
-    assert {one.severity for one in ws.audit(model, all_tensors=bool(options)).findings} <= {"note"}
+    assert {finding.severity for finding in ws.audit(model, all_tensors=bool(options)).findings} <= {"note"}
     same = ws.compare(model, model, all_tensors=bool(options))
     assert same.largest_change() == 0 and not same.findings

@@ -100,10 +100,10 @@ def test_a_locale_changes_no_result(locale: dict[str, str], tmp_path: Path) -> N
     """`tr_TR` has another upper case of i in C's functions, not in Python's; ASCII alone has no σ."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith(("LC_", "LANG", "PYTHON"))}
     results = []
-    for number, own in enumerate(({"LC_ALL": "C.UTF-8"}, locale)):
+    for number, variables in enumerate(({"LC_ALL": "C.UTF-8"}, locale)):
         out = tmp_path / f"{number}-\u0131\u0130"
         command = [sys.executable, "-m", "weightscope", "audit", "embedded", "--out", str(out)]
-        done = subprocess.run(command, env=plain | own, cwd=Path(__file__).parents[2], capture_output=True)
+        done = subprocess.run(command, env=plain | variables, cwd=Path(__file__).parents[2], capture_output=True)
         assert done.returncode == 0, done.stderr
         results.append({path.name: path.read_bytes() for path in out.glob("*.csv")})
     assert results[0] == results[1]
@@ -193,8 +193,8 @@ def test_names_are_spelled_out_on_the_terminal_and_on_pages(words: str, tmp_path
         del model["vocab"][last]
         model["merges"] = [m for m in model["merges"] if "".join(m.split() if isinstance(m, str) else m) != last]
         (places[name] / "tokenizer.json").write_text(json.dumps(tokenizer))
-    said = CliRunner().invoke(main, [str(places.get(word, word)) for word in words.split()])
-    assert said.exit_code in (0, 3), said.output
+    result = CliRunner().invoke(main, [str(places.get(word, word)) for word in words.split()])
+    assert result.exit_code in (0, 3), result.output
     pages = [path.read_text() for path in places["OUT"].rglob("*") if path.suffix in (".html", ".svg")]
-    for text in (said.output, said.stderr, *pages):
+    for text in (result.output, result.stderr, *pages):
         assert not [character for character in OBEYED if character in text]

@@ -76,8 +76,8 @@ def test_settings_for_matplotlib_that_cannot_be_read_end_in_a_line(kind: str, pl
         patch.chdir(tmp_path)
         if place != ".":
             patch.setenv(place, str(folder))
-        said = CliRunner().invoke(main, ["audit", "embedded", "--out", "out"])
+        result = CliRunner().invoke(main, ["audit", "embedded", "--out", "out"])
     problem = "is not a regular file" if kind == "pipe" else "is not UTF-8, and Matplotlib reads it to draw figures"
-    assert (said.exit_code, said.stdout, said.stderr.count("\n")) == (2, "", 1)
-    assert said.stderr.startswith(f"weightscope: matplotlibrc: {problem}")
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert result.stderr.startswith(f"weightscope: matplotlibrc: {problem}")
     assert not (tmp_path / "out").exists()

@@ -125,14 +125,14 @@ def counts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_auroc_in_blocks_of_rows_is_the_same_byte_for_byte_wherever(
     dask: DaskProcesses, checkpoint: Path, counts: Path, tmp_path: Path, monkeypatch
 ) -> None:
-    whole = measure_heads(FirstLayer(open_model(checkpoint)), load_counts(counts)).auroc
-    assert np.isfinite(whole).sum() == 4 * (VOCAB - 10)
+    expected = measure_heads(FirstLayer(open_model(checkpoint)), load_counts(counts)).auroc
+    assert np.isfinite(expected).sum() == 4 * (VOCAB - 10)
     monkeypatch.setattr(detok, "PRODUCTS_A_TASK", 0)
     monkeypatch.setattr(detok, "FEWEST_ROWS", 128)
     source = Source.named(str(checkpoint))
     first, read = FirstLayer(source.open()), load_counts(counts)
     blocks = measure_heads(first, read).auroc
-    np.testing.assert_allclose(blocks, whole, atol=1e-6)
+    np.testing.assert_allclose(blocks, expected, atol=1e-6)
     with open_engine("local", jobs=2) as engine:
         sent = ScorerOnWorker.of(source, first, counts)
         assert measure_heads(first, read, engine, sent).auroc.tobytes() == blocks.tobytes()
@@ -154,13 +154,13 @@ def test_counts_that_a_worker_does_not_see_are_an_error(
         measure_heads(first, load_counts(counts), engine, sent)
 
 
-def test_what_a_killed_worker_was_at_is_done_by_another(dask: DaskProcesses, tmp_path: Path) -> None:
+def test_task_of_a_killed_worker_is_done_by_another(dask: DaskProcesses, tmp_path: Path) -> None:
     alive = len(dask.workers)
     with open_engine("dask", dask.address) as engine:
         for number in range(8):
             engine.submit(number, tasks.killed_once, tmp_path / "marker", number)
-        found = [engine.next() for _ in range(8)]
-    assert sorted((key, value, error) for key, value, error in found) == [(n, 2 * n, None) for n in range(8)]
+        outcomes = [engine.next() for _ in range(8)]
+    assert sorted((key, value, error) for key, value, error in outcomes) == [(n, 2 * n, None) for n in range(8)]
     assert len(dask.workers) == alive - 1
     dask.add_worker()
 
@@ -180,10 +180,10 @@ def test_a_list_survives_its_workers_and_its_failures(
     dask.kill(*dask.workers)
     assert not (out / "forty" / "report.html").exists()
     dask.add_worker()
-    _, said = client.communicate(timeout=PATIENCE)
+    _, stderr = client.communicate(timeout=PATIENCE)
     assert client.returncode == 2
-    lines = sorted(re.findall(r"weightscope: .*", said))
-    assert len(lines) == 2 and "Traceback" not in said
+    lines = sorted(re.findall(r"weightscope: .*", stderr))
+    assert len(lines) == 2 and "Traceback" not in stderr
     assert lines[0].startswith("weightscope: broken: model.safetensors: ") and "h.2.attn.c_attn.weight" in lines[0]
     assert lines[1].startswith("weightscope: missing: no such file or folder")
     assert_same_bytes(local, out / "forty")
@@ -207,8 +207,8 @@ def test_a_run_whose_client_was_killed_goes_on(
     left = FinishedLayers(tmp_path, layers, range(40), resume=True).left
     assert 0 < len(left) == 40 - finished < 40
     again = start_python(code)
-    _, said = again.communicate(timeout=PATIENCE)
-    assert again.returncode == 0, said
+    _, stderr = again.communicate(timeout=PATIENCE)
+    assert again.returncode == 0, stderr
     assert_same_tables(local, tmp_path)
 
 
@@ -218,7 +218,7 @@ def test_a_scheduler_that_goes_away_ends_the_run_with_a_line(
     client = start("audit", checkpoint, "--out", tmp_path, *dask.options)
     wait_for("layer-0000.npz", tmp_path, client)
     os.kill(dask.scheduler.pid, signal.SIGKILL)
-    _, said = client.communicate(timeout=PATIENCE)
+    _, stderr = client.communicate(timeout=PATIENCE)
     assert client.returncode == 2
     line = f"weightscope: the Dask scheduler at {dask.address} has gone away (--resume continues an audit)"
-    assert re.findall(r"weightscope: .*", said) == [line] and "Traceback" not in said
+    assert re.findall(r"weightscope: .*", stderr) == [line] and "Traceback" not in stderr

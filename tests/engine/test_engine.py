@@ -15,11 +15,11 @@ from weightscope.errors import CheckpointError
 
 
 def collect(engine: Engine) -> dict:
-    found = {}
+    outcomes = {}
     while engine.busy:
         key, value, error = engine.next()
-        found[key] = value if error is None else error
-    return found
+        outcomes[key] = value if error is None else error
+    return outcomes
 
 
 @pytest.mark.parametrize("start", [
@@ -32,13 +32,13 @@ def test_tasks_come_back_under_their_keys_and_errors_as_values(start) -> None:
         for number in range(6):
             engine.submit(("double", number), tasks.doubled, number)
         engine.submit("refused", tasks.refused, 7)
-        found = collect(engine)
-    error = found.pop("refused")
+        outcomes = collect(engine)
+    error = outcomes.pop("refused")
     assert isinstance(error, CheckpointError) and str(error) == "model.safetensors: no 7"
-    assert found == {("double", number): 2 * number for number in range(6)}
+    assert outcomes == {("double", number): 2 * number for number in range(6)}
 
 
-def test_what_is_forgotten_is_not_heard_of() -> None:
+def test_forgotten_task_is_not_returned() -> None:
     release = threading.Event()
     with ThisProcess() as engine:
         engine.submit("slow", release.wait)
@@ -73,7 +73,7 @@ def test_ctrl_c_does_not_wait_for_tasks_that_run(tmp_path) -> None:
 
 
 @pytest.mark.check
-def test_processes_say_nothing_of_their_own(capfd: pytest.CaptureFixture[str]) -> None:
+def test_worker_processes_print_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     with Processes(1) as engine:
         engine.submit("loud", tasks.warned)
         assert engine.next().error is None
@@ -96,12 +96,12 @@ def refused(*arguments: object) -> str:
     return result.stderr
 
 
-def test_options_that_do_not_go_together_are_refused() -> None:
+def test_contradicting_options_are_refused() -> None:
     assert "--scheduler needs --engine dask" in refused("--scheduler", "tcp://127.0.0.1:8786")
     assert "--jobs applies to the local engine" in refused("--engine", "dask", "--jobs", 2)
 
 
-def test_without_dask_a_line_says_how_to_get_it(monkeypatch) -> None:
+def test_missing_dask_says_how_to_install_it(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
     monkeypatch.setitem(sys.modules, "dask", None)
     line = refused("--engine", "dask", "--scheduler", "tcp://127.0.0.1:8786")
@@ -109,7 +109,7 @@ def test_without_dask_a_line_says_how_to_get_it(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("address", ["here", "tcp://", "http://host:1", "tcp://host", "a:b:c", "\x1b[31m"])
-def test_what_is_no_address_is_refused_at_once(address: str) -> None:
+def test_invalid_scheduler_address_is_refused(address: str) -> None:
     pytest.importorskip("distributed", reason="Dask comes with the extra `cluster`")
     line = refused("--engine", "dask", "--scheduler", address)
     assert line.count("\n") == 1 and "is neither tcp://HOST:PORT nor a scheduler file" in line and "\x1b" not in line
@@ -130,11 +130,11 @@ def test_a_scheduler_that_does_not_answer_is_not_waited_for(listening: bool) -> 
 def test_a_task_that_kills_its_workers_is_the_fault_of_that_task_alone() -> None:
     distributed = pytest.importorskip("distributed", reason="Dask comes with the extra `cluster`")
     engine = object.__new__(cluster.Cluster)
-    said = engine.in_words(distributed.KilledWorker("task", None, 3))
-    assert isinstance(said, CheckpointError) and "4 workers died running one task" in str(said)
+    sentence = engine.in_words(distributed.KilledWorker("task", None, 3))
+    assert isinstance(sentence, CheckpointError) and "4 workers died running one task" in str(sentence)
 
 
-def test_a_cluster_of_which_leave_cannot_be_taken_in_time_is_left() -> None:
+def test_cluster_that_does_not_close_in_time_is_abandoned() -> None:
     class Client:
         def close(self, timeout: float) -> None:
             raise TimeoutError(f"timed out after {timeout} s.")

@@ -34,8 +34,8 @@ def test_workers_fetch_their_own_tensors(hub: Hub, tiny_gpt2: Path, tmp_path: Pa
     hub.repositories["owner/tiny"] = {path.name: path.read_bytes() for path in tiny_gpt2.iterdir()}
     monkeypatch.setenv("HF_ENDPOINT", hub.hub)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "of the workers"))
-    found = tables("owner/tiny", tmp_path / "remote", Processes(2))
-    assert found == tables(str(tiny_gpt2), tmp_path / "here", ThisProcess())
+    from_workers = tables("owner/tiny", tmp_path / "remote", Processes(2))
+    assert from_workers == tables(str(tiny_gpt2), tmp_path / "here", ThisProcess())
     assert any(path.is_file() for path in (tmp_path / "of the workers").rglob("*"))
     assert ws.open_model("owner/tiny").checkpoint.bytes_to_fetch(["h.1.attn.c_attn.weight"])  # not by this process
 
@@ -45,12 +45,12 @@ def test_a_worker_refuses_another_commit(hub: Hub, tiny_gpt2: Path) -> None:
     source = Source.named("owner/tiny")
     seen = source.as_seen(source.open())
     seen.elsewhere()
-    other = RunIdentity(seen.seen.text.replace(COMMIT, "0" * 40))
+    at_another_commit = RunIdentity(seen.seen.text.replace(COMMIT, "0" * 40))
     there = (
         rf"is not the same on a worker \(model.safetensors of \d+ bytes at {COMMIT}\) as .*{'0' * 40}.*SOURCE@COMMIT"
     )
     with pytest.raises(CheckpointError, match=there):
-        replace(seen, seen=other).elsewhere()
+        replace(seen, seen=at_another_commit).elsewhere()
 
 
 def test_what_one_machine_has_cached_is_the_same_as_what_another_fetches(

@@ -24,15 +24,15 @@ PATIENCE = 60  # seconds; a hang, on however starved a machine
 
 def alive(group: int) -> list[int]:
     """The processes of a group that have not ended."""
-    found = []
+    children = []
     for status in Path("/proc").glob("[0-9]*/stat"):
         try:
             state, _, of_group = status.read_text().rsplit(")", 1)[1].split()[:3]
         except OSError:  # ended meanwhile
             continue
         if int(of_group) == group and state not in "ZX":
-            found.append(int(status.parent.name))
-    return found
+            children.append(int(status.parent.name))
+    return children
 
 
 def default_signals() -> None:
@@ -52,12 +52,12 @@ def started(*command: str, **environment: str) -> subprocess.Popen[str]:
 def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
     """The status and last stderr line of a process that was asked to end, once no process of its group is alive."""
     try:
-        said = process.communicate(timeout=PATIENCE)[1]
+        stderr = process.communicate(timeout=PATIENCE)[1]
         until = time.monotonic() + PATIENCE
         while alive(process.pid) and time.monotonic() < until:
             time.sleep(0.01)
         assert not alive(process.pid)
-        return process.returncode, (said.splitlines() or [""])[-1].strip()
+        return process.returncode, (stderr.splitlines() or [""])[-1].strip()
     finally:
         if alive(process.pid):
             os.killpg(process.pid, signal.SIGKILL)
@@ -93,8 +93,8 @@ def test_an_audit_that_is_asked_to_end_does_and_goes_on_later(
     while process.poll() is None and not any(out.rglob("layer-*.npz")):
         time.sleep(0.005)
     (os.killpg if group else os.kill)(process.pid, getattr(signal, name))
-    code, said = ended(process)
-    assert code == status and (line is None or said == line)
+    code, stderr = ended(process)
+    assert code == status and (line is None or stderr == line)
     assert not list(out.rglob("heads.csv")), "it ended by itself"
     assert not list(temporary.iterdir())
     if name != "SIGKILL":
@@ -116,12 +116,12 @@ with ended_by_signals(lambda: ""):
 
 
 @pytest.mark.parametrize(("name", "status"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
-def test_what_cannot_be_interrupted_is_ended_all_the_same(name: str, status: int) -> None:
+def test_uninterruptible_work_ends_after_the_grace_period(name: str, status: int) -> None:
     process = started("-c", WAITING)
     assert process.stdout is not None and process.stdout.readline() == "begun\n"
     process.send_signal(getattr(signal, name))
-    code, said = ended(process)
-    assert code == status and said.startswith("weightscope: interrupted")
+    code, stderr = ended(process)
+    assert code == status and stderr.startswith("weightscope: interrupted")
 
 
 IN_LAPACK = """
@@ -145,7 +145,7 @@ def test_a_long_call_of_lapack_is_ended(call: str) -> None:
     assert ended(process)[0] == 143
 
 
-def test_a_signal_that_the_caller_wants_ignored_stays_so() -> None:
+def test_ignored_signal_stays_ignored() -> None:
     code = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n" + WAITING
     process = started("-c", code)
     assert process.stdout is not None and process.stdout.readline() == "begun\n"
@@ -164,7 +164,7 @@ time.sleep(600)
 """
 
 
-def test_a_tokenizers_process_ends_with_the_one_that_it_serves() -> None:
+def test_tokenizer_process_ends_with_its_parent() -> None:
     """In the middle of a request too, where it does not see that its input has ended."""
     process = started("-c", SERVED)
     assert process.stdout is not None and process.stdout.readline() == "begun\n"

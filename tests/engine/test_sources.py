@@ -1,4 +1,4 @@
-"""Sources as workers open them, and lists of them."""
+"""Sources as workers open them, and lists of sources."""
 
 import os
 import pickle
@@ -26,7 +26,7 @@ def copy(tiny_gpt2: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny_gpt2, tmp_path / "model"))
 
 
-def test_a_worker_opens_what_was_seen_once_and_keeps_it(copy: Path, monkeypatch) -> None:
+def test_worker_opens_a_source_once(copy: Path, monkeypatch) -> None:
     monkeypatch.chdir(copy.parent)
     source = Source.named("model")
     sent = pickle.loads(pickle.dumps(source.as_seen(source.open())))
@@ -44,9 +44,9 @@ def test_a_worker_refuses_a_file_that_is_not_the_same(copy: Path) -> None:
     again = source.as_seen(source.open())
     again.elsewhere()  # a checkpoint written anew is opened anew
     os.utime(weights, ns=(2, 2))
-    said = rf"model.safetensors of {weights.stat().st_size} bytes, 1970-01-01 00:00:00, SHA-256 [0-9a-f]{{8}}\.\.\."
+    identity = rf"model.safetensors of {weights.stat().st_size} bytes, 1970-01-01 00:00:00, SHA-256 [0-9a-f]{{8}}\.\.\."
     with pytest.raises(
-        CheckpointError, match=rf"is not the same on a worker \({said}\) as .*{said}.*shared file system"
+        CheckpointError, match=rf"is not the same on a worker \({identity}\) as .*{identity}.*shared file system"
     ):
         replace(again, source=f"{copy}/.").elsewhere()
     os.utime(weights, ns=(1, 1))
@@ -76,7 +76,7 @@ def test_the_embedded_checkpoint_may_lie_elsewhere_on_a_worker() -> None:
 
 @pytest.mark.parametrize("named", ["model", "./model/model.safetensors", Path("model")])
 def test_another_working_directory_has_no_other_tokenizer(named: str | Path, tmp_path: Path, monkeypatch) -> None:
-    """The model stays what it was opened as, whatever lies under the same relative path there."""
+    """A model keeps its tokenizer, whatever the same relative path names in the new directory."""
     for place, token in (("here", "a"), ("there", "b")):
         folder = tmp_path / place / "model"
         write_checkpoint(folder, gpt2_weights())
@@ -89,8 +89,8 @@ def test_another_working_directory_has_no_other_tokenizer(named: str | Path, tmp
     assert model.name == Path(named).name
 
 
-def test_what_cannot_be_looked_at_is_one_error_when_it_is_opened() -> None:
-    for named in ("~nobody-of-that-name/model", "a" * 300 + "/model", "~\0"):
+def test_path_that_cannot_be_examined_is_one_error() -> None:
+    for named in ("~no-such-user/model", "a" * 300 + "/model", "~\0"):
         with pytest.raises(CheckpointError, match="cannot be read"):
             Source.named(named).open()
     assert is_list("a" * 300 + ".txt")
@@ -112,13 +112,13 @@ def test_a_list_has_a_source_a_line(tmp_path: Path) -> None:
         (b"\xff\xfe\x00", "cannot be read as a list"),
     ],
 )
-def test_a_list_that_is_none_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
+def test_invalid_list_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "list.txt").write_bytes(content)
     with pytest.raises(CheckpointError, match=message):
         read_list(tmp_path / "list.txt")
 
 
-def test_folders_are_named_for_the_last_part_and_as_much_as_tells_apart() -> None:
+def test_folder_names_are_the_shortest_that_differ() -> None:
     assert folder_names(["EleutherAI/pythia-70m@step1", "/data/run/"]) == ["pythia-70m@step1", "run"]
     assert folder_names(["r/s1/model", "r/s2/model", "x"]) == ["s1--model", "s2--model", "x"]
     assert folder_names(["summary.csv"]) == ["summary.csv_"]
@@ -128,7 +128,7 @@ part = st.text(st.sampled_from("aB.-= ~\n:é"), min_size=1, max_size=4)
 
 
 @given(st.lists(st.lists(part, min_size=1, max_size=3).map("/".join), min_size=1, max_size=6, unique=True))
-def test_folders_are_told_apart_and_harmless_whatever_the_sources(sources: list[str]) -> None:
+def test_folder_names_are_distinct_and_safe(sources: list[str]) -> None:
     try:
         names = folder_names(sources)
     except CheckpointError as error:

@@ -61,11 +61,11 @@ SMALL = TOKENIZERS["gpt2"]
 
 def naive(documents, tokenizer) -> Counter:
     """(current, previous) -> count, one pair after the other."""
-    found: Counter = Counter()
+    pairs: Counter = Counter()
     for document in documents:
         ids = tokenizer.encode(document, special=False)
-        found.update(zip(ids[1:], ids[:-1], strict=True))
-    return found
+        pairs.update(zip(ids[1:], ids[:-1], strict=True))
+    return pairs
 
 
 def as_dict(counts: Counts) -> dict:
@@ -154,7 +154,7 @@ def test_a_long_file_is_cut_and_the_pairs_across_the_cuts_are_counted(tmp_path):
     assert counts.data.sum() == counts.tokens - 1
 
 
-def test_a_tokenizer_nothing_is_known_of_gets_whole_documents(tmp_path):
+def test_unknown_pre_tokenizer_gets_whole_documents(tmp_path):
     library = tokenizers.Tokenizer(tokenizers.models.WordLevel({"the": 0, "cats": 1, "[UNK]": 7}, unk_token="[UNK]"))
     library.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     tokenizer = Tokenizer.of_library(library)
@@ -188,7 +188,7 @@ def test_every_format_gives_the_same_counts(tmp_path):
         assert counts.documents == 4, source
 
 
-def test_no_pair_reaches_over_a_border(tmp_path):
+def test_no_pair_crosses_documents(tmp_path):
     """Documents of one token each have no pair, in one file or in many."""
     write_json_lines(tmp_path / "a.jsonl", ["a", "e", "", "a"])
     (tmp_path / "b.txt").write_text("a", encoding="utf-8")
@@ -199,8 +199,8 @@ def test_no_pair_reaches_over_a_border(tmp_path):
 def test_jobs_do_not_change_the_counts_and_leave_the_environment_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
     write_json_lines(tmp_path / "a.jsonl", [PROSE * 40] * 20)
-    one, eight = (count_bigrams([tmp_path], SMALL, jobs=jobs, progress=False) for jobs in (1, 8))
-    assert as_dict(one) == as_dict(eight)
+    single, eight = (count_bigrams([tmp_path], SMALL, jobs=jobs, progress=False) for jobs in (1, 8))
+    assert as_dict(single) == as_dict(eight)
     assert os.environ["TOKENIZERS_PARALLELISM"] == "true"
 
 
@@ -210,7 +210,7 @@ def test_a_quick_count_shows_no_bar(tmp_path, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_what_a_tokenizer_cannot_encode_is_said(tmp_path):
+def test_corpus_that_cannot_be_encoded_is_refused(tmp_path):
     words = tokenizers.models.WordPiece({"cat": 0}, unk_token="[UNK]")
     tokenizer = Tokenizer.of_library(tokenizers.Tokenizer(words))
     (tmp_path / "a.txt").write_text("dogs", encoding="utf-8")

@@ -33,7 +33,7 @@ def test_a_folder_is_walked_in_order_and_named_from_itself_on(tmp_path):
     assert [file.name for file in corpus_files([books])] == ["books/a/y.jsonl", "books/a/z.txt", "books/b.md"]
 
 
-def test_a_file_named_outright_is_text_whatever_it_ends_in(tmp_path):
+def test_named_file_is_read_as_text_whatever_its_suffix(tmp_path):
     (tmp_path / "notes").write_text("one\r\ntwo", encoding="utf-8", newline="")
     assert read(tmp_path / "notes") == ["one\r\ntwo"]
 
@@ -54,7 +54,7 @@ def test_a_long_text_is_read_in_parts(tmp_path, monkeypatch, ending):
     assert read(tmp_path) == [text]
 
 
-def test_a_byte_order_mark_is_no_text(tmp_path):
+def test_byte_order_mark_is_skipped(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone")
     (tmp_path / "b.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "two"}\n')
     assert read(tmp_path) == ["one", "two"]
@@ -145,7 +145,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_a_small_file_does_not_become_gigabytes(tmp_path, monkeypatch, bomb):
+def test_decompression_is_bounded(tmp_path, monkeypatch, bomb):
     name, content, message = BOMBS[bomb]
     if "unpacks" in message:  # the others are refused before that
         monkeypatch.setattr(corpus, "ALWAYS_UNPACKED", 1 << 20)
@@ -155,7 +155,7 @@ def test_a_small_file_does_not_become_gigabytes(tmp_path, monkeypatch, bomb):
             deque(pieces(document, SAFE_CUTS[GPT2]), maxlen=0)
 
 
-def test_what_is_read_to_run_a_model_on_fits_in_memory(tmp_path, monkeypatch):
+def test_text_for_running_a_model_is_bounded(tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text("some text")
     (tmp_path / "b.txt").write_text("some more")
     assert read_documents([tmp_path]) == ["some text", "some more"]
@@ -174,7 +174,7 @@ def test_a_bad_file_is_one_clear_error(tmp_path, attack):
     assert str(tmp_path) not in str(error.value)
 
 
-def test_paths_without_text(tmp_path):
+def test_paths_without_text_are_refused(tmp_path):
     with pytest.raises(CheckpointError, match="nowhere: no such file or folder"):
         read(tmp_path / "nowhere")
     with pytest.raises(CheckpointError, match="no text in this folder"):

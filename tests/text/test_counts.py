@@ -153,7 +153,7 @@ def test_a_bad_file_is_one_clear_error(tmp_path, attack):
     assert str(error.value).isprintable()
 
 
-def test_a_file_that_is_not_there(tmp_path):
+def test_missing_counts_file_is_refused(tmp_path):
     for path in (tmp_path / "counts.npz", tmp_path):
         with pytest.raises(CheckpointError, match="no such file"):
             load_counts(path)
@@ -207,7 +207,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path, counts, m
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_folder_is_not_written_over(tmp_path, counts):
+def test_counts_do_not_overwrite_a_folder(tmp_path, counts):
     (tmp_path / "counts.npz").mkdir()
     with pytest.raises(CheckpointError, match="cannot be written"):
         counts.save(tmp_path / "counts.npz")
@@ -231,12 +231,12 @@ def test_padding_adds_tokens_that_occur_nowhere(counts):
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint16])
-def test_a_matrix_that_scipy_saved_is_read_and_said_to_be_of_an_unknown_tokenizer(dtype, tmp_path) -> None:
+def test_matrix_saved_by_scipy_is_read_with_a_caveat(dtype, tmp_path) -> None:
     matrix = csr_array((ARRAYS["data"].astype(dtype), ARRAYS["indices"], ARRAYS["indptr"]), shape=(4, 4))
     save_npz(tmp_path / "counts.npz", matrix)
-    found = load_counts(tmp_path / "counts.npz")
-    np.testing.assert_array_equal(found.matrix(4).toarray(), matrix.toarray())
-    found.check(4, "any tokenizer")
-    assert "could be checked" in found.caveats[0]
+    counts = load_counts(tmp_path / "counts.npz")
+    np.testing.assert_array_equal(counts.matrix(4).toarray(), matrix.toarray())
+    counts.check(4, "any tokenizer")
+    assert "could be checked" in counts.caveats[0]
     with pytest.raises(CheckpointError, match="over a vocabulary of 4"):
-        found.check(5, "any tokenizer")
+        counts.check(5, "any tokenizer")

@@ -79,7 +79,7 @@ def test_pairs_are_cut_to_length_and_the_tokenizer_left_as_it_was(library, frami
     assert library.truncation is None
 
 
-def test_kinds(framing) -> None:
+def test_kinds_of_token(framing) -> None:
     kinds = token_kinds(framing)
     assert kinds.names == ("[CLS]", "[SEP]", ". or ,", "other")
     assert kinds(np.array([[1, 2], [3, 4], [5, 0]])).tolist() == [[0, 1], [2, 2], [3, 3]]
@@ -91,18 +91,18 @@ def test_a_seed_draws_the_same_again(framing) -> None:
 
 
 def test_excerpts_keep_to_their_bounds_and_come_from_the_text() -> None:
-    found = excerpts([TEXT], 4, (60, 100))
-    assert found
+    passages = excerpts([TEXT], 4, (60, 100))
+    assert passages
     joined = "\n\n".join(paragraphs(TEXT))
-    for passage in found:
+    for passage in passages:
         assert 60 <= len(passage) <= 100
         assert passage in joined
 
 
 def test_windows_have_the_length_and_the_first_token_asked_for(framing) -> None:
-    found = token_windows(framing, [TEXT], 3, 9)
-    assert found
-    for ids in found:
+    windows = token_windows(framing, [TEXT], 3, 9)
+    assert windows
+    for ids in windows:
         assert (len(ids), ids[0]) == (9, 1)
 
 
@@ -125,11 +125,11 @@ def test_sentences_end_with_their_marks_and_with_blank_lines() -> None:
 
 
 def test_sentence_sequences_are_whole_drawn_once_and_cut_to_length(library, tokenizer, framing) -> None:
-    found = ["red one two", "green one two three", "blue one", ""]
-    made = [tuple(ids.tolist()) for ids in sentence_sequences(framing, found, 10)]
-    assert sorted(made) == sorted(tuple(tokenizer.encode(sentence)) for sentence in found)
-    assert {len(ids) for ids in sentence_sequences(framing, found[:2], 2, longest=4)} == {4}
-    assert all(ids[0] == 9 for ids in sentence_sequences(Framing(tokenizer, before=(9,)), found, 4))
+    given = ["red one two", "green one two three", "blue one", ""]
+    made = [tuple(ids.tolist()) for ids in sentence_sequences(framing, given, 10)]
+    assert sorted(made) == sorted(tuple(tokenizer.encode(sentence)) for sentence in given)
+    assert {len(ids) for ids in sentence_sequences(framing, given[:2], 2, longest=4)} == {4}
+    assert all(ids[0] == 9 for ids in sentence_sequences(Framing(tokenizer, before=(9,)), given, 4))
     assert library.truncation is None
     with pytest.raises(ws.CheckpointError, match="no sentences"):
         sentence_sequences(framing, [], 3)

@@ -55,9 +55,11 @@ def message(field: int, content: bytes) -> bytes:
 
 def sentencepiece(pieces: list[str]) -> bytes:
     """sentencepiece_model.proto: pieces are field 1; each has its text (1), score (2, float) and type (3)."""
-    own = [message(1, p.encode()) + b"\x15" + struct.pack("<f", -float(i)) + b"\x18\x01" for i, p in enumerate(pieces)]
+    messages = [
+        message(1, p.encode()) + b"\x15" + struct.pack("<f", -float(i)) + b"\x18\x01" for i, p in enumerate(pieces)
+    ]
     trainer = message(2, b"\x18\x02" + message(1, b"a corpus") + b"\x08" + varint(1 << 40))
-    return trainer + b"".join(message(1, piece) for piece in own) + message(3, message(1, b"identity"))
+    return trainer + b"".join(message(1, piece) for piece in messages) + message(3, message(1, b"identity"))
 
 
 LARGE = [f"▁word{i}" for i in range(20_000)]
@@ -107,7 +109,7 @@ def test_word_piece_splits_as_transformers_does(config: dict[str, object], tmp_p
     assert ours.text(ours.id_of("##s")) == "##s" and ours.text(10, 9) == "cats"
 
 
-def test_words_of_another_kind_are_named_and_not_split(tmp_path: Path) -> None:
+def test_unknown_tokenizer_class_names_tokens_and_splits_nothing(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(vocabulary(tmp_path, tokenizer_class="BertJapaneseTokenizer"))
     assert tokenizer.id_of("cat") == 10 and tokenizer.text(13, 14) == "unable"
     with pytest.raises(ws.CheckpointError, match=r"vocab\.txt: cannot split texts: only its list of tokens is read"):
@@ -148,7 +150,7 @@ def test_a_sentencepiece_model_cut_anywhere_is_refused_or_shorter(length: int) -
         b"\x0a\x03\x12\x01a",
     ],
 )
-def test_what_is_no_sentencepiece_model_is_refused(content: bytes) -> None:
+def test_file_that_is_not_a_sentencepiece_model_is_refused(content: bytes) -> None:
     with pytest.raises(ws.CheckpointError, match=r"tokenizer\.model: (is not a SentencePiece model|lists 0 tokens)"):
         TokenList.of_sentencepiece(content, "tokenizer.model")
 
@@ -178,7 +180,7 @@ def test_the_list_in_a_gguf_file_names_tokens(kind: str, tokens: list[str], text
         assert tokenizer.text(1, 2) == "cats" and tokenizer.tokens[3] == "[X]"
 
 
-def test_a_gguf_files_tokens_are_text(tmp_path: Path) -> None:
+def test_gguf_token_list_of_numbers_is_refused(tmp_path: Path) -> None:
     numbers = key(b"tokenizer.ggml.tokens", 9, struct.pack("<IQII", 4, 2, 7, 8))
     (tmp_path / "model.gguf").write_bytes(llama(keys=numbers, n_keys=1))
     with pytest.raises(ws.CheckpointError, match=r"model\.gguf: has no list of tokens"):
@@ -209,7 +211,7 @@ def test_a_token_may_be_named_by_its_id(without_tokenizer: Path, tmp_path: Path)
     assert neither.exit_code == 2 and "give a TOKEN or --token-id" in neither.stderr
 
 
-def test_an_audit_takes_its_tokens_from_where_it_is_told(without_tokenizer: Path, tmp_path: Path) -> None:
+def test_audit_reads_the_named_tokenizer(without_tokenizer: Path, tmp_path: Path) -> None:
     tokens = vocabulary(tmp_path)
     assert audit_of(without_tokenizer, tmp_path / "plain").exit_code == 0
     assert audit_of(without_tokenizer, tmp_path / "named", "--tokenizer", str(tokens)).exit_code == 0
@@ -224,7 +226,7 @@ def test_an_audit_takes_its_tokens_from_where_it_is_told(without_tokenizer: Path
     assert "is up to date" not in again.stdout
 
 
-def test_every_command_that_shows_or_takes_a_token_knows_where_to_look() -> None:
+def test_commands_about_tokens_take_a_tokenizer() -> None:
     naming = {name for name, command in main.commands.items() if any(p.name == "tokenizer" for p in command.params)}
     assert naming >= {"audit", "detok", "neighbours", "positions", "circuits", "bigrams", "norms", "outliers", "sinks"}
     by_id = {name for name, command in main.commands.items() if any(p.name == "token_ids" for p in command.params)}
@@ -232,9 +234,9 @@ def test_every_command_that_shows_or_takes_a_token_knows_where_to_look() -> None
 
 
 def test_neighbours_in_another_layer_are_said_to_be_of_bare_embeddings() -> None:
-    said = "bare token embeddings, which are not what reaches layer 1"
+    sentence = "bare token embeddings, which are not what reaches layer 1"
     result = CliRunner().invoke(main, ["neighbours", "embedded", "--token-id", "700", "--layer", "1", "--top", "1"])
-    assert said in result.stderr and "score of bare embeddings" in result.stdout
+    assert sentence in result.stderr and "score of bare embeddings" in result.stdout
     first = CliRunner().invoke(main, ["neighbours", "embedded", "--token-id", "700", "--top", "1"])
     assert not first.stderr and "bare" not in first.stdout
 

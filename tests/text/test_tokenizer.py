@@ -71,7 +71,7 @@ def test_documents_are_read_to_their_end(folder):
 
 
 @pytest.mark.parametrize("source", ["apart/vocab.json", "apart/merges.txt", "apart/model.safetensors", "renamed.json"])
-def test_a_file_of_the_folder_will_do(folder, source):
+def test_any_file_of_the_folder_names_its_tokenizer(folder, source):
     (folder / "apart" / "model.safetensors").touch()
     shutil.copy(folder / "merged" / "tokenizer.json", folder / "renamed.json")
     assert Tokenizer.load(folder / source).hash == hash_of(trained())
@@ -89,13 +89,13 @@ def test_any_other_source_is_resolved(folder, monkeypatch):
     assert asked == [("someone/model", "main")]
 
 
-def test_the_hash_knows_ids_and_nothing_else():
-    other = trained()
-    other.pre_tokenizer = None
-    other.enable_truncation(5)
-    assert hash_of(other) == hash_of(trained())
-    other.add_tokens(["mats and cats"])
-    assert hash_of(other) != hash_of(trained())
+def test_hash_depends_on_ids_only():
+    changed = trained()
+    changed.pre_tokenizer = None
+    changed.enable_truncation(5)
+    assert hash_of(changed) == hash_of(trained())
+    changed.add_tokens(["mats and cats"])
+    assert hash_of(changed) != hash_of(trained())
 
 
 def test_a_hash_stays_the_same_for_good():

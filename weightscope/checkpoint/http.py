@@ -250,7 +250,7 @@ class RangedFile:
         return exchange("GET", self.url, look, self.name, timeout, self._led_to, range=sent)
 
     def _check_headers(self, response: Any, start: int, stop: int, elsewhere: bool) -> None:
-        """Refuse an answer whose status or headers are not those of bytes [start, stop)."""
+        """Refuse an answer whose status or headers do not match bytes [start, stop)."""
         status, headers = response.status_code, response.headers
         if redirects(response):
             return self._check_etag(headers.get("x-linked-etag"))
@@ -300,13 +300,7 @@ def _reason(error: Exception) -> str:
     """What went wrong, for a message."""
     if isinstance(error, _BadAnswerError):
         return str(error)
-    first = first_line(error)
-    return f"the server cannot be reached ({type(error).__name__}{': ' if first else ''}{first})"
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error's message; may be empty."""
-    return (str(error).splitlines() or [""])[0]
+    return f"the server cannot be reached ({': '.join([type(error).__name__, *str(error).splitlines()[:1]])})"
 
 
 def coalesce(wanted: Sequence[Range], largest: int) -> list[list[Range]]:

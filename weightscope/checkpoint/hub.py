@@ -20,10 +20,9 @@ from weightscope.checkpoint.http import (
     bare_etag,
     coalesce,
     exchange,
-    first_line,
     redirects,
 )
-from weightscope.errors import CheckpointError, nearest
+from weightscope.errors import CheckpointError, first_line, nearest
 from weightscope.files import new_file
 
 ATTEMPTS = 3
@@ -206,7 +205,7 @@ class Repository:
             raise self._refusal(f"is not in the Hub's cache, and HF_HUB_OFFLINE is set{self._meant}") from None
         except (HTTPError, OSError) as error:
             problem = "is not a local path, not in the Hub's cache, and the Hub cannot be reached"
-            raise self._refusal(f"{problem} ({first_line(error) or type(error).__name__}){self._meant}") from None
+            raise self._refusal(f"{problem} ({first_line(error)}){self._meant}") from None
         except Exception as error:  # the client is of another version, or cannot handle the answer
             raise self._refusal(f"the Hub's client failed with {type(error).__name__} {first_line(error)}") from None
         return answers[-1], bytes(body)

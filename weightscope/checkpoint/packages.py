@@ -93,7 +93,7 @@ def _leads_out(file: PurePosixPath) -> bool:
 
 class _Part(NamedTuple):
     number: int
-    whole: str  # the name of the file that it is a part of; empty if its own does not say
+    file: str  # the name of the file that it is a part of; empty if its own does not say
     path: Path
 
 
@@ -113,7 +113,7 @@ def _joined(pattern: str) -> Path:
         size = sum(size for size, *_ in before)
         if size > LARGEST_JOINED:
             raise CheckpointError(f"{where}: its parts have {size} bytes; at most {LARGEST_JOINED} are joined")
-        key = json.dumps([[part.whole, part.number, *state] for part, state in zip(parts, before, strict=True)])
+        key = json.dumps([[part.file, part.number, *state] for part, state in zip(parts, before, strict=True)])
         folder = Path(constants.HF_ASSETS_CACHE) / "weightscope" / JOINED / hashlib.sha256(key.encode()).hexdigest()
         if _is_complete(folder):
             return folder
@@ -123,11 +123,11 @@ def _joined(pattern: str) -> Path:
         files[0].seek(0)
         if start.startswith(b"PK\x03\x04"):
             with writing(folder):
-                whole = opened.enter_context(TemporaryFile(dir=folder))
-                _copy(files, whole)
-            sizes = _unpack(whole, size, folder, where)
+                joined = opened.enter_context(TemporaryFile(dir=folder))
+                _copy(files, joined)
+            sizes = _unpack(joined, size, folder, where)
         elif start.startswith(b"GGUF"):
-            name = parts[0].whole if parts[0].whole.endswith(".gguf") else "model.gguf"
+            name = parts[0].file if parts[0].file.endswith(".gguf") else "model.gguf"
             with new_file(folder / name) as file:
                 _copy(files, file)
             sizes = {name: size}
@@ -142,7 +142,7 @@ def _joined(pattern: str) -> Path:
 
 
 def _parts_of(pattern: str, where: str) -> list[_Part]:
-    """The parts in the installed packages that match a pattern, in order; refused unless they are those of one file."""
+    """The parts in the installed packages that match a pattern, in order; refused unless they are of one file."""
     matching: dict[str, Distribution] = {}
     for installed in distributions():
         name = _name_of(installed)
@@ -152,8 +152,8 @@ def _parts_of(pattern: str, where: str) -> list[_Part]:
     for name, installed in matching.items():
         for file in _files_of(installed, name):
             if match := PART.fullmatch(file.name):
-                number, whole = int(match["n"] or match["m"]), match["whole"] or match["stem"] or ""
-                parts.append(_Part(number, whole, _located(installed, file, name)))
+                number, name_of_file = int(match["n"] or match["m"]), match["whole"] or match["stem"] or ""
+                parts.append(_Part(number, name_of_file, _located(installed, file, name)))
     if not matching:
         raise CheckpointError(f"{where}: no package of such a name is installed")
     if not parts:
@@ -161,12 +161,11 @@ def _parts_of(pattern: str, where: str) -> list[_Part]:
         raise CheckpointError(f"{where}: the packages of such names ({len(matching)}) hold no part {example}")
     if len(parts) > MOST_PARTS:
         raise CheckpointError(f"{where}: {len(parts)} parts; at most {MOST_PARTS} are joined")
-    for kind, of in (
-        ("files", {part.whole for part in parts}),
-        ("versions", {str(x.version) for x in matching.values()}),
-    ):
-        if len(of) > 1:
-            raise CheckpointError(f"{where}: parts of several {kind}: {', '.join(map(printable, sorted(of)[:NAMED]))}")
+    mixed = {"files": {part.file for part in parts}, "versions": {str(x.version) for x in matching.values()}}
+    for kind, names in mixed.items():
+        if len(names) > 1:
+            shown = ", ".join(map(printable, sorted(names)[:NAMED]))
+            raise CheckpointError(f"{where}: parts of several {kind}: {shown}")
     parts.sort()
     for expected, part in enumerate(parts, min(parts[0].number, 1)):
         if part.number != expected:
@@ -200,15 +199,15 @@ def _is_complete(folder: Path) -> bool:
         return False
 
 
-def _copy(files: Iterable[BufferedReader], whole: BinaryIO) -> None:
+def _copy(files: Iterable[BufferedReader], target: BinaryIO) -> None:
     for file in files:
-        shutil.copyfileobj(file, whole, MAX_BYTES)
+        shutil.copyfileobj(file, target, MAX_BYTES)
 
 
-def _unpack(whole: BinaryIO, size: int, folder: Path, where: str) -> dict[str, int]:
+def _unpack(packed_file: BinaryIO, size: int, folder: Path, where: str) -> dict[str, int]:
     """Unpack the folder of a zip's only checkpoint, without folders in it -> the files' sizes by name."""
     try:
-        with zipfile.ZipFile(whole) as archive:
+        with zipfile.ZipFile(packed_file) as archive:
             infos = archive.infolist()
             if len(infos) > MOST_PACKED:
                 raise CheckpointError(f"{where}: its zip has {len(infos)} files; at most {MOST_PACKED} are read")

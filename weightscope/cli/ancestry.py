@@ -1,26 +1,25 @@
 """The commands lineage and fingerprint."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
-from weightscope.cli.auditing import json_option
 from weightscope.cli.command import command
 from weightscope.cli.options import (
     complete_source,
-    complete_tower,
     digest_option,
     families_option,
+    json_option,
     opened_model,
     out_option,
     say_digests,
+    tower_option,
     with_engine,
     with_source,
     writable,
 )
-from weightscope.cli.terminal import headline, is_quiet, show
+from weightscope.cli.terminal import end_with, headline
 
 
 @command(
@@ -30,17 +29,12 @@ from weightscope.cli.terminal import headline, is_quiet, show
         "weightscope lineage suspect/ base/ tuned/ other/ --out lineage/ --json",
         "weightscope lineage suspect/ fingerprints/ --out lineage/",
     ],
-    name="lineage",
     first=True,
 )
 @click.argument("suspect", shell_complete=complete_source)
 @click.argument("bases", nargs=-1, required=True, metavar="BASE [BASE ...]", shell_complete=complete_source)
 @out_option
-@click.option(
-    "--tower",
-    shell_complete=complete_tower,
-    help="Attention stack to read, if there are several: text, vision, encoder, decoder, cross ...",
-)
+@tower_option
 @families_option
 @digest_option
 @json_option
@@ -75,12 +69,7 @@ def lineage_command(
     with folder:
         result = lineage(models[0], models[1:])
         result.write_files(folder)
-    if as_json:
-        click.echo(json.dumps(result.as_json(), allow_nan=False))
-        return
-    if not is_quiet():
-        show(*result.printed())
-    click.echo(out / "report.html")
+    end_with(result, out, as_json)
 
 
 @command(
@@ -89,7 +78,6 @@ def lineage_command(
         "weightscope fingerprint embedded --out embedded.wsf",
         "weightscope fingerprint LIST.txt --out fingerprints/ --jobs 2",
     ],
-    name="fingerprint",
 )
 @with_source
 @click.option(

@@ -1,6 +1,5 @@
 """The commands audit, compare and reference."""
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,22 +9,23 @@ import click
 
 from weightscope.cli.command import command, in_options
 from weightscope.cli.options import (
-    complete_family,
     complete_limit,
     complete_source,
-    complete_tower,
     device_option,
     digest_option,
     families_option,
+    family_option,
+    json_option,
     opened_model,
     out_option,
     tokenizer_option,
+    tower_option,
     whole_numbers,
     with_engine,
     with_source,
     writable,
 )
-from weightscope.cli.terminal import headline, is_quiet, show
+from weightscope.cli.terminal import end_with, headline, is_quiet, print_json, show
 
 
 def _checked(context: click.Context, parameter: click.Parameter, limits: tuple[str, ...]) -> tuple[str, ...]:
@@ -44,7 +44,6 @@ fail_on_option = click.option(
     "Findings are about attention, norms, biases and embeddings; with --all about every tensor.",
 )  # fmt: skip
 ALL = "all"  # --tower all: every stack
-json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON and nothing else.")
 
 
 @command(
@@ -54,7 +53,6 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the re
         "weightscope audit model/ --out audit/ --layers 0-3 --resume",
         "weightscope audit model/ --out audit/ --all --fail-on error --quiet",
     ],
-    name="audit",
     first=True,
 )
 @with_source
@@ -133,16 +131,12 @@ def audit_command(
     if outcome.error is not None:
         raise outcome.error
     if as_json:
-        _print_json(outcome.result)
+        print_json(outcome.result)
     else:
         page = out / "report.html"
         headline(outcome.text or f"{page} is up to date: an earlier run wrote it with the same weights and options")
         click.echo(page)
     _gate(_failures(outcome.findings_that_fail(fail_on), fail_on))
-
-
-def _print_json(value: Any) -> None:
-    click.echo(json.dumps(value, allow_nan=False))
 
 
 def _failures(findings: Sequence[dict[str, Any]], limits: Sequence[str]) -> str:
@@ -225,7 +219,7 @@ def _audit_list(
             with tqdm.external_write_mode():
                 headline(f"{name}: {row['family']}, {sizes}, {counted(row['findings'], 'finding')}")
     if as_json:
-        _print_json(sorted(results, key=lambda result: names.index(result["folder"])))
+        print_json(sorted(results, key=lambda result: names.index(result["folder"])))
     else:
         click.echo(out / "summary.html")
     if failed:
@@ -242,21 +236,12 @@ def _audit_list(
         "weightscope compare step-1/ step-2/ step-3/ --out run/",
         "weightscope compare base/ adapter/ --out moved/ --fail-on warning",
     ],
-    name="compare",
     first=True,
 )
 @click.argument("sources", nargs=-1, required=True, shell_complete=complete_source)
 @out_option
-@click.option(
-    "--family",
-    shell_complete=complete_family,
-    help="Read the checkpoints as this family, whatever their configs say.",
-)
-@click.option(
-    "--tower",
-    shell_complete=complete_tower,
-    help="Attention stack to read, if there are several: text, vision, encoder, decoder, cross ...",
-)
+@family_option
+@tower_option
 @click.option("--base", help="Base model of the LoRA adapters among SOURCES; default: the first checkpoint.")
 @families_option
 @digest_option
@@ -312,12 +297,7 @@ def compare_command(
     with folder:
         comparison = compare(*models, labels=sources, across_families=across_families, all_tensors=all_tensors)
         comparison.write_files(folder)
-    if as_json:
-        _print_json(comparison.as_json())
-    else:
-        if not is_quiet():
-            show(*comparison.printed())
-        click.echo(out / "report.html")
+    end_with(comparison, out, as_json)
     what, farthest = comparison.farthest
     moved = ""
     if max_change is not None and not farthest <= max_change:  # also True for NaN
@@ -332,10 +312,7 @@ def compare_command(
 
 @command(
     "Build the reference for audit --reference. Audits every checkpoint.",
-    [
-        "weightscope reference checkpoints.txt --out reference.npz",
-    ],
-    name="reference",
+    ["weightscope reference checkpoints.txt --out reference.npz"],
 )
 @click.argument("listed", metavar="LIST", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(

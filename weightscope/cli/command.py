@@ -210,14 +210,15 @@ FIRST: list[str] = []  # examples that end the help of `weightscope` itself
 
 
 def command(
-    summary: str, examples: Sequence[str], name: str | None = None, *, first: bool = False
+    summary: str, examples: Sequence[str], *, first: bool = False
 ) -> Callable[[Callable[..., Any]], click.Command]:
-    """Make a function a command of `weightscope`, with its line in the list of commands and the examples that end its
-    help. The first example of a `first` command also ends the help of `weightscope` itself.
+    """Make a function a command of `weightscope`, called as the function is without `_command`, with its line in the
+    list of commands and the examples that end its help. The first example of a `first` command also ends the help of
+    `weightscope` itself.
     """
 
     def register(function: Callable[..., Any]) -> click.Command:
-        made = click.command(name, short_help=summary, epilog=epilog_of(examples))(function)
+        made = click.command(short_help=summary, epilog=epilog_of(examples))(function)
         main.add_command(made)
         if first:
             FIRST.append(examples[0])

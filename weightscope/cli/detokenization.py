@@ -25,7 +25,7 @@ from weightscope.cli.options import (
     with_source,
     writable,
 )
-from weightscope.cli.terminal import headline, is_quiet, show, write_csv
+from weightscope.cli.terminal import end_with, headline, is_quiet, show, write_csv
 from weightscope.errors import CheckpointError, counted
 from weightscope.provenance import source_of
 
@@ -101,9 +101,7 @@ def detok(
         auroc = measure_heads(first, bigrams, engine, ScorerOnWorker.of(opened, first, counts), drawn)
         auroc.write_report(files, curves)  # figures first: finished tables then imply finished figures
         auroc.write_tables(files)
-    if not is_quiet():
-        show(*auroc.printed())
-    click.echo(out / "report.html")
+    end_with(auroc, out)
 
 
 @command(
@@ -251,9 +249,7 @@ def _say_bare(first: Any) -> None:
 
 @command(
     "Count the bigrams of a corpus, for detok. Tokenizes it once.",
-    [
-        "weightscope bigrams books/ --tokenizer gpt2/ --out counts.npz",
-    ],
+    ["weightscope bigrams books/ --tokenizer gpt2/ --out counts.npz"],
 )
 @click.argument("corpus", nargs=-1, required=True)
 @click.option(
@@ -266,7 +262,7 @@ def _say_bare(first: Any) -> None:
     help="COUNTS.npz to write.",
 )  # fmt: skip
 def bigrams(corpus: tuple[str, ...], tokenizer: str, out: Path) -> None:
-    """Count the bigrams of a corpus: text, JSON lines (.gz, .zst) and Parquet files, or folders of them."""
+    """Count the bigrams of a corpus: text, JSON lines (.gz, .zst) and Parquet files, or folders with such files."""
     from weightscope.text.bigrams import count_bigrams
     from weightscope.text.tokenizer import Tokenizer
 

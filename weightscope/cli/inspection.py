@@ -29,7 +29,6 @@ if TYPE_CHECKING:
         "weightscope families",
         "weightscope families --csv rows.csv",
     ],
-    name="families",
 )
 @csv_option
 @click.option(
@@ -79,7 +78,6 @@ def _newer() -> None:
         "weightscope adopt model/ --save",
         "weightscope adopt model/ --with training.model:Zephyrine --out row.toml",
     ],
-    name="adopt",
 )
 @with_source
 @click.option("--save", is_flag=True, help="Save the rows where every command finds them.")
@@ -159,7 +157,6 @@ def _save(answer: Mapping[str, Any]) -> None:
         "weightscope draft model/",
         "weightscope draft model/ --out row.toml",
     ],
-    name="draft",
 )
 @with_source
 @click.option(
@@ -169,8 +166,8 @@ def _save(answer: Mapping[str, Any]) -> None:
 def draft_command(named: Any, source: str, out: Path | None) -> None:
     """Draft a row for an unknown architecture from the names and shapes of its tensors. Reads one layer.
 
-    What names and shapes do not decide is left open, as comments that say what it may be. Nothing is compared: results
-    that are read with a draft say that they are unproved.
+    Cells that names and shapes do not decide are left open, as comments that list the choices. Nothing is compared:
+    results that are read with a draft say that they are unproved.
     """
     from weightscope.adopting.draft import drafted
 

@@ -25,7 +25,6 @@ SHELLS = ("bash", "zsh", "fish")
         "weightscope completion zsh >> ~/.zshrc",
         "weightscope completion fish > ~/.config/fish/completions/weightscope.fish",
     ],
-    name="completion",
 )
 @click.argument("shell", type=click.Choice(SHELLS))
 def completion_command(shell: str) -> None:
@@ -143,12 +142,19 @@ token_id_option = click.option(
 )
 
 
+family_option = click.option(
+    "--family", shell_complete=complete_family, help="Read the checkpoint as this family, whatever its config says."
+)
+tower_option = click.option(
+    "--tower", shell_complete=complete_tower,
+    help="Attention stack to read, if there are several: text, vision, encoder, decoder, cross ...",
+)  # fmt: skip
 families_option = click.option(
     "--families", type=click.Path(exists=True, dir_okay=False, resolve_path=True),
     help="File of architecture rows, as written by `weightscope adopt --save`.",
 )  # fmt: skip
 
-
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON and nothing else.")
 digest_option = click.option("--digest", is_flag=True, help="Also read the files whole, for the SHA-256 of each.")
 
 
@@ -178,14 +184,8 @@ def with_source(command: Callable[..., None]) -> Callable[..., None]:
 
     @click.argument("source", shell_complete=complete_source)
     @click.option("--revision", help="Branch, tag or commit on the Hub.")
-    @click.option(
-        "--family", shell_complete=complete_family, help="Read the checkpoint as this family, whatever its config says."
-    )
-    @click.option(
-        "--tower",
-        shell_complete=complete_tower,
-        help="Attention stack to read, if there are several: text, vision, encoder, decoder, cross ...",
-    )
+    @family_option
+    @tower_option
     @click.option("--base", help="Base model of a LoRA adapter, if the adapter's config does not name it.")
     @families_option
     @digest_option

@@ -29,7 +29,6 @@ from weightscope.cli.terminal import headline, is_quiet, show
         "weightscope circuits model/ --out circuits/ --layers 0-7 --top 50",
         "weightscope circuits model/ --out circuits/ --measure",
     ],
-    name="circuits",
 )
 @with_source
 @tokenizer_option

@@ -1,5 +1,6 @@
 """What a command prints: its result, headlines that --quiet hides, tables fitted to the terminal."""
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -45,6 +46,21 @@ def write_csv(table: "Table", file: Path) -> None:
 
     with new_file(file) as written:
         written.write(table.csv().encode())
+
+
+def print_json(value: Any) -> None:
+    """Print a result as JSON."""
+    click.echo(json.dumps(value, allow_nan=False))
+
+
+def end_with(result: Any, out: Path, as_json: bool = False) -> None:
+    """Print a result as JSON, or its lines and tables and where its report is."""
+    if as_json:
+        print_json(result.as_json())
+        return
+    if not is_quiet():
+        show(*result.printed())
+    click.echo(out / "report.html")
 
 
 class Listed(NamedTuple):

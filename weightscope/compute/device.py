@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from weightscope.errors import CheckpointError
+from weightscope.errors import CheckpointError, first_line
 
 SHARE_OF_FREE = 0.7  # of a GPU's free memory for blocks; the rest is for libraries and fragmentation
 
@@ -116,7 +116,7 @@ def _cuda() -> Cuda:
     try:
         import cupy
     except ImportError as error:
-        why = "" if isinstance(error, ModuleNotFoundError) and error.name == "cupy" else f" ({_first_line(error)})"
+        why = "" if isinstance(error, ModuleNotFoundError) and error.name == "cupy" else f" ({first_line(error)})"
         raise CheckpointError(f"device cuda needs CuPy: pip install 'cupy-cuda12x[ctk]'{why}") from None
     try:
         if not cupy.cuda.runtime.getDeviceCount():
@@ -124,7 +124,7 @@ def _cuda() -> Cuda:
         trial = cupy.ones((2, 2), cupy.float32)
         (trial @ trial + 1).get()  # a product and a compiled kernel: a broken installation fails here, in one line
     except (RuntimeError, ImportError, OSError, MemoryError) as error:
-        raise CheckpointError(f"device cuda: no usable CUDA device: {_first_line(error)}") from None
+        raise CheckpointError(f"device cuda: no usable CUDA device: {first_line(error)}") from None
     return Cuda("cuda", cupy)
 
 
@@ -138,10 +138,6 @@ def vecdot(a: Any, b: Any) -> Any:
     """The sum of a * b over the last axis; CuPy does not have the standard's function yet."""
     xp = namespace(a)
     return xp.vecdot(a, b) if hasattr(xp, "vecdot") else xp.sum(a * b, axis=-1)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def rows_that_fit(free: int, fixed: int, per_row: int, most: int) -> int:

@@ -14,10 +14,10 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from weightscope.checkpoint.config import MAX_BYTES, read_json
-from weightscope.errors import CheckpointError
+from weightscope.errors import CheckpointError, first_line
 from weightscope.files import regular_file
 from weightscope.model import Model
-from weightscope.runner.loading import first_line, import_torch
+from weightscope.runner.loading import import_torch
 
 DESCRIPTION = "preprocessor_config.json"
 TOGETHER = "processor_config.json"  # where transformers 5 writes the same, for models of images and text

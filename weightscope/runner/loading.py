@@ -9,7 +9,7 @@ from typing import Any
 from weightscope.checkpoint.config import read_json, without_code
 from weightscope.checkpoint.opening import downloaded
 from weightscope.compute.device import Device, open_device
-from weightscope.errors import CheckpointError
+from weightscope.errors import CheckpointError, first_line
 from weightscope.files import new_file, scratch_folder
 from weightscope.model import Model
 from weightscope.progress import phase
@@ -59,11 +59,6 @@ def room_for(what: str, model: Model) -> Iterator[None]:
         yield
     except import_torch().OutOfMemoryError:
         raise CheckpointError(f"the device has no room for {what}", file=model.name) from None
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error's message, or its class if it has none."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def load_eager(model: Model, *, language: bool) -> Any:

@@ -14,12 +14,12 @@ from weightscope.attention.layer import Layer
 from weightscope.compute.cores import one_blas_thread
 from weightscope.compute.device import CPU, Device, open_device
 from weightscope.embeddings import outside
-from weightscope.errors import CheckpointError, counted
+from weightscope.errors import CheckpointError, counted, first_line
 from weightscope.model import Model, as_model, overflow
 from weightscope.progress import bar, phase
 from weightscope.results import ShowsShapes
 from weightscope.runner.hooks import blocks_of, tower_of, watched
-from weightscope.runner.loading import first_line, import_torch, load_eager, room_for, torch_device
+from weightscope.runner.loading import import_torch, load_eager, room_for, torch_device
 
 TOKENS_A_BATCH = 2048
 PROOF = 8  # tokens of a text on which it is tried whether a model can begin above its first layer

@@ -242,7 +242,7 @@ class PairSums:
     it. Sums of buffers are added like digits: two of about the same size make one. So each pair is moved a number of
     times that grows with the logarithm of the corpus, and all sums together hold at most twice as many entries as there
     are distinct pairs, at 12 bytes each (16 past 2^31 entries). Measured peak, the last addition included: 26 to 32
-    bytes a distinct pair, for 8 to 39 million of them.
+    bytes a distinct pair, for 8 to 39 million pairs.
     """
 
     def __init__(self, vocab_size: int) -> None:

@@ -1,4 +1,4 @@
-"""Bigram counts: a sparse matrix, what it was counted from, and its file.
+"""Bigram counts: a sparse matrix, its corpus, and its file.
 
 COUNTS.npz holds a CSR matrix of shape (vocab, vocab), rows = current token i, columns = previous token j, as the int64
 arrays `indptr`, `indices` and `data`, and `meta`, a JSON string. Plain `numpy.load` reads it. What SciPy's `save_npz`
@@ -69,7 +69,7 @@ class Counts:
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        """What a result made of these counts has to say of them."""
+        """Caveats that a result made of these counts shows."""
         caveat = "the counts do not say which tokenizer they are of: only the size of the vocabulary could be checked"
         return () if self.tokenizer_hash else (caveat,)
 

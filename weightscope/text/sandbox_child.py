@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from weightscope.compute.cores import watch_parent
-from weightscope.errors import CheckpointError
+from weightscope.errors import CheckpointError, first_line
 
 LONGEST_REASON = 500  # characters of what the library says is wrong
 OF_BERT = ("[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]")
@@ -61,7 +61,7 @@ def serve(limits: Limits, parent: int) -> None:
             reply = True, answer
         except BaseException as error:  # the library's panics are not Exceptions
             library = "" if loaded or isinstance(error, CheckpointError) else "the tokenizers library cannot read it: "
-            reply = False, f"{library}{one_line(error)}".encode(errors="backslashreplace")
+            reply = False, f"{library}{first_line(error)[:LONGEST_REASON]}".encode(errors="backslashreplace")
         signal.setitimer(signal.ITIMER_PROF, 0)
         replies.write(REPLY.pack(len(reply[1]), reply[0]) + reply[1])
         replies.flush()
@@ -86,11 +86,6 @@ def _check_tokens(tokens: Collection[str], limits: Limits) -> None:
         raise CheckpointError(f"has {len(tokens)} tokens; at most {limits.tokens} are read")
     if (characters := sum(map(len, tokens))) > limits.characters:
         raise CheckpointError(f"its tokens have {characters} characters; at most {limits.characters} are read")
-
-
-def one_line(error: BaseException) -> str:
-    """What an error says, in one line; its class where it says nothing."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:LONGEST_REASON]
 
 
 Loaded = tuple[Any, dict[str, Any]]  # a tokenizer of the library, and what else its file says
@@ -159,7 +154,7 @@ def byte_level_bpe(vocab: bytes, merges: bytes, end_of_text: str) -> Loaded:
         pairs: list[Any] = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
         tokenizer = Tokenizer(models.BPE(json.loads(vocab), pairs))
     except Exception as error:
-        raise CheckpointError(f"with merges.txt, not a BPE tokenizer: {one_line(error)}") from None
+        raise CheckpointError(f"with merges.txt, not a BPE tokenizer: {first_line(error)[:LONGEST_REASON]}") from None
     tokens = tokenizer.get_vocab()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     if not tokens.keys() >= set(alphabet) or any(token.endswith("</w>") for token in tokens):

@@ -168,7 +168,7 @@ def read_texts(paths: Sequence[str | Path] = (), *, characters: int = 0, most: i
 
 
 def read_sentences(paths: Sequence[str | Path] = (), *, characters: int = 0) -> Texts:
-    """Sentences: of STS-B where its sts-*.csv are given, otherwise those of `read_texts`."""
+    """Sentences: of STS-B if its sts-*.csv are given, otherwise of the texts that `read_texts` gives."""
     tables = [Path(path) for path in paths]
     if tables and all(table.name.startswith("sts-") and table.suffix == ".csv" for table in tables):
         firsts = [sentence for table in tables for sentence in _sts_sentences(table)]

@@ -27,7 +27,7 @@ from weightscope.checkpoint.opening import (
     resolve_folder,
 )
 from weightscope.embedded import FOLDER
-from weightscope.errors import CheckpointError
+from weightscope.errors import CheckpointError, first_line
 from weightscope.text.sandbox import MOST_TOKENS, Sandbox, parsed
 from weightscope.text.sandbox_child import (
     byte_level_bpe,
@@ -35,7 +35,6 @@ from weightscope.text.sandbox_child import (
     encode,
     encode_batch,
     from_json,
-    one_line,
     pieces_of,
     word_piece,
 )
@@ -142,7 +141,7 @@ class Tokenizer:
             try:
                 return function(tokenizer, *arguments)
             except Exception as error:  # the library has no error class of its own
-                raise CheckpointError(one_line(error)) from error
+                raise CheckpointError(first_line(error)) from error
 
         return cls(file, description(tokenizer), ask)
 
