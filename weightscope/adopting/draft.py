@@ -1,6 +1,6 @@
 """A row's skeleton from the names and shapes of a checkpoint's tensors and the numbers of its config; needs no PyTorch.
 
-What names and shapes decide is a cell; what they leave open is a comment with what it may be. Nothing is compared, so
+Names and shapes decide some cells; the others become comments that list candidates. Nothing is compared, so
 whatever is read with a draft is called unproved.
 """
 
@@ -29,7 +29,7 @@ ROLES = {
     "qkv": re.compile(r"c_attn|w?_?qkv(_?proj)?|query_key_value|in_proj|to_qkv|joint", re.ASCII),
     "out": re.compile(r"w?_?(o|out|output)(_?(proj|lin|linear))?|to_out|linear_out|c_proj|dense|proj", re.ASCII),
 }
-# Parts of a norm's name: attention's own, and those of others.
+# Parts of a norm's name: other norms than the one before attention, and that one.
 OTHERS = re.compile(r"post|after|out|output|ffn|ff|mlp|feedforward|final|last|[2-9]|q|k|qnorm|knorm", re.ASCII)
 FEEDS = re.compile(r"in|input|pre|before|attn|attention|first|1", re.ASCII)
 ROTARY = re.compile(r"rope|rotary|theta", re.ASCII)
@@ -51,7 +51,7 @@ class Draft:
     open: list[str] = field(default_factory=list)
 
     def leave(self, cell: str, candidates: Sequence[object]) -> None:
-        """Leave a cell open, with what it may be."""
+        """Leave a cell open, with its candidates."""
         names = ", ".join(printable(candidate) for candidate in candidates[:MOST_NAMED]) + (
             ", ..." if len(candidates) > MOST_NAMED else ""
         )
@@ -59,7 +59,7 @@ class Draft:
 
 
 def drafted(checkpoint: Checkpoint) -> str:
-    """The file of rows that a person completes: a stanza, and as comments what it leaves open."""
+    """The file of rows that a person completes: a stanza, and its open cells as comments."""
     shapes = {name: tuple(tensor.shape) for name, tensor in checkpoint.items()}
     stem, indices, layer = _layers(shapes, checkpoint)
     outside = {name: shape for name, shape in shapes.items() if not name.startswith(stem)}

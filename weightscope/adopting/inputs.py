@@ -10,7 +10,7 @@ import torch
 from weightscope.adopting.tiny_models import Size
 
 PHRASE = 7  # tokens of a phrase, its end with it
-FIRST_TOKEN = 60  # of a tiny model's texts; smaller ids are special tokens', which `own_size` runs
+FIRST_TOKEN = 60  # of a tiny model's texts; smaller ids are special tokens', which `full_size` runs
 TEXT = ("text_config", "llm_config", "language_config", "thinker_config", "decoder", "text_encoder", "decoder_config")
 SEEN = ("vision_config", "vision_encoder_config", "visual_config", "backbone_config", "image_encoder_config", "encoder")
 MEL = (

@@ -209,7 +209,7 @@ class Search:
             yield {"rope": None, "additive": GeometricSlopes(*slopes), "shared": (), "others": ()}
 
     def positions(self, row: Family) -> Iterator[Changes]:
-        """Rotations, those of the table and those that the config's keys say, with norms before and after."""
+        """Rotations of the table and of the config's keys, with norms before and after."""
         norms: list[Any] = [row.qk_norm]
         if row.qk_norm is not None:
             norms.append(replace(row.qk_norm, rotated=not row.qk_norm.rotated))

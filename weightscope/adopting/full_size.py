@@ -52,7 +52,7 @@ FIXED = ("pixel_values", "input_features")  # inputs whose length the config say
 
 
 @dataclass
-class AtOwnSize:
+class Outcome:
     """What comes of one row on the checkpoint itself."""
 
     problem: str = ""  # what is wrong with it
@@ -90,9 +90,9 @@ class _Multiplied(DerivedTensor, WholeTensor):
         return replace(self, stored=self.stored.unchecked(noted))
 
 
-def at_own_size(
+def at_full_size(
     rows: Mapping[str, Family], config: Any, checkpoint: Checkpoint, tiny: Tiny
-) -> Mapping[str, AtOwnSize]:  # fmt: skip
+) -> Mapping[str, Outcome]:  # fmt: skip
     """Of each stack's row what comes of it on the checkpoint that it was found for.
 
     config: The checkpoint's, as transformers has it.
@@ -102,7 +102,7 @@ def at_own_size(
         trial = _Trial(rows, config, checkpoint, tiny)
         trial.run()
     except Exception as error:  # whatever transformers raises of sizes, names or weights that it cannot load
-        return {stack: AtOwnSize(unproved=f"transformers does not run it: {first_line(error)}") for stack in rows}
+        return {stack: Outcome(unproved=f"transformers does not run it: {first_line(error)}") for stack in rows}
     return {stack: trial.outcome(stack) for stack in rows}
 
 
@@ -228,8 +228,8 @@ class _Texts(Inputs):
 
 def _twice(value: Any) -> Any:
     """An input as two of the same in one batch, where it is of one."""
-    one = isinstance(value, torch.Tensor) and value.ndim > 1 and len(value) == 1
-    return value.repeat(2, *(1 for _ in value.shape[1:])) if one else value
+    single = isinstance(value, torch.Tensor) and value.ndim > 1 and len(value) == 1
+    return value.repeat(2, *(1 for _ in value.shape[1:])) if single else value
 
 
 class _Trial:
@@ -257,7 +257,7 @@ class _Trial:
         self.limits = {value for key, value in integers if LIMITS.search(key) and not NO_WINDOW.search(key)}
         self.special = _special(values)
         widths = {n for name, tensor in checkpoint.items() if not re.search("pos|wpe", name) for n in tensor.shape}
-        # A number of which no key says what it is may be a length of texts.
+        # A number whose key says nothing may be a length of texts.
         lengths = {value for key, value in integers if unnamed({key: value})} - widths
         self.lengths = {length for length in lengths if TOKENS < length <= LONGEST}
         tables = (model.prefix + model.family.inputs.tokens for model in self.models.values())
@@ -275,35 +275,35 @@ class _Trial:
         by_module = matched([self.models[stack]], stored)
         return {name: [index for _, index in by_module.get(name, ())] for name in stored}
 
-    def outcome(self, stack: str) -> AtOwnSize:
+    def outcome(self, stack: str) -> Outcome:
         """What came of a stack's row."""
         if self.problems[stack]:
-            return AtOwnSize(self.problems[stack])
+            return Outcome(self.problems[stack])
         model, reach = self.models[stack], self.reached[stack]
         if self.work > MOST_WORK:
-            return AtOwnSize(unproved=f"running it takes {self.work:.1g} multiplications; {MOST_WORK:.0g} at most are")
+            return Outcome(unproved=f"running it takes {self.work:.1g} multiplications; {MOST_WORK:.0g} at most are")
         if left := [*{*model.attention_layers, *model.borrowing_layers} - reach.layers]:
-            return AtOwnSize(unproved=f"layer {min(left)} and {len(left) - 1} more did not run")
+            return Outcome(unproved=f"layer {min(left)} and {len(left) - 1} more did not run")
         if reach.layers - reach.scored:
-            return AtOwnSize(unproved="every query saw one key only, so that no score was compared")
+            return Outcome(unproved="every query saw one key only, so that no score was compared")
         if reach.small:
-            return AtOwnSize(unproved="it was not compared with larger scores: weightscope does not see what enters it")
+            return Outcome(unproved="it was not compared with larger scores: weightscope does not see what enters it")
         limits = [limit for limit in (*self.limits, *self.lengths) if limit > reach.position]
         window, end = self._window(model), model.config.n_positions or min(limits, default=TOKENS)
         alone = () if reach.in_pairs >= reach.layers else ("one sequence at a time",)
         if reach.fixed:
-            return AtOwnSize(beyond=alone)
+            return Outcome(beyond=alone)
         if not reach.special:
-            return AtOwnSize(unproved=f"it did not run on token ids below {EDGE} and other special tokens")
+            return Outcome(unproved=f"it did not run on token ids below {EDGE} and other special tokens")
         texts = () if reach.tokens > window > 0 else (f"texts of {reach.tokens:,} tokens",)
         if self.ends and reach.position >= end - ENDS:
-            return AtOwnSize(beyond=(*(() if reach.tokens >= end - ENDS else texts), *alone))
+            return Outcome(beyond=(*(() if reach.tokens >= end - ENDS else texts), *alone))
         if reach.tokens <= 1000:
-            return AtOwnSize(unproved=f"it ran on {reach.tokens} tokens only")
+            return Outcome(unproved=f"it ran on {reach.tokens} tokens only")
         if reach.position < window:
-            return AtOwnSize(unproved=f"it ran to position {reach.position} only, and was trained to {window}")
+            return Outcome(unproved=f"it ran to position {reach.position} only, and was trained to {window}")
         far = () if window or reach.position < reach.tokens else (f"position {reach.position:,}",)
-        return AtOwnSize(beyond=(*far, *texts, *alone))
+        return Outcome(beyond=(*far, *texts, *alone))
 
     def _window(self, model: Model) -> int:
         """The trained window by the config; 0 where no key of it is known as one."""
