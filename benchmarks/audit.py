@@ -78,10 +78,10 @@ def _bf16(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
 def _save_bf16(tensors: dict[str, np.ndarray], path: Path) -> None:
     """Write a safetensors file of BF16 bit patterns, which the library cannot do from NumPy arrays."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    header, at = {}, 0
+    header, offset = {}, 0
     for name, tensor in tensors.items():
-        header[name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [at, at + tensor.nbytes]}
-        at += tensor.nbytes
+        header[name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [offset, offset + tensor.nbytes]}
+        offset += tensor.nbytes
     text = json.dumps(header).encode()
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
@@ -138,7 +138,7 @@ def whole_audit(model: Model) -> None:
 
 
 def singular_values(model: Model) -> None:
-    """Singular values of W_QK and W_VO only, those of a key-value group together."""
+    """Singular values of W_QK and W_VO only, all of a key-value group together."""
 
     def triangle_of(factor: np.ndarray) -> Triangle:
         return triangle(factor, inner(factor))
@@ -199,23 +199,23 @@ def cost(name: str, folder: Path) -> Cost:
 
 
 def costs(folder: Path, rounds: int, names: Iterable[str] = (*FLOORS, *WORK)) -> dict[str, list[Cost]]:
-    """The cost of each over several rounds, every run in a process of its own, so that it pays for its own memory.
+    """The costs by name over several rounds, every run in a process of its own, so that it pays for its own memory.
 
-    Each round measures all in turn, so that whatever else the machine does meets all alike.
+    Each round measures all in turn, so that other load on the machine affects all alike.
     """
-    found: dict[str, list[Cost]] = {name: [] for name in names}
+    costs_of: dict[str, list[Cost]] = {name: [] for name in names}
     for _ in range(rounds):
-        for name, own in found.items():
+        for name, runs in costs_of.items():
             with get_context("spawn").Pool(1) as pool:
-                own.append(pool.apply(cost, (name, folder)))
-    return found
+                runs.append(pool.apply(cost, (name, folder)))
+    return costs_of
 
 
 def directions(rounds: int = 2) -> Measured:
     """An audit with tokens along two directions of every map, against the same audit without."""
     with tempfile.TemporaryDirectory() as folder:
-        found = costs(write(Path(folder), NAMED), rounds, OF_TOKENS)
-    with_tokens, bare = found[WITH], found[WITHOUT]
+        measured = costs(write(Path(folder), NAMED), rounds, OF_TOKENS)
+    with_tokens, bare = measured[WITH], measured[WITHOUT]
     walls = tuple(cost.wall / least.wall for cost, least in zip(with_tokens, bare, strict=True))
     seconds, peak = float(np.median([cost.wall for cost in with_tokens])), max(cost.peak for cost in with_tokens)
     return Measured(f"{WITH}, {NAMED.vocabulary:,} tokens", seconds, walls, WITHOUT, peak)
@@ -264,13 +264,13 @@ def peer_rows(title: str, folder: Path, python: str, own: list[Cost]) -> list[Me
     """The peers on the same heads, against our singular values, reading included."""
     factors, least, measured = factors_of(ws.open_model(folder)), best(own), []
     for key in ("svd", "weightwatcher"):
-        peer, found = PEERS[key], peer_cost(key, python, factors)
-        if found is None:
+        peer, cost_of_peer = PEERS[key], peer_cost(key, python, factors)
+        if cost_of_peer is None:
             click.echo(f"{title}: {peer.title}: not installed (pip install {peer.package})")
             continue
-        note = f"{found.cpu / least.cpu:.1f} x in CPU time"
-        ratio = (found.wall / least.wall,)
-        measured.append(Measured(f"{title}: {peer.title}", found.wall, ratio, "our singular values", None, note))
+        note = f"{cost_of_peer.cpu / least.cpu:.1f} x in CPU time"
+        ratio = (cost_of_peer.wall / least.wall,)
+        measured.append(Measured(f"{title}: {peer.title}", cost_of_peer.wall, ratio, "our singular values", None, note))
     return measured
 
 
@@ -279,10 +279,10 @@ def run(shapes: dict[str, tuple[int, int]], python: str = sys.executable) -> lis
     measured = []
     for shape, (layers, rounds) in shapes.items():
         with tempfile.TemporaryDirectory() as folder:
-            found = costs(write_synthetic(Path(folder), shape, layers), rounds)
-            measured += rows(f"{shape}, {layers} layer{'s' if layers > 1 else ''}", found, Path(folder))
+            costs_of = costs(write_synthetic(Path(folder), shape, layers), rounds)
+            measured += rows(f"{shape}, {layers} layer{'s' if layers > 1 else ''}", costs_of, Path(folder))
             if shape == "gpt2":
-                measured += peer_rows(shape, Path(folder), python, found["singular values"])
+                measured += peer_rows(shape, Path(folder), python, costs_of["singular values"])
     return [*measured, directions()]
 
 
@@ -302,11 +302,11 @@ def main(
         if checkpoint is None and not (folder / "config.json").exists():
             write_synthetic(folder, shape, layers)
         source = checkpoint or folder
-        found = costs(source, rounds)
+        measured_costs = costs(source, rounds)
         title = source.name if checkpoint else f"{shape}, {layers} layers"
-        measured = rows(title, found, source)
+        measured = rows(title, measured_costs, source)
         if peer_python:
-            measured += peer_rows(title, source, peer_python, found["singular values"])
+            measured += peer_rows(title, source, peer_python, measured_costs["singular values"])
         click.echo(Bench({}, measured).table())
 
 

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import click
+import tokenizers
 
 from benchmarks.results import Measured
 from weightscope.text.bigrams import batched, count_bigrams
 from weightscope.text.corpus import corpus_files, documents
-from weightscope.text.tokenizer import load_tokenizer, safe_cut
+from weightscope.text.tokenizer import Tokenizer, safe_cut
 
 
 def run(corpus: str, tokenizer: str, *, rounds: int = 3) -> dict[str, Any]:
@@ -26,7 +27,7 @@ def run(corpus: str, tokenizer: str, *, rounds: int = 3) -> dict[str, Any]:
     on; `ratio` of counting to `encode_batch` in each round, and its median; and the peak memory of one count in a fresh
     process, with what that process holds before it reads any text.
     """
-    loaded = load_tokenizer(tokenizer)
+    loaded, library = Tokenizer.load(tokenizer), tokenizers.Tokenizer.from_file(str(Tokenizer.find(tokenizer)))
     texts = ["".join(document) for document in documents(corpus_files([corpus]), lambda read: None)]
     megabytes = sum(len(text.encode()) for text in texts) / 1e6
     batches = [[piece.text for piece in batch] for batch in batched(([text] for text in texts), safe_cut(loaded))]
@@ -34,7 +35,7 @@ def run(corpus: str, tokenizer: str, *, rounds: int = 3) -> dict[str, Any]:
     seconds: dict[str, list[float]] = {"encode_batch": [], "encode_batch_fast": [], "counting": []}
     for _ in range(rounds):
         for name in ("encode_batch", "encode_batch_fast"):
-            encode = getattr(loaded, name)
+            encode = getattr(library, name)
             start = time.perf_counter()
             for batch in batches:
                 encode(batch, add_special_tokens=False)
@@ -73,12 +74,12 @@ MEMORY = """
 import json, sys
 from pathlib import Path
 from weightscope.text.bigrams import count_bigrams
-from weightscope.text.tokenizer import load_tokenizer
+from weightscope.text.tokenizer import Tokenizer
 
 def kibibytes(field):
     return int(next(line.split()[1] for line in Path("/proc/self/status").open() if line.startswith(field)))
 
-tokenizer = load_tokenizer(sys.argv[2])
+tokenizer = Tokenizer.load(sys.argv[2])
 before = kibibytes("VmRSS")
 count_bigrams([sys.argv[1]], tokenizer, progress=False)
 print(json.dumps({"loaded_mib": before / 1024, "peak_mib": kibibytes("VmHWM") / 1024}))

@@ -69,14 +69,15 @@ def peer_rows(source: str, python: str, ours: Cost, wired: Wiring) -> list[Measu
     """TransformerLens' functions of all pairs, on the same folded factors."""
     model, measured = ws.open_model(source), []
     factors = factors_of(model)
-    if model.family.norm is not None and model.family.norm.centred:
+    norm = model.family.norms.before
+    if norm is not None and norm.centred:
         factors["o"] -= factors["o"].mean(axis=2, keepdims=True)  # a LayerNorm centres what layers read
     for key, scores in (("pk", wired.pk["k"]), ("cs", wired.cs["k"])):
         peer, cost = PEERS[key], peer_cost(key, python, factors)
         if cost is None:
             click.echo(f"{peer.title}: not installed (pip install {peer.package})")
             continue
-        apart = float(np.nanmax(np.abs(cost.found - scores)))  # NaN where no later layer reads
+        apart = float(np.nanmax(np.abs(cost.result - scores)))  # NaN where no later layer reads
         if not apart <= AGREE:
             raise click.ClickException(f"{peer.title}: differs from ours by {apart:.2g}")
         wall, cpu = len(KINDS) * cost.wall, len(KINDS) * cost.cpu

@@ -182,15 +182,15 @@ def main(device: str, small: bool, heads: int, as_json: bool) -> None:
         click.echo(json.dumps({"device": device, "cores": usable_cores(), **seconds_of}))
         return
     for shape in work.shapes:
-        own = seconds_of.pop(shape.name)
+        seconds = seconds_of.pop(shape.name)
         click.echo(
             f"{shape.name}: AUROC of {shape.heads} heads over {shape.vocab:,} x {shape.vocab:,} tokens "
-            f"{own['auroc']:.2f} s, {own['ratio']:.1f} x the bare products ({own['products']:.2f} s)"
+            f"{seconds['auroc']:.2f} s, {seconds['ratio']:.1f} x the bare products ({seconds['products']:.2f} s)"
         )
-        if "sigma" in own:
-            click.echo(f"  sigma over {shape.positions:,} positions: {own['sigma']:.2f} s")
-    for name, own in seconds_of.items():
-        click.echo(f"{name}: {', '.join(f'{took:.3g} s {where}' for where, took in own.items())}")
+        if "sigma" in seconds:
+            click.echo(f"  sigma over {shape.positions:,} positions: {seconds['sigma']:.2f} s")
+    for name, seconds in seconds_of.items():
+        click.echo(f"{name}: {', '.join(f'{took:.3g} s {where}' for where, took in seconds.items())}")
 
 
 if __name__ == "__main__":

@@ -166,5 +166,5 @@ def row(series: Series) -> Measured:
 
 
 def measure() -> list[Measured]:
-    """All series; those of cores only if the system can restrict a process to some cores."""
+    """All series; series of cores only if the system can restrict a process to some cores."""
     return [row(series) for series in SERIES if series.against != "cores" or hasattr(os, "sched_setaffinity")]

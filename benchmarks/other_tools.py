@@ -19,14 +19,14 @@ from benchmarks.results import Bench, Measured, duration, peak_of
 from benchmarks.whole import taken as taken_on
 from benchmarks.whole import this_machine_now
 
-HEADER = "| checkpoint | tool | what it computes | time | CPU time | peak anonymous memory | load |"
+HEADER = "| checkpoint | tool | result | time | CPU time | peak anonymous memory | load |"
 VERSION = "import importlib.metadata as m; print(m.version('{}'))"
 OURS = "from benchmarks.audit import singular_values; import weightscope as ws; singular_values(ws.open_model(r'{}'))"
 
 
 @dataclass(frozen=True)
 class Tool:
-    """A tool and what it computes of a folder."""
+    """A tool, and the code that it runs on a folder."""
 
     name: str
     computes: str
@@ -52,7 +52,7 @@ TOOLS = (
 
 
 def measure(folder: Path, tool: Tool, python: str) -> Measured:
-    """One tool on one checkpoint; the note has what it computes."""
+    """One tool on one checkpoint; the note says what was computed."""
     load, cost = os.getloadavg()[0], tool.cost(folder, python)
     return Measured(f"{folder.name}: {tool.name}", cost.wall, (), "", cost.peak, tool.computes, cost.cpu, load=load)
 

@@ -108,7 +108,7 @@ class PeerCost:
 
     wall: float
     cpu: float
-    found: np.ndarray = field(repr=False)  # what the function returned; empty for None
+    result: np.ndarray = field(repr=False)  # what the function returned; empty for None
 
 
 def peer_cost(peer: str, python: str, factors: dict[str, np.ndarray]) -> PeerCost | None:
@@ -126,8 +126,8 @@ def peer_cost(peer: str, python: str, factors: dict[str, np.ndarray]) -> PeerCos
             if done.returncode:
                 raise click.ClickException(f"{peer} failed: {done.stderr.splitlines()[-1]}")
             costs.append(json.loads(done.stdout.splitlines()[-1]))
-        found = np.load(file.with_name(FOUND))
-    return PeerCost(min(each["wall"] for each in costs), min(each["cpu"] for each in costs), found)
+        result = np.load(file.with_name(FOUND))
+    return PeerCost(min(each["wall"] for each in costs), min(each["cpu"] for each in costs), result)
 
 
 def spectra_of_file(folder: str) -> None:
@@ -158,9 +158,9 @@ def _timed(peer: str, file: str) -> None:
     costs: list[dict[str, float]] = []
     while len(costs) < ROUNDS and sum(cost["wall"] for cost in costs) < ENOUGH:
         wall, cpu = time.perf_counter(), time.process_time()
-        found = work(**factors)
+        result = work(**factors)
         costs.append({"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu})
-    np.save(Path(file).with_name(FOUND), np.empty(0) if found is None else found)
+    np.save(Path(file).with_name(FOUND), np.empty(0) if result is None else result)
     print("\n" + json.dumps(min(costs, key=lambda cost: cost["wall"])))
 
 

@@ -159,8 +159,8 @@ def measure(size: str) -> Cost:
 def _timed(work: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
     """CPU seconds, and the result."""
     began = time.process_time()
-    found = work(*arguments)
-    return time.process_time() - began, found
+    result = work(*arguments)
+    return time.process_time() - began, result
 
 
 def _write(report: Report, out: Path) -> None:

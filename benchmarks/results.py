@@ -5,7 +5,7 @@ import os
 import platform
 import re
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,15 +85,16 @@ class Bench:
         return table([self])
 
 
-def table(benches: Sequence[Bench], names: Collection[str] | None = None) -> str:
-    """Time and ratio of all tasks or of some, in Markdown: a column for each run."""
+def table(benches: Sequence[Bench], labels: Mapping[str, str] | None = None) -> str:
+    """Time and ratio of all tasks, or of those with a label, in Markdown: a column for each run."""
     lines = [f"{HEADER} {' | '.join(bench.processor for bench in benches)} | peak memory |"]
     lines.append("| --- " * (3 + len(benches)) + "|")
     runs = [{each.name: each for each in bench.measured} for bench in benches]
     for each in benches[-1].measured:
-        if names is None or each.name in names:
+        label = each.label if labels is None else labels.get(each.name)
+        if label is not None:
             times = [_time(run[each.name]) if each.name in run else "" for run in runs]
-            lines.append(f"| {each.label} | {each.floor} | {' | '.join(times)} | {peak_of(each)} |")
+            lines.append(f"| {label} | {each.floor} | {' | '.join(times)} | {peak_of(each)} |")
     return "\n".join(lines) + "\n"
 
 

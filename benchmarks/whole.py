@@ -74,11 +74,11 @@ class MadeUp(Hole):
     def __getitem__(self, span: slice) -> bytes:
         begin, end, _ = span.indices(self.size)
         content = [self.start[begin:end]]
-        at = max(begin, len(self.start))
-        while at < end:
-            first = (at - len(self.start)) % len(self.values)
-            content.append(self.values[first : first + end - at])
-            at += len(content[-1])
+        position = max(begin, len(self.start))
+        while position < end:
+            first = (position - len(self.start)) % len(self.values)
+            content.append(self.values[first : first + end - position])
+            position += len(content[-1])
         return b"".join(content)
 
 
@@ -116,7 +116,7 @@ def stored(sizes: Sizes, top: Path) -> Iterator[str]:
 
 
 def measure(whole: Whole, few: Measured | None = None) -> Measured:
-    """The cost of one; `few` is that of its first layers, whose memory the note compares it with."""
+    """The cost of a model; the note compares its memory with `few`, its first layers."""
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         top = Path(folder)
@@ -124,7 +124,7 @@ def measure(whole: Whole, few: Measured | None = None) -> Measured:
             base = [str(write(top / "base", whole.sizes, moved=MOVED))] if whole.moved else []
             out = top / ("out.wsf" if whole.command == "fingerprint" else "out")
             cost = command_cost(*whole.command.split(), model, *base, "--out", out)
-    note = f"memory {cost.peak / few.peak_mb:.2f} x that of 4 layers" if few is not None and few.peak_mb else ""
+    note = f"{cost.peak / few.peak_mb:.2f} x the memory of 4 layers" if few is not None and few.peak_mb else ""
     return Measured(f"{whole.name}: {whole.command}", cost.wall, (), "", cost.peak, note, cost.cpu, load=load)
 
 
@@ -147,11 +147,12 @@ def table(bench: Bench) -> str:
 
 def taken(bench: Bench, what: str = "Whole models") -> str:
     """When and on what the rows were taken, as a sentence."""
-    of = bench.machine
-    vectors = "with" if any(name == "X86_V4" or name.startswith("AVX512") for name in of["simd"]) else "without"
-    on = f"{of['cores']} cores of {of['processor']}, NumPy {of['numpy']} {vectors} AVX-512"
+    machine = bench.machine
+    vectors = "with" if any(name == "X86_V4" or name.startswith("AVX512") for name in machine["simd"]) else "without"
+    on = f"{machine['cores']} cores of {machine['processor']}, NumPy {machine['numpy']} {vectors} AVX-512"
     loads = [each.load for each in bench.measured if each.load is not None]
-    return f"{what}: taken on {of['date']} on {on}; other work kept the load at {min(loads):.0f} to {max(loads):.0f}."
+    other_load = f"{min(loads):.0f} to {max(loads):.0f}"
+    return f"{what}: taken on {machine['date']} on {on}; other work kept the load at {other_load}."
 
 
 def this_machine_now() -> dict[str, Any]:
@@ -166,11 +167,11 @@ def this_machine_now() -> dict[str, Any]:
 def main(out: Path, only: str, quick: bool) -> None:
     """Run commands on whole models, print what each costs, and write whole.json and whole.md."""
     bench, began = Bench(this_machine_now()), time.perf_counter()
-    for whole in WHOLE:
-        if only not in f"{whole.name}: {whole.command}" or (quick and whole.long):
+    for model in WHOLE:
+        if only not in f"{model.name}: {model.command}" or (quick and model.long):
             continue
-        few = next((each for each in bench.measured if each.name == f"{FEW}: {whole.command}"), None)
-        bench.measured.append(measure(whole, few if whole.sizes == SEVEN else None))
+        few = next((each for each in bench.measured if each.name == f"{FEW}: {model.command}"), None)
+        bench.measured.append(measure(model, few if model.sizes == SEVEN else None))
         click.echo(table(replace(bench, measured=bench.measured[-1:])).splitlines()[-1])
         bench.save(out / "whole.json")  # after each, so that an interrupted run keeps its results
     Folder(out).text("whole.md", f"{taken(bench)}\n\n{table(bench)}")

@@ -19,14 +19,14 @@ from weightscope.lineage.sketches import fingerprint
 pytestmark = pytest.mark.docs
 
 LINES = [line for page in PAGES for line in lines_of(page)]
-WHOLE = [line for line in LINES if line.whole]
+COMPLETE = [line for line in LINES if line.complete]
 # Options that sentences name and that are others' or a recipe's.
 OTHERS = {"--help", "--against", "--host", "--interface", "--nworkers", "--shape", "--peer-python"}
 
 
 def test_every_page_is_read() -> None:
-    assert len(LINES) > 150 and len(WHOLE) > 40
-    assert {line.words[0] for line in WHOLE} >= {"inspect", "audit", "compare", "circuits", "detok", "reference"}
+    assert len(LINES) > 150 and len(COMPLETE) > 40
+    assert {line.words[0] for line in COMPLETE} >= {"inspect", "audit", "compare", "circuits", "detok", "reference"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -57,11 +57,11 @@ def test_a_line_that_is_wrong_is_found(line: str, problem: str) -> None:
 
 
 def test_options_that_sentences_name_are_there() -> None:
-    known = {name for command in main.commands.values() for own in command.params for name in own.opts}
+    known = {name for command in main.commands.values() for option in command.params for name in option.opts}
     for page in PAGES:
-        for said in IN_A_SENTENCE.findall(page.read_text()):
-            if option := re.match(r"--[a-z][a-z-]+", said):
-                assert option[0] in known | OTHERS, f"{page.name}: {said}"
+        for code in IN_A_SENTENCE.findall(page.read_text()):
+            if option := re.match(r"--[a-z][a-z-]+", code):
+                assert option[0] in known | OTHERS, f"{page.name}: {code}"
 
 
 # What takes PyTorch, a cluster, a card or other processes has tests of its own, and pages that name `embedded` are run
@@ -84,7 +84,7 @@ def to_run() -> list[tuple[str, ...]]:
     kept: dict[tuple[str, ...], tuple[str, ...]] = {}
     for line in LINES:
         try:
-            check(line._replace(whole=True))
+            check(line._replace(complete=True))
         except click.UsageError:
             continue  # a sentence names a part of it
         if not ELSEWHERE & {*line.words} and not any("pypi:" in word or word == "gpt2" for word in line.words):
@@ -101,7 +101,7 @@ def test_command_lines_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     for before, name in pairwise(FOLDERS):
         shutil.copytree(before, name)
         weights = load_file(f"{name}/model.safetensors")
-        save_file({own: array * np.float32(1.01) for own, array in weights.items()}, f"{name}/model.safetensors")
+        save_file({tensor: array * np.float32(1.01) for tensor, array in weights.items()}, f"{name}/model.safetensors")
     for name in ("BASE", "TUNED", "SUSPECT", "CHECKPOINT", "ADAPTER"):
         shutil.copytree(GOLDEN / ("adapter" if name == "ADAPTER" else "base"), name)
     Path("fingerprints").mkdir()
@@ -121,10 +121,10 @@ def test_command_lines_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     for words in ran:
         with undrawn():
             result = run(*(TOKENS.get(word, word) for word in words))
-        said = f"weightscope {' '.join(words)}: {result.output} {result.exception!r}"
-        assert result.exit_code in ({0, 3} if {"--fail-on", "--max-change"} & {*words} else {0}), said
+        outcome = f"weightscope {' '.join(words)}: {result.output} {result.exception!r}"
+        assert result.exit_code in ({0, 3} if {"--fail-on", "--max-change"} & {*words} else {0}), outcome
         if "--json" in words:
             json.loads(result.stdout)
         elif "--out" in words:
-            assert Path(result.stdout.splitlines()[-1].partition(": ")[0]).exists(), said  # and of counts how many
+            assert Path(result.stdout.splitlines()[-1].partition(": ")[0]).exists(), outcome  # and of counts how many
     assert len(ran) > 20

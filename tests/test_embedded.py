@@ -10,7 +10,7 @@ from weightscope.detok.first_layer import FirstLayer, ranked
 from weightscope.detok.positions import position_terms
 from weightscope.embedded import COUNTS, FOLDER
 from weightscope.text.counts import load_counts
-from weightscope.text.tokenizer import load_tokenizer, token_id, tokenizer_hash
+from weightscope.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +42,8 @@ def test_position_makes_a_head_favour_near_tokens(first: FirstLayer) -> None:
 
 
 def test_the_counts_are_its_tokenizers(embedded: ws.Model) -> None:
-    counts, tokenizer = load_counts(COUNTS), load_tokenizer(FOLDER)
-    counts.check(embedded.embeddings.n_tokens, tokenizer_hash(tokenizer))
+    counts, tokenizer = load_counts(COUNTS), Tokenizer.load(FOLDER)
+    counts.check(embedded.embeddings.n_tokens, tokenizer.hash)
     assert counts.documents == len(json.loads((FOLDER / "training.json").read_text())["corpus"])
 
 
@@ -63,6 +63,6 @@ EXAMPLES = {"riety": " prop", "ibility": " respons", "iamond": " d", "ishop": " 
 
 @pytest.mark.parametrize(("token", "previous"), EXAMPLES.items())
 def test_a_split_words_first_part_ranks_first_for_some_head(first: FirstLayer, token: str, previous: str) -> None:
-    tokenizer = load_tokenizer(FOLDER)
-    table = ranked(first, tokenizer, [token_id(tokenizer, token)], top=1)
+    tokenizer = Tokenizer.load(FOLDER)
+    table = ranked(first, tokenizer, [tokenizer.id_of(token)], top=1)
     assert previous in table["token"]

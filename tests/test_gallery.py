@@ -24,8 +24,8 @@ def by_layer(name: str, measure: str) -> np.ndarray:
 
 def accuracy(model: str, score: str) -> tuple[float, float]:
     """ROC-AUC of a score, and of the layer's index."""
-    of = f"circuits/{model}/accuracy.csv"
-    return cell(of, "roc_auc", score=score), cell(of, "layer_roc_auc", score=score)
+    table = f"circuits/{model}/accuracy.csv"
+    return cell(table, "roc_auc", score=score), cell(table, "layer_roc_auc", score=score)
 
 
 def named(model: str, role: str) -> list[str]:
@@ -52,8 +52,8 @@ def times(model: str, **where: str) -> float:
 
 def change(layers: str, intervention: str) -> float:
     """Of SmolLM2's perplexity, with a constant (SSP) or nothing (ablation) in the sink's place."""
-    of = "sink-bias/smollm2-135m-instruct.q4_1/patching.csv"
-    return cell(of, "change", layers=layers, intervention=intervention, first_position=0)
+    table = "sink-bias/smollm2-135m-instruct.q4_1/patching.csv"
+    return cell(table, "change", layers=layers, intervention=intervention, first_position=0)
 
 
 # Directions in use of the heads that are no finding.

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 from tests.support.commands import run, undrawn
 from tests.support.documented import Line, check, words_of
 from weightscope.cli import main
-from weightscope.cli.command import FIRST, command, epilog_of
+from weightscope.cli.command import FIRST, command
 from weightscope.cli.terminal import show
 from weightscope.embedded import FOLDER
 from weightscope.tables import Column, Table
@@ -37,14 +37,22 @@ def examples_of(name: str) -> list[str]:
 
 
 def test_a_command_registers_where_it_is_written() -> None:
-    """With its summary and examples; one without them is a command as well."""
+    """With its summary and examples, in the list of commands and, if asked, in the first help."""
+    before, listed = main.epilog, [*FIRST]
+    try:
+        command("Look at nothing.", ["weightscope look embedded"], name="look", first=True)(lambda: None)
+        first, second = run("--help").output, run("look", "--help").output
+    finally:
+        del main.commands["look"]
+        main.epilog, FIRST[:] = before, listed
+    assert "  look         Look at nothing." in first and first.endswith("\n    weightscope look embedded\n")
+    assert second.endswith("  Examples:\n    weightscope look embedded\n") and "--quiet" in second
+
+
+def test_a_command_without_examples_is_a_command_as_well() -> None:
     group = type(main)("weightscope")
-    group.add_command(command("Look at nothing.", ["weightscope look embedded"], name="look")(lambda: None))
     group.add_command(click.command("plain")(lambda: None))
-    runner = CliRunner()
-    assert "look   Look at nothing." in runner.invoke(group, ["--help"]).output
-    assert epilog_of(["weightscope look embedded"]).splitlines()[-1] in runner.invoke(group, ["look", "--help"]).output
-    assert runner.invoke(group, ["plain", "--help"]).exit_code == 0
+    assert CliRunner().invoke(group, ["plain", "--help"]).exit_code == 0
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -1,4 +1,4 @@
-"""The table of limits in docs/limits.md has the numbers and the words of the code, and leaves out none."""
+"""docs/limits.md has every limit of the code, with its number and message; each attack of tests/attacks can be run."""
 
 import ast
 import re
@@ -16,7 +16,8 @@ import weightscope
 
 pytestmark = pytest.mark.docs
 PACKAGE = Path(weightscope.__file__).parent
-TABLE = Path(__file__).parents[1] / "docs" / "limits.md"
+ROOT = Path(__file__).parents[1]
+LIMITS, ATTACKS = ROOT / "docs" / "limits.md", ROOT / "tests" / "attacks" / "README.md"
 UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 LIKE_A_LIMIT = re.compile(r"(MAX|MOST|LARGEST|LONGEST)(_|$)")
 # Constants of such names past which nothing is refused: what is computed or shown at a time, and tolerances.
@@ -26,11 +27,12 @@ NO_LIMITS = {
     "adopting.draft.MOST_NAMED", "adopting.shapes.MOST_FLAGS",
     "adopting.config_keys.MOST_LAYERS", "adopting.adopt.MOST", "adopting.tiny_models.MOST_PARAMETERS",
     "adopting.full_size.LONGEST", "adopting.full_size.MOST_BEYOND",
-    "lineage.direction.LARGEST_SVD", "lineage.direction.MOST_STEPS", "lineage.elsewhere.MOST",  # nothing is claimed
-    "audit.figures.MOST_CURVES", "checkpoint.beside.MOST_ENTRIES",
+    "changes.recomputed.LARGEST_SVD", "changes.recomputed.MOST_STEPS",  # nothing is claimed
+    "lineage.shared_tensors.MOST",
+    "audit.figures.MOST_CURVES", "checkpoint.opening.MOST_ENTRIES",
     "checkpoint.gguf.LONGEST_LIST", "checkpoint.http.LARGEST_REQUEST", "checkpoint.http.LONGEST_WAIT",
-    "checkpoint.local.LARGEST_READ", "circuits.passes.MOST_PAIRS", "detok.on_text.MOST_DIFFERENCE",
-    "findings.MOST_OPEN", "metrics.auroc.MOST_SCORES", "metrics.weight_changes.MOST_RANK",
+    "checkpoint.storage.LARGEST_READ", "circuits.passes.MOST_PAIRS", "detok.on_text.MOST_DIFFERENCE",
+    "findings.MOST_OPEN", "metrics.auroc.MOST_SCORES", "metrics.low_rank.MOST_RANK",
     "outliers.figures.MOST_IN_LEGEND", "outliers.figures.MOST_DRAWN", "outliers.figures.MOST_NAMED",
     "pages.drawn.MOST_DESCRIBED",
     "runner.runner.LARGEST_ERROR", "tensors.findings.LARGEST_RMS", "text.sandbox.MOST_CHILDREN",
@@ -41,28 +43,28 @@ class Row(NamedTuple):
     what: str
     limit: str
     why: str
-    said: str
+    message: str
     constant: str
 
 
-def rows_of(heading: str) -> list[list[str]]:
-    """The cells of the table whose first column is headed so."""
-    lines = TABLE.read_text(encoding="utf-8").splitlines()
+def rows_of(page: Path, heading: str) -> list[list[str]]:
+    """The cells of a page's table, found by the heading of its first column."""
+    lines = page.read_text(encoding="utf-8").splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith(f"| {heading} |"))
     rows = takewhile(lambda line: line.startswith("|"), lines[start + 2 :])
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in rows]
 
 
-ROWS = [Row(*cells) for cells in rows_of("what")]
+ROWS = [Row(*cells) for cells in rows_of(LIMITS, "what")]
 
 
 def number(text: str) -> int:
     """The number that a cell begins with: "16,000,000 bytes", "4 GiB", "2^63 − 1"."""
     if power := re.match(r"2\^(\d+)( − 1)?", text):
         return 2 ** int(power[1]) - (1 if power[2] else 0)
-    found = re.match(r"([\d,.]+)( [KMG]iB)?", text)
-    assert found, text
-    return int(found[1].replace(",", "")) * UNITS.get((found[2] or "").strip(), 1)
+    match = re.match(r"([\d,.]+)( [KMG]iB)?", text)
+    assert match, text
+    return int(match[1].replace(",", "")) * UNITS.get((match[2] or "").strip(), 1)
 
 
 def named(constant: str) -> object:
@@ -74,12 +76,12 @@ def test_the_table_has_the_codes_numbers() -> None:
     assert not [row for row in ROWS if named(row.constant) != number(row.limit) or not row.what or not row.why]
 
 
-def test_what_is_said_is_what_the_code_says() -> None:
+def test_messages_are_in_the_code() -> None:
     texts = [node.value for path in PACKAGE.rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))
              if isinstance(node, ast.Constant) and isinstance(node.value, str)]  # fmt: skip
     spoken = "\n".join(texts)
     for row in ROWS:
-        for words in re.findall(r"`([^`]+)`", row.said):
+        for words in re.findall(r"`([^`]+)`", row.message):
             missing = [part for part in words.split("…") if part.strip() and part not in spoken]
             assert not missing, f"{row.what}: nothing in the code says {missing}"
 
@@ -108,7 +110,7 @@ def test_what_was_tried_can_be_tried_again() -> None:
     from tests.fuzz.run import TARGETS
 
     files: dict[str, int] = {}
-    for tried, how_often, again in rows_of("tried"):
+    for tried, how_often, again in rows_of(ATTACKS, "tried"):
         count, words = int(how_often.split()[0].replace(",", "")), shlex.split(again.strip("`"))
         assert words[:2] == ["python", "-m"], tried
         if words[2] == "pytest":
@@ -118,5 +120,6 @@ def test_what_was_tried_can_be_tried_again() -> None:
         else:
             assert words[2] == changing_files.__name__ and count == int(words[3]), tried
     command = [sys.executable, "-m", "pytest", "-m", "", "--collect-only", "-q", *files]
-    said = subprocess.run(command, cwd=TABLE.parents[1], capture_output=True, text=True).stdout
-    assert dict(re.findall(r"^(tests/\S+): (\d+)$", said, re.M)) == {name: str(count) for name, count in files.items()}
+    collected = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+    counts = {name: int(count) for name, count in re.findall(r"^(tests/\S+): (\d+)$", collected, re.M)}
+    assert counts == files

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from weightscope.display import notebook
 from weightscope.findings import Findings
+from weightscope.results import notebook
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -22,7 +22,7 @@ from weightscope.run_identity import RunIdentity
 from weightscope.sources import read_list
 from weightscope.text.corpus import corpus_files
 from weightscope.text.counts import load_counts
-from weightscope.text.tokenizer import load_tokenizer
+from weightscope.text.tokenizer import Tokenizer
 
 
 def _socket(path: Path) -> None:
@@ -59,7 +59,7 @@ READ: dict[str, tuple[str, Callable[[Path], object]]] = {
     "list": ("steps.txt", read_list),
     "checkpoint": ("model.safetensors", open_checkpoint),
     "gguf": ("model.gguf", open_checkpoint),
-    "tokenizer": ("tokenizer.json", lambda path: load_tokenizer(path.parent)),
+    "tokenizer": ("tokenizer.json", lambda path: Tokenizer.load(path.parent)),
     "counts": ("counts.npz", load_counts),
     "text": ("text.jsonl", lambda path: corpus_files([path])),
     "text in a folder": ("text.jsonl", lambda path: corpus_files([path.parent])),

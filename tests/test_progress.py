@@ -22,7 +22,7 @@ from weightscope.engine import ThisProcess
 from weightscope.files import Files
 from weightscope.outliers.measure import guess
 from weightscope.progress import bar, bar_class, phase, progress_shown
-from weightscope.sinks.observer import SinkObserver
+from weightscope.sinks.mechanisms import SinkObserver
 
 Bar = bar_class()
 

@@ -15,7 +15,7 @@ from tests.support.provenance import ENVELOPE, envelope_in, footer_of, header_of
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.audit.audit import AuditOptions, measure_task
 from weightscope.audit.many import report_task
-from weightscope.checkpoint.local import OpenFile
+from weightscope.checkpoint.storage import OpenFile
 from weightscope.cli import main
 from weightscope.errors import CheckpointError
 from weightscope.model import open_model
@@ -204,7 +204,7 @@ def test_a_file_that_was_read_whole_to_know_it_again_has_its_digest(pair: tuple[
 
 
 def test_samples_of_a_large_file_are_not_its_digest(pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weightscope.checkpoint.local.WHOLE", 100)
+    monkeypatch.setattr("weightscope.checkpoint.storage.WHOLE", 100)
     checkpoint = open_model(pair[0]).checkpoint
     samples = checkpoint.files[0].identity["sha256"]
     record = source_of(checkpoint)["files"][0]

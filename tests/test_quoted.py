@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from tests.support.quoted import ROOT, cell, column, rows, words
-from weightscope.architectures import proved
+from weightscope.architectures.table import standing
 from weightscope.norms.page import TABLE_3
 from weightscope.sinks.bias import PREDICTORS, prediction_aurocs
 
 pytestmark = pytest.mark.docs
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-RESULTS = [ROOT / "docs" / f"{name}.md" for name in ("audit", "circuits", "detok", "studies")]
+RESULTS = [ROOT / "docs" / f"{name}.md" for name in ("audit", "circuits", "detok", "norms", "outliers", "sinks")]
 
 
 SAID = " ".join(map(words, [PAGES[0], *RESULTS]))
@@ -90,7 +90,7 @@ def within(measure: str) -> list[float]:
 
 
 def beside_rows() -> Iterator[str]:
-    """The table in docs/studies.md that compares measures with the paper's."""
+    """The table in docs/sinks.md that compares measures with the paper's."""
     for row in rows(BESIDE):
         numbers = [f"{float(row[name]):.2f}" for name in ("lowest", "median", "highest", "last_layer")]
         cells = [BIAS_MODELS[row["model"]], row["measure"], row["layers"], row["within"], *numbers]
@@ -98,11 +98,11 @@ def beside_rows() -> Iterator[str]:
 
 
 def patching_rows() -> Iterator[str]:
-    """The table of perplexities in docs/studies.md."""
+    """The table of perplexities in docs/sinks.md."""
     for row in rows("sink-bias/models.csv"):
-        of = patching(row["model"])
-        pairs = [both(layers, 0, of) for layers in ("early", "middle", "late", "all")] + [both("all", 1, of)]
-        plain = f"{cell(of, 'perplexity', intervention='none'):.1f}"
+        table = patching(row["model"])
+        pairs = [both(layers, 0, table) for layers in ("early", "middle", "late", "all")] + [both("all", 1, table)]
+        plain = f"{cell(table, 'perplexity', intervention='none'):.1f}"
         counts = [row["texts"], row["evaluated"], plain]
         changes = [said("{:+.1f} / {:+.1f}", pair) for pair in pairs]
         yield f"| {' | '.join([BIAS_MODELS[row['model']], *counts, *changes])} |"
@@ -199,10 +199,10 @@ def held_out_rows() -> Iterator[str]:
 def scale_rows() -> Iterator[str]:
     """The table of thresholds within a model."""
     for role in dict.fromkeys(map(judged, rows(ALL))):
-        found = [row for row in rows(ALL) if judged(row) == role]
+        same_role = [row for row in rows(ALL) if judged(row) == role]
         yield (
             f"| {role} | "
-            + " | ".join(f"{number(r['precision'], '.0%')}, {number(r['recall'], '.0%')}" for r in found)
+            + " | ".join(f"{number(r['precision'], '.0%')}, {number(r['recall'], '.0%')}" for r in same_role)
             + " |"
         )
 
@@ -241,7 +241,7 @@ QUOTED: dict[str, list[float]] = {
         1 - cell(SHARES, name, kind="other") for name in ("weight", "length")
     ],
     "over half of the weight ({:.1f} to {:.1f} %) and give {:.1f} to {:.1f} % of the length": [
-        100 * end for of in ("alpha", "|alpha f|") for end in ends(no_words(of)[5:11])
+        100 * end for measure in ("alpha", "|alpha f|") for end in ends(no_words(measure)[5:11])
     ],
     "in the last layer they take {:.1%}": [no_words("alpha")[11]],
     "which takes {:.1%} of the weight and gives {:.1%} of the length": [
@@ -252,9 +252,9 @@ QUOTED: dict[str, list[float]] = {
     ],
     **{
         f"| {kind} | {paper:.2f} | {{:.2f}} | {{:.2f}} |": [
-            column(KINDS, "spearman")[at], column(KINDS_MINILM, "spearman")[at]
+            column(KINDS, "spearman")[place], column(KINDS_MINILM, "spearman")[place]
         ]
-        for at, (kind, (_, paper)) in enumerate(zip(
+        for place, (kind, (_, paper)) in enumerate(zip(
             ("[CLS], in MPNet `<s>`", "[SEP], in MPNet `</s>`", "full stops and commas", "all other tokens"),
             TABLE_3.values(), strict=True,
         ))
@@ -340,8 +340,8 @@ QUOTED: dict[str, list[float]] = {
     ],
     "a singular value stands out (sigma_1/sigma_2 of {:.1f} and {:.1f}), but the sink lies less along its direction "
     "than the other patches do (cosines of {:.2f} and {:.2f} against {:.2f} and {:.2f})": [
-        column(DINO[0], name)[at]
-        for name in ("qk_gap", "alignment", "alignment_others") for at in strongest(DINO[0], 2)
+        column(DINO[0], name)[place]
+        for name in ("qk_gap", "alignment", "alignment_others") for place in strongest(DINO[0], 2)
     ],
     "they give it {:.0f}-{:.0f} % of their attention": ends(
         100 * column(NOP, "flagged_attention", damping=0, **TOY)
@@ -455,7 +455,7 @@ def test_the_readme_is_short() -> None:
 
 
 def test_the_readme_says_how_many_architectures_are_read() -> None:
-    assert proved.standing() in words(PAGES[0])
+    assert standing() in words(PAGES[0])
 
 
 # Numbers of these pages that no file under figures/ holds, and whose they are.
@@ -500,19 +500,28 @@ FAULTS = {
 }  # fmt: skip
 
 
+def warned_in(row: dict[str, str], depth: int) -> str:
+    """In how many layers a planted fault gave a warning; of how many, if that is not every layer."""
+    if row["layers"] == "0":
+        return "–"
+    return row["warned"] if int(row["layers"]) == depth else f"{row['warned']} of {row['layers']}"
+
+
 def test_planted_faults_and_false_alarms_are_those_of_the_files() -> None:
     """The three tables in docs/audit.md, and what the text says of the row without a fault."""
     tables = [rows(f"planted-faults/{name}.csv") for name in FAULTS.values()]
     seldom = "fault with a warning in at most 1 of 50 layers"
     starts = ("fault, planted in one layer", "fault, planted in all layers at once", seldom)
-    one_layer, all_layers, not_found = expected = [[[start, *FAULTS]] for start in starts]
+    depths = [max(int(row["layers"]) for row in table) for table in tables]
+    header = [f"{name} ({depth})" for name, depth in zip(FAULTS, depths, strict=True)]
+    one_layer, all_layers, not_found = expected = [[[start, *header]] for start in starts]
     for same in zip(*tables, strict=True):
         name, everywhere, _ = same[0]["fault"].partition(", in all layers")
-        cells = [f"{one['warned']} of {one['layers']}" if one["layers"] != "0" else "–" for one in same]
-        warned, planted = (sum(int(one[key]) for one in same) for key in ("warned", "layers"))
-        found = 50 * warned > planted
-        (all_layers if found and everywhere else one_layer if found else not_found).append(
-            [name if found else same[0]["fault"], *cells]
+        cells = [warned_in(row, depth) for row, depth in zip(same, depths, strict=True)]
+        warned, planted = (sum(int(row[key]) for row in same) for key in ("warned", "layers"))
+        often = 50 * warned > planted
+        (all_layers if often and everywhere else one_layer if often else not_found).append(
+            [name if often else same[0]["fault"], *cells]
         )
     one_layer.append(["none: errors and warnings", *(table[0]["false_alarms"] for table in tables)])
     page = (ROOT / "docs" / "audit.md").read_text()
@@ -572,10 +581,10 @@ def test_removed_directions_and_false_alarms_are_those_of_the_files() -> None:
         float(row["cosine"]) for row in every
         if (row["format"], row["strength"], row["rank"], row["rows_kept"]) == ("bfloat16", "1", "", "")
     ]  # fmt: skip
-    found = [cosine for cosine in wholly if cosine >= 0.9]
+    close = [cosine for cosine in wholly if cosine >= 0.9]
     text = words(ROOT / "docs" / "audit.md")
-    assert f"{len(found)} of {len(wholly)} were found; their median cosine is {np.median(found):.4f}" in text
-    assert f", the lowest {min(found):.2f}." in text
+    assert f"{len(close)} of {len(wholly)} were found; their median cosine is {np.median(close):.4f}" in text
+    assert f", the lowest {min(close):.2f}." in text
     clean = [row for row in every if row["where"] == "nowhere"]
     assert not sum(int(row["found"]) for row in clean)
     assert f"No alarm in {len(tables)} checkpoints, each in five formats ({len(clean)} cases)" in text
@@ -599,8 +608,8 @@ def lineage_rows() -> Iterator[str]:
     }
     both = [row | {"weightscope_verdict": ours[row["name"]]} for row in peers if row["name"] in ours]
     for tool, name in TOOLS.items():
-        said = [[row[f"{tool}_verdict"] for row in both if bool(row["group"]) is strange] for strange in (False, True)]
-        cells = [f"{each.count('derived')} of {len(each)}" for each in said]
+        verdicts = ([row[f"{tool}_verdict"] for row in both if bool(row["group"]) is group] for group in (False, True))
+        cells = [f"{each.count('derived')} of {len(each)}" for each in verdicts]
         yield f"| {name} | {cells[0]} | {cells[1]} |"
 
 

@@ -5,16 +5,24 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from markupsafe import escape
 from matplotlib.figure import Figure
 
 import weightscope
 import weightscope as ws
-from weightscope.display import function_at
 from weightscope.embedded import FOLDER
 from weightscope.files import Files
-from weightscope.results import Result
+from weightscope.norms.measure import study_norms
+from weightscope.outliers.measure import study_outliers
+from weightscope.results import Result, function_at
+from weightscope.runner.study import Study
+from weightscope.sinks.bias import Sizes, sink_bias
+from weightscope.sinks.inputs import read_inputs
+from weightscope.sinks.mechanisms import sink_mechanisms
 from weightscope.text.counts import load_counts
+from weightscope.text.sequences import read_sentences, read_texts
 
+MODEL = ws.open_model("embedded")
 RESULTS: dict[str, Callable[[], Result]] = {
     "Audit": lambda: ws.audit("embedded", layers=[0], directions=0),
     "Comparison": lambda: ws.compare("embedded", "embedded"),
@@ -23,20 +31,29 @@ RESULTS: dict[str, Callable[[], Result]] = {
     "BigramAuroc": lambda: ws.bigram_auroc("embedded", load_counts(FOLDER / "counts.npz"), sample=100),
     "PositionTerms": lambda: ws.first_layer("embedded").positions(),
 }
+STUDIES: dict[str, Callable[[], Study]] = {  # they run the model
+    "NormAnalysis": lambda: study_norms(MODEL, read_texts(), 2, 16),
+    "OutlierAnalysis": lambda: study_outliers(MODEL, read_sentences(), 3, 2, 16),
+    "SinkBias": lambda: sink_bias(MODEL, read_texts(), Sizes(2, 16, 1)),
+    "SinkMechanisms": lambda: sink_mechanisms(ws.open_runner(MODEL), read_inputs(MODEL, n=2, length=16)),
+}
 
 
 def test_every_result_is_tried_here() -> None:
-    sources = (path.read_text() for path in Path(weightscope.__file__).parent.rglob("*.py"))
-    assert {name for text in sources for name in re.findall(r"^class (\w+)\(.*\bResult\):", text, re.M)} == {*RESULTS}
+    sources = "\n".join(path.read_text() for path in Path(weightscope.__file__).parent.rglob("*.py"))
+    for base, tried in {"Result": {*RESULTS, "Study"}, "Study": {*STUDIES}}.items():
+        assert {*re.findall(rf"^class (\w+)\(.*\b{base}\):", sources, re.M)} == tried
 
 
-@pytest.mark.parametrize("name", RESULTS)
+@pytest.mark.parametrize("name", [*RESULTS, *(pytest.param(name, marks=pytest.mark.check) for name in STUDIES)])
 def test_a_result_says_shows_draws_and_writes_itself(name: str) -> None:
-    result = RESULTS[name]()
+    if name in STUDIES:
+        pytest.importorskip("transformers", reason="the runner needs the extra `runner`")
+    result = (RESULTS | STUDIES)[name]()
     assert type(result).__name__ == name and repr(result).startswith(f"{name}(")
     assert result.lead.endswith(".") and "nan" not in result.lead.split()
     html = result._repr_html_()
-    assert "<table" in html and result.lead.split()[0] in html
+    assert "<table" in html and html.startswith(f"<p>{escape(result.lead)}")
     assert isinstance(result.plot(), Figure)
     assert result.provenance.envelope(result.lead)["sources"][0]["name"] == "embedded"
     if not result.PAGE:
@@ -45,4 +62,6 @@ def test_a_result_says_shows_draws_and_writes_itself(name: str) -> None:
     files = Files()
     result.write_files(files)
     written = set(files.contents)
+    if isinstance(result, Study):
+        assert result.source in result.lead and all(line in result.lead for line in result.printed()[:1])
     assert {*result.TABLES} - {"directions.json"} <= written and "report.html" in written

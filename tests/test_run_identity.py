@@ -21,7 +21,7 @@ from weightscope.audit import many
 from weightscope.audit.audit import AuditOptions
 from weightscope.audit.reference import OWN
 from weightscope.audit.resume import layers_identity, results_identity
-from weightscope.checkpoint import local
+from weightscope.checkpoint import storage
 from weightscope.cli import main
 from weightscope.run_identity import DRAWN_WITH, TOKENIZER_FILES, RunIdentity, tokenizer_identity
 
@@ -124,7 +124,7 @@ def test_a_local_checkpoint_that_has_changed_is_another(
     change: Callable[[Path], None], whole: int, tiny_gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A small file is read whole for it, of a large one every tensor is sampled."""
-    monkeypatch.setattr(local, "WHOLE", whole)
+    monkeypatch.setattr(storage, "WHOLE", whole)
     folder = shutil.copytree(tiny_gpt2, tmp_path / "model")
     identity = of(folder)
     change(folder)
@@ -135,7 +135,7 @@ def test_a_local_checkpoint_that_has_changed_is_another(
 def test_another_tensor_in_a_large_file_is_another_checkpoint(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "WHOLE", 0)
+    monkeypatch.setattr(storage, "WHOLE", 0)
     weights, files = gpt2_weights(), []
     for change in (0, 1):
         folder = write_checkpoint(tmp_path / str(change), weights | {name: weights[name] + np.float32(change)})
@@ -149,7 +149,7 @@ def test_another_tensor_in_a_large_file_is_another_checkpoint(
 def test_a_large_file_that_is_moved_stays_the_same(
     tiny_gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "WHOLE", 0)
+    monkeypatch.setattr(storage, "WHOLE", 0)
     before = of(shutil.copytree(tiny_gpt2, tmp_path / "one"))
     assert of((tmp_path / "one").rename(tmp_path / "other")) == before
 

@@ -8,35 +8,8 @@ from tests.support.imports import imports_of, modules_imported
 
 ROOT = Path(weightscope.__file__).parent
 CHECKOUT = Path(__file__).parents[1]
-FLOORS = """
-errors embedded
-compute progress formulas
-tables
-files display
-engine
-checkpoint attention
-metrics
-architectures
-embeddings
-model
-overflow run_identity
-provenance results
-sources text
-runner
-adopting
-pages findings
-detok
-circuits
-tensors
-audit norms outliers
-changes
-compare
-lineage
-sinks
-cli
-__main__
-"""
-FLOOR = {room: number for number, line in enumerate(FLOORS.strip().splitlines()) for room in line.split()}
+MAP = re.findall(r"^    (\w+(?: \w+)*)(?:  .*)?$", str(weightscope.__doc__).partition("a floor a line.")[2], re.M)
+FLOOR = {room: -number for number, line in enumerate(MAP) for room in line.split()}
 
 
 HEAVY = {
@@ -114,13 +87,13 @@ def test_files_are_written_in_one_module() -> None:
 
 
 def test_files_are_opened_in_one_module() -> None:
-    """Another opens the architectures in the package."""
+    """The table of architectures opens what is in the package."""
     assert not matches(READS, modules("weightscope"), "table.py")
 
 
 def test_no_file_is_mapped() -> None:
-    """`header.py` hands the library a copy of the header in memory, which nobody else can cut."""
-    assert not matches(MAPS, modules("weightscope", "analyses"), "header.py")
+    """`storage.py` hands the library a copy of the header in memory, which nobody else can cut."""
+    assert not matches(MAPS, modules("weightscope", "analyses"), "storage.py")
 
 
 def test_no_two_modules_import_each_other() -> None:

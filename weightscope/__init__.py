@@ -22,6 +22,37 @@ Results
     `Table`
 
 Names are imported on first use: `import weightscope` does not load NumPy, SciPy, Matplotlib or PyTorch.
+
+The rooms (folders and modules) of the package, a floor a line. Imports go down only: to understand a module, read what
+is below it.
+
+    __main__
+    cli                         one module for each group of commands; what they share
+    sinks                       attention sinks: a constant bias, a NOP or a broadcast (PyTorch)
+    lineage                     where a checkpoint comes from, and what was done to it
+    compare                     how far each head moved from one checkpoint to the next
+    changes                     what changed between two checkpoints: tensors, heads, layers, wiring
+    audit norms outliers        spectra of every head and what stands out; norms of alpha f(x); outlier dimensions
+    tensors                     every tensor of a file by role, attention or not
+    circuits                    what each head does, and which heads read what others write
+    detok                       the first layer as a function of tokens and positions
+    pages findings              what all reports and figures share; the kinds of finding
+    adopting                    find and verify a row for an unknown architecture (PyTorch)
+    runner                      load a model, observe it, patch it (PyTorch)
+    sources text                SOURCE as a user writes it; corpora, tokenizers, bigrams
+    provenance                  which files a result is from
+    overflow run_identity       numbers too large for their type; what a resumed run depends on
+    model                       an opened checkpoint: its layers, heads and embeddings
+    embeddings                  what enters and leaves the stack of layers
+    architectures               a row for each architecture; which row reads a checkpoint, and how
+    metrics                     functions of arrays that several questions use
+    checkpoint attention        bytes to tensors; a layer and its heads, without files
+    engine                      tasks on threads, processes or a Dask cluster
+    results                     what every result shows and writes
+    files                       safe reading and writing
+    tables                      columns with names, symbols and meanings
+    compute progress formulas   cores, LAPACK, GPU; progress bars; formulas in text
+    errors embedded             the one error of bad input; the small GPT-2 that ships with the package
 """
 
 from importlib import import_module

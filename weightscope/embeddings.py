@@ -9,8 +9,8 @@ from numpy.typing import ArrayLike
 
 from weightscope.attention.norms import Norm
 from weightscope.checkpoint import Tensor
-from weightscope.display import ShowsShapes
 from weightscope.errors import CheckpointError
+from weightscope.results import ShowsShapes
 
 BLOCK_BYTES = 16 << 20  # embedding rows are streamed in float32 blocks of about this size
 
@@ -23,35 +23,16 @@ class Embeddings(ShowsShapes):
     the row of token type 0 added (BERT), a projection to the model's width (OPT), a norm where no position is added
     after the row is looked up (BLOOM). The sum of a token's row and a position's, divided by `sigma` of the two, is
     what the heads of `Model.first_layer` act on.
-
-    Attributes
-    ----------
-    token_tensor : Tensor of shape (vocab, e)
-        As stored, unread.
-    positions : float32 array of shape (n_positions, d), or None
-        Row p belongs to position p, whatever rows the file has before it.
-    first_norm : Norm or None
-        The norm whose sigma divides the sum of the rows; None where there is none.
-    scale : float
-        Multiplies stored rows.
-    projection : (e, d) array, or None
-        Brings them to the model's width.
-    shift : (d,) array, or None
-        Added to every row.
-    norm : Norm or None
-        A norm of the rows themselves.
-    lacks : str
-        Why there are no positions in a model that has them; empty where nothing is missing.
     """
 
-    token_tensor: Tensor
-    positions: np.ndarray | None
-    first_norm: Norm | None
-    scale: float = 1.0
-    projection: np.ndarray | None = None
-    shift: np.ndarray | None = None
-    norm: Norm | None = None
-    lacks: str = ""
+    token_tensor: Tensor  # (vocab, e): as stored, unread
+    positions: np.ndarray | None  # (n_positions, d): row p belongs to position p, whatever rows the file has before it
+    first_norm: Norm | None  # the norm whose sigma divides the sum of the rows; None where there is none
+    scale: float = 1.0  # multiplies stored rows
+    projection: np.ndarray | None = None  # (e, d): brings them to the model's width
+    shift: np.ndarray | None = None  # (d,): added to every row
+    norm: Norm | None = None  # a norm of the rows themselves
+    lacks: str = ""  # why there are no positions in a model that has them; empty where nothing is missing
 
     @property
     def n_tokens(self) -> int:
@@ -162,25 +143,13 @@ class Unembedding(ShowsShapes):
 
     logit_t(x) = x u_t' / sigma(x) + what does not depend on x, with u_t = w_t diag(gamma) (I - 11'/d); an RMSNorm does
     not centre. So x u_t' is what a direction x adds to the logit of t, the scalar aside.
-
-    Attributes
-    ----------
-    tensor : Tensor of shape (vocab, e)
-        As stored, unread.
-    norm : Norm or None
-        The final norm; None where the family has none, or the checkpoint lacks it.
-    projection : (d, e) array, or None
-        Between the norm and the rows.
-    tied : bool
-        The rows are those of the token embedding.
-    lacks : str
-        Tensor of the final norm that the checkpoint should have and has not; empty where nothing is missing.
     """
 
-    tensor: Tensor
-    norm: Norm | None
-    projection: np.ndarray | None = None
-    tied: bool = False
+    tensor: Tensor  # (vocab, e): as stored, unread
+    norm: Norm | None  # the final norm; None where the family has none, or the checkpoint lacks it
+    projection: np.ndarray | None = None  # (d, e): between the norm and the rows
+    tied: bool = False  # the rows are those of the token embedding
+    # tensor of the final norm that the checkpoint should have and has not; empty where nothing is missing
     lacks: str = ""
 
     @property

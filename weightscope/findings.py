@@ -7,8 +7,8 @@ from itertools import groupby
 from math import inf, log
 from typing import Any, NamedTuple
 
-from weightscope.display import notebook
 from weightscope.errors import CheckpointError, counted, nearest, printable
+from weightscope.results import notebook
 from weightscope.tables import Column, Table, as_json, templates
 
 SEVERITIES = ("error", "warning", "note")  # the most severe first

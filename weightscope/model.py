@@ -12,17 +12,17 @@ import numpy as np
 from weightscope.architectures import Family, LayerTensors, Reading, Stack, as_published, decide, read_as, stacks_of
 from weightscope.architectures.cells import StoredNorm
 from weightscope.architectures.layer import attention_names, denied, denied_words, read_layer, rotation_of
-from weightscope.architectures.reading import attends, borrows, in_layer, kind_of
-from weightscope.architectures.stacks import prefix_of
+from weightscope.architectures.numbers import attends, borrows, in_layer, kind_of
+from weightscope.architectures.reading import prefix_of
 from weightscope.attention.layer import Head, Layer, OnDemand
 from weightscope.attention.norms import Norm
 from weightscope.attention.rotation import Rotation
 from weightscope.checkpoint import Checkpoint, Tensor, open_checkpoint
 from weightscope.checkpoint.config import read_json
+from weightscope.checkpoint.formats import ADAPTER, NEEDS_ITS_BASE
 from weightscope.checkpoint.hub import Repository
-from weightscope.checkpoint.local import ADAPTER, NEEDS_ITS_BASE
 from weightscope.checkpoint.lora import Adapter, adapter_from, has_tokenizer, open_adapter, with_adapter
-from weightscope.checkpoint.opening import adapter_in, at_revision, existing, locate, resolved
+from weightscope.checkpoint.opening import adapter_in, at_revision, existing, locate, open_at, resolved
 from weightscope.embeddings import Embeddings, Unembedding
 from weightscope.errors import CheckpointError, expected, printable, whole
 
@@ -53,7 +53,7 @@ def open_model(
         Which of `Model.stacks`: "text", "vision", "encoder", "decoder", "cross" ...; by default the one that is
         language.
     tokenizer : str, optional
-        Where the tokenizer is, if not with the checkpoint; see `load_tokenizer`.
+        Where the tokenizer is, if not with the checkpoint; see `Tokenizer.find`.
     base : str or Path, optional
         Of a LoRA adapter the model that it changes; by default the one that its adapter_config.json names.
     families : path, optional
@@ -74,96 +74,47 @@ def open_model(
     """
     if not isinstance(source, str | Path):
         raise expected(source, "source", "text or a path: a folder, a .safetensors or .gguf file, or a Hub id")
-    opened = open_source(source, revision, base)
+    opened = open_source(source, revision, base, tokenizer)
     reading = decide(opened.checkpoint, family, tower, families)
-    checkpoint = opened.checkpoint
-    if opened.adapter is not None:
-        checkpoint = with_adapter(checkpoint, opened.adapter, reading.row.transposed)
-    checkpoint.given = at_revision(source, revision)
-    model = Model(checkpoint, reading, opened.name, tokenizer or opened.tokenizer)
-    refuse_absent_layers(model)
-    refuse_endless_embeddings(model)
+    model = Model(opened, reading)
+    refuse_incomplete(model)
     return model
 
 
 class Opened(NamedTuple):
-    """What a source names: its checkpoint, and of an adapter its base's."""
+    """What a source names, opened; of an adapter that is its base."""
 
     checkpoint: Checkpoint
-    name: str  # an absolute path, or a Hub id with its revision
-    adapter: Adapter | None = None
+    source: str = ""  # an absolute path, or a Hub id with its revision
     tokenizer: str = ""  # where it is, if not there
+    where: Path | Repository | None = None  # the file, folder or repository that `source` names
+    adapter: Adapter | None = None
 
 
-def open_source(source: str | Path, revision: str | None, base: str | Path | None) -> Opened:
+def open_source(
+    source: str | Path, revision: str | None = None, base: str | Path | None = None, tokenizer: str | None = None
+) -> Opened:
     """Open a folder, a file, a repository or an adapter; see `open_model`."""
-    source = resolved(source)
-    folder = adapter_in(source)
-    if folder is None and base is not None:
-        where = locate(source, revision)
-        folder = adapter_from(where) if isinstance(where, Repository) else None
-        revision = None  # it was the adapter's; a base's is in its own name
-        if folder is None:
-            raise CheckpointError("is not a LoRA adapter; only an adapter has a `base`", file=source)
+    named = resolved(source)
+    folder, base_revision = adapter_in(named), revision
     if folder is None:
-        return Opened(_published(source, revision), at_revision(existing(source) or source, revision))
+        where = locate(named, revision)
+        if base is None:
+            checkpoint = as_published(open_at(where))
+            checkpoint.given = at_revision(source, revision)
+            return Opened(checkpoint, at_revision(existing(named) or named, revision), tokenizer or "", where)
+        folder = adapter_from(where) if isinstance(where, Repository) else None
+        base_revision = None  # the revision was the adapter's; a base's is in its own name
+        if folder is None:
+            raise CheckpointError("is not a LoRA adapter; only an adapter has a `base`", file=named)
     if base is None and not read_json(folder / ADAPTER).get("base_model_name_or_path"):
         raise CheckpointError(NEEDS_ITS_BASE, file=folder)
     adapter = open_adapter(folder)
-    checkpoint = _base_of(adapter, revision) if base is None else _published(base, revision)
+    checkpoint = _base_of(adapter, base_revision) if base is None else _published(base, base_revision)
+    checkpoint.given = at_revision(source, revision)
     has_its_own = checkpoint.folder == folder or not has_tokenizer(checkpoint.folder)
-    return Opened(checkpoint, str(folder), adapter, "" if has_its_own else str(adapter.base if base is None else base))
-
-
-def as_model(model: "Model | str | Path") -> "Model":
-    """The model itself, or the one that `open_model` opens by that name."""
-    if isinstance(model, str | Path):
-        return open_model(model)
-    if not isinstance(model, Model):
-        raise expected(model, "model", "a Model, or what `open_model` takes: a folder, a file or a Hub id")
-    return model
-
-
-def refuse_absent_layers(model: "Model") -> None:
-    """Refuse a checkpoint that has some of its config's layers, and not others.
-
-    Raises
-    ------
-    CheckpointError
-        Layers have no tensors, while others have.
-    """
-    checkpoint, config = model.checkpoint, model.config
-    try:
-        storing = [i for i, kind in enumerate(config.layer_types) if kind != "none"]  # of a stage without attention
-        stems = {i: model.stem(i) for i in storing}
-    except CheckpointError:  # no layer at all: it is said where one is asked for
-        return
-    absent = [i for i, stem in stems.items() if not checkpoint.names_under(stem)]
-    if absent and len(absent) < len(stems):
-        has = config.n_layers - len(absent)
-        layers = f"{absent[0]} to {absent[-1]}" if len(absent) > 1 else str(absent[0])
-        problem = f"has tensors of {has} layers, and config.json says {config.n_layers}: none of layer {layers}"
-        raise CheckpointError(f"{problem}; complete the file, or correct the number of layers", file=checkpoint.name)
-
-
-MOST_ROWS = 2**21  # of an embedding: twice those of the largest published vocabulary, as for ids of tokens
-
-
-def refuse_endless_embeddings(model: "Model") -> None:
-    """Refuse rows by the thousand million, which a file of holes has for nothing; norms are kept of every row.
-
-    Raises
-    ------
-    CheckpointError
-        An embedding or unembedding has more rows than any vocabulary and any context.
-    """
-    try:
-        tensors = [*model.embedding_tensors, *model.output_tensors.values()]
-    except CheckpointError:  # nothing of this model is there: it is said where a layer is asked for
-        return
-    for tensor in tensors:
-        if (rows := max(tensor.shape[:-1], default=0)) > MOST_ROWS:
-            raise tensor.refuse(f"has {rows} rows; no vocabulary has more than {MOST_ROWS}")
+    elsewhere = "" if has_its_own else str(base or adapter.base)
+    return Opened(checkpoint, str(folder), tokenizer or elsewhere, folder, adapter)
 
 
 def _published(source: str | Path, revision: str | None) -> Checkpoint:
@@ -180,21 +131,63 @@ def _base_of(adapter: Adapter, revision: str | None) -> Checkpoint:
         raise CheckpointError(problem, file=adapter.folder) from None
 
 
+def as_model(model: "Model | str | Path") -> "Model":
+    """The model itself, or the one that `open_model` opens by that name."""
+    if isinstance(model, str | Path):
+        return open_model(model)
+    if not isinstance(model, Model):
+        raise expected(model, "model", "a Model, or what `open_model` takes: a folder, a file or a Hub id")
+    return model
+
+
+MOST_ROWS = 2**21  # of an embedding: twice those of the largest published vocabulary, as for ids of tokens
+PACKED = 8  # weights in one stored number, at most
+
+
+def refuse_incomplete(model: "Model") -> None:
+    """Refuse a checkpoint that lacks layers of its config, or whose embeddings have more rows than any vocabulary.
+
+    A file of holes has rows by the thousand million for nothing; norms are kept of every row.
+
+    Raises
+    ------
+    CheckpointError
+        Layers have no tensors, while others have; or an embedding or unembedding has too many rows.
+    """
+    checkpoint, config = model.checkpoint, model.config
+    sizes = (size for file in checkpoint.files for entry in file.tensors.values() for size in entry.shape)
+    is_huge = max(sizes, default=0) * PACKED > MOST_ROWS
+    try:
+        storing = [i for i, kind in enumerate(config.layer_types) if kind != "none"]  # of a stage without attention
+        absent = [i for i in storing if not checkpoint.names_under(model.stem(i))]
+        embeddings = [*model.embedding_tensors, *model.output_tensors.values()] if is_huge else []
+    except CheckpointError:  # nothing of this model is there: asking for a layer reports it
+        return
+    if absent and len(absent) < len(storing):
+        has = config.n_layers - len(absent)
+        layers = f"{absent[0]} to {absent[-1]}" if len(absent) > 1 else str(absent[0])
+        problem = f"has tensors of {has} layers, and config.json says {config.n_layers}: none of layer {layers}"
+        raise CheckpointError(f"{problem}; complete the file, or correct the number of layers", file=checkpoint.name)
+    for tensor in embeddings:
+        if (rows := max(tensor.shape[:-1], default=0)) > MOST_ROWS:
+            raise tensor.refuse(f"has {rows} rows; no vocabulary has more than {MOST_ROWS}")
+
+
 class Model:
-    """A checkpoint and its family.
+    """A checkpoint as a row of the table of architectures reads it.
 
     Attributes
     ----------
     checkpoint : Checkpoint
-    family : Family
-        The row as this checkpoint's config makes it.
-    row : Family
-        The row as the table has it.
+    reading : Reading
+        Which row, which part of config.json and which prefix.
     config : ModelConfig
     source : str
         What was opened: an absolute path, or a Hub id with its revision.
+    where : Path or Repository
+        The file, folder or repository that it names.
     tokenizer : str
-        Where its tokenizer is looked for: there too, if no other place was named.
+        Where its tokenizer is looked for: at `source`, if no other place was named.
 
     Examples
     --------
@@ -206,16 +199,33 @@ class Model:
     Factored(256 x 256, rank <= 32)
     """
 
-    def __init__(
-        self, checkpoint: Checkpoint, reading: Reading | Family, source: str = "", tokenizer: str = ""
-    ) -> None:
-        self.reading = read_as(checkpoint, reading) if isinstance(reading, Family) else reading
-        self.checkpoint, self.source, self.row = checkpoint, source or str(checkpoint.folder), self.reading.row
-        self.tokenizer = tokenizer or self.source
-        self.family, self.config = self.reading.family, self.reading.config
-        if self.family.refused:
-            raise CheckpointError(f"{self.row.name} with {self.family.refused}", file=checkpoint.name)
+    def __init__(self, opened: Opened, reading: Reading) -> None:
+        row, checkpoint = reading.stated, opened.checkpoint
+        if opened.adapter is not None:
+            checkpoint = with_adapter(checkpoint, opened.adapter, row.heads.transposed)
+        self.checkpoint, self.reading = checkpoint, reading
+        self.source = opened.source or str(checkpoint.folder)
+        self.where = opened.where or checkpoint.folder
+        self.tokenizer = opened.tokenizer or self.source
+        self.config = reading.config
+        if reading.configured.refused:
+            raise CheckpointError(f"{row.name} with {reading.configured.refused}", file=checkpoint.name)
         self._last: Layer | None = None
+
+    @classmethod
+    def of_row(cls, checkpoint: Checkpoint, row: Family) -> "Model":
+        """The model that a row on trial reads, wherever its tensors are."""
+        return cls(Opened(checkpoint), read_as(checkpoint, row))
+
+    @property
+    def row(self) -> Family:
+        """The row as the table has it."""
+        return self.reading.row
+
+    @property
+    def family(self) -> Family:
+        """The row as this checkpoint's config makes it."""
+        return self.reading.family
 
     def __repr__(self) -> str:
         config = self.config
@@ -235,27 +245,26 @@ class Model:
 
     def unchecked(self) -> "Model":
         """The same model, nothing of it read yet; values that are not finite are handed over, not refused."""
-        reading = replace(self.reading, prefix=self.prefix)
-        return Model(self.checkpoint.unchecked(), reading, self.source, self.tokenizer)
+        opened = Opened(self.checkpoint.unchecked(), self.source, self.tokenizer, self.where)
+        return Model(opened, replace(self.reading, prefix=self.prefix))
 
     @cached_property
     def stacks(self) -> dict[str, Stack]:
         """The attention models in this checkpoint by name, this one among them; `tower` opens another."""
-        return stacks_of(self.checkpoint)
+        return stacks_of(self.checkpoint, self.reading)
 
     def is_read(self, stack: Stack) -> bool:
         """Whether a stack is the one that this model reads, by whatever row."""
-        if stack.family is not None:
-            names = [place + row.layer + row.query for place, row in
-                     ((stack.prefix, stack.family), (self.prefix, self.family))]  # fmt: skip
-            return names[0] == names[1]
+        if stack.row is not None:
+            row, read = stack.row, self.family
+            return stack.prefix + row.layer + row.heads.q == self.prefix + read.layer + read.heads.q
         return stack.prefix.startswith((self.prefix + self.family.layer).partition("{i}")[0] or "\0")
 
     @cached_property
     def prefix(self) -> str:
         """What stands before every tensor's name in this checkpoint."""
         known = self.reading.prefix
-        return prefix_of(self.checkpoint, self.family) if known is None else known
+        return prefix_of(self.checkpoint, self.reading.configured) if known is None else known
 
     def tensors(self, inner: str = "") -> LayerTensors:
         """The checkpoint's tensors under the model's prefix and `inner`."""
@@ -330,7 +339,7 @@ class Model:
 
     def stem(self, index: int) -> str:
         """What stands before the names of a layer's tensors."""
-        return self.prefix + self.family.stored_name(self.config, index)
+        return self.prefix + self.reading.configured.stored_name(self.config, index)
 
     def attention_tensors(self, index: int) -> list[Tensor]:
         """What `layer` reads of the checkpoint for one layer: projections, the norms around them, sinks; unread.
@@ -413,7 +422,7 @@ class Model:
         if index == 0:
             norm, inner = self.family.inputs.norm if self._after is None else None, ""
         else:
-            norm, inner = self.family.closing, self.family.stored_name(self.config, index - 1)
+            norm, inner = self.family.norms.after, self.family.stored_name(self.config, index - 1)
         return None if norm is None else norm.read(self.tensors(inner), self.config)
 
     @cached_property
@@ -470,7 +479,8 @@ class Model:
         inputs = self.family.inputs
         if not inputs.positions:
             return inputs.formula and inputs.formula(self.config)
-        if inputs.positions_batched:
+        stored = self.checkpoint.get(self.prefix + inputs.positions)
+        if stored is not None and len(stored.shape) == 3:  # with a leading axis of one, as in ViT
             return self.tensors().read(inputs.positions, (1, None, self.config.d_model))[0]
         # A projection before the norm takes the sum where the norm folds, the token rows alone where there is no norm.
         summed = self._before is not None and inputs.norm is not None
@@ -586,11 +596,11 @@ def _reads_as(before: str, model: Model, key: str, value: object) -> bool:
     checkpoint = model.checkpoint
     changed = inner = dict(checkpoint.config.raw)
     if model.reading.part.raw is not checkpoint.config.raw:
-        for name in model.row.nested.split("."):
+        for name in model.row.part.split("."):
             inner[name] = inner = dict(inner[name])
     inner[key] = value
     try:
-        return str(numbers_read(Model(checkpoint.with_config(changed), model.row))) == before
+        return str(numbers_read(Model.of_row(checkpoint.with_config(changed), model.row))) == before
     except CheckpointError:  # it is read, and does not go with the rest
         return False
 
@@ -602,11 +612,11 @@ def numbers_read(model: Model) -> dict[str, Any]:
         "sizes": [in_layer(config, family, i)[0].head_dim for i in layers] + [config.n_heads, config.n_kv_heads],
         "the layers": (config.n_layers, config.layer_types, layers),
         "the norm's eps": config.norm_eps,
-        "the scale": [family.scale(config, i) for i in layers],
+        "the scale": [family.scores.scale(config, i) for i in layers],
         "the rotation": [_turns(model.rotations[i]) for i in layers],
         **{f"the {step.name}": [step.takes(config, i) for i in layers] for step in family.steps},
-        "biases": [config.get(flag) if isinstance(flag, str) else flag for flag in astuple(family.biases)],
-        "norms": (family.norm, family.qk_norm),
+        "biases": [config.get(flag) if isinstance(flag, str) else flag for flag in astuple(family.heads.bias)],
+        "norms": (family.norms.before, family.scores.qk_norm),
     }
 
 

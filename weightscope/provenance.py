@@ -18,7 +18,7 @@ from weightscope.progress import bar
 
 if TYPE_CHECKING:  # commands import this module before they know what to do
     from weightscope.checkpoint import Checkpoint
-    from weightscope.checkpoint.header import Storage
+    from weightscope.checkpoint.storage import Storage
 
 COMMAND: ContextVar[str | None] = ContextVar("the command as it was typed", default=None)
 EPOCH = "SOURCE_DATE_EPOCH"  # seconds since 1970 in place of the time, for results that can be made again
@@ -37,20 +37,11 @@ def now() -> str:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a result comes from; a result made in Python has no command.
+    """Where a result comes from; a result made in Python has no command."""
 
-    Attributes
-    ----------
-    sources : tuple of dict
-        What was read, one per checkpoint; see `source_of`.
-    command : str or None
-        As it was typed, quoted for a shell.
-    date, version : str
-        When the result was made (UTC), and by which version of weightscope.
-    """
-
-    sources: tuple[dict[str, Any], ...] = ()
-    command: str | None = field(default_factory=COMMAND.get)
+    sources: tuple[dict[str, Any], ...] = ()  # what was read, one per checkpoint; see `source_of`
+    command: str | None = field(default_factory=COMMAND.get)  # as it was typed, quoted for a shell
+    # date, version: when the result was made (UTC), and by which version of weightscope
     date: str = field(default_factory=now)
     version: str = weightscope.__version__
 

@@ -1,35 +1,79 @@
-"""What every result has: a sentence, tables to show, a figure, a page, and files that it writes into a folder."""
+"""Results: what each one says, shows, draws and writes, and how objects with arrays show themselves."""
 
+from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
+from reprlib import Repr
 from typing import Any, ClassVar
 
-from weightscope.display import function_at, notebook
+from markupsafe import Markup
+
 from weightscope.files import Files, OutputFolder
+from weightscope.tables import templates
+
+SPECTRA = "attention.figures:spectrum_figure"  # draws singular values of maps by name
+
+
+def function_at(place: str) -> Callable[..., Any]:
+    """The function at "module:function" of weightscope: figures and pages are imported when they are needed."""
+    module, _, name = place.partition(":")
+    function: Callable[..., Any] = getattr(import_module(f"weightscope.{module}"), name)
+    return function
+
+
+def notebook(lead: str, *tables: Any, picture: bytes = b"") -> str:
+    """A result as a notebook's HTML: a sentence, a picture where there is one, and tables."""
+    html = [Markup(table._repr_html_()) for table in tables]
+    template = templates().get_template("notebook.html")
+    return template.render(lead=lead, tables=html, picture=b64encode(picture).decode())
+
+
+class ShowsShapes:
+    """Base of dataclasses that hold arrays: their repr shows the shapes of the arrays.
+
+    Arrays cannot be compared to one truth value, so these classes are declared with `@dataclass(eq=False, repr=False)`:
+    an object equals only itself, and can be a key.
+    """
+
+    def __repr__(self: Any) -> str:
+        values = (f"{field.name}={SHAPES.repr(getattr(self, field.name))}" for field in fields(self) if field.repr)
+        return f"{type(self).__name__}({', '.join(values)})"
+
+
+class _Shapes(Repr):
+    """Short reprs; the shape of whatever has one."""
+
+    def repr1(self, x: Any, level: int) -> str:
+        shape = getattr(x, "shape", ())
+        return str(tuple(shape)) if shape else super().repr1(x, level)
+
+
+SHAPES = _Shapes()
 
 
 class Result:
-    """Base of results. They are data: what draws them and writes their page is imported when it is needed.
+    """Base of results. They are data: what draws them and writes their page is imported when it is needed."""
 
-    Attributes
-    ----------
-    FIGURE, PAGE : str
-        The functions that draw a result and write its page, as "module:function" of weightscope.
-    TABLES : mapping
-        Names of files, and what gives the table, the arrays by name or the JSON that each holds; None is left out.
-    FILES : tuple of str
-        Names by which a folder is known to hold such a result.
-    """
-
-    FIGURE: ClassVar[str] = ""
-    PAGE: ClassVar[str] = ""
+    FIGURE: ClassVar[str] = ""  # the function that draws the result, as "module:function" of weightscope
+    PAGE: ClassVar[str] = ""  # the function that draws all figures and writes report.html
+    # Files, and what gives the table, the arrays by name or the JSON that each holds; None is left out.
     TABLES: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
-    FILES: ClassVar[tuple[str, ...]] = ("report.html",)
+    FILES: ClassVar[tuple[str, ...]] = ("report.html",)  # by which a folder is known to hold such a result
 
     @property
     def lead(self) -> str:
         """The result in a sentence or a few."""
         raise NotImplementedError
+
+    @property
+    def about(self) -> str:
+        """The checkpoint, and how much was measured or found, in a few words."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.about})"
 
     def shown(self) -> Sequence[Any]:
         """The tables that a notebook shows."""

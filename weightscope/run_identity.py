@@ -11,9 +11,9 @@ from typing import Any
 
 import weightscope
 from weightscope.architectures.stanzas import stanza_of
-from weightscope.checkpoint.header import Storage
 from weightscope.checkpoint.opening import LARGEST_SMALL_FILE, TOKENIZER_FILES
 from weightscope.checkpoint.packages import JOINED
+from weightscope.checkpoint.storage import Storage
 from weightscope.embedded import FOLDER
 from weightscope.errors import CheckpointError
 from weightscope.files import regular_file

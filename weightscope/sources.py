@@ -14,9 +14,9 @@ from typing import Any
 from weightscope.architectures import stacks_of
 from weightscope.checkpoint import Checkpoint, open_checkpoint
 from weightscope.checkpoint.config import MAX_BYTES, read_small
-from weightscope.checkpoint.opening import at_revision, existing, from_url
+from weightscope.checkpoint.opening import EMBEDDED, at_revision, existing, resolved
 from weightscope.errors import CheckpointError, printable
-from weightscope.model import Model, open_model
+from weightscope.model import Model, open_model, open_source
 from weightscope.provenance import read_digests
 from weightscope.run_identity import RunIdentity
 
@@ -48,7 +48,7 @@ class Source:
             path = None
             with suppress(CheckpointError):  # opening reports it
                 path = existing(text)
-            return str(path or from_url(text))
+            return str(path or (text if text == EMBEDDED else resolved(text)))
 
         base = options.pop("base", None)
         return cls(absolute(source), base=base and absolute(base), given=source, **options)
@@ -61,13 +61,11 @@ class Source:
 
     def of_stacks(self) -> dict[str, "Source"]:
         """How to open each of its attention stacks, by name; unsupported ones are left out."""
-        try:
-            stacks = replace(self, tower=None, digest=False).open().stacks
-        except CheckpointError:  # there are several stacks, and none is the default
-            stacks = stacks_of(self.checkpoint())
-            if all(stack.refusal for stack in stacks.values()):
-                raise
-        return {name: replace(self, tower=name) for name, stack in stacks.items() if not stack.refusal}
+        stacks = stacks_of(open_source(self.source, self.revision, self.base).checkpoint)
+        names = [name for name, stack in stacks.items() if not stack.refusal]
+        if not names:
+            replace(self, tower=None, digest=False).open()  # says why, where it is known
+        return {name: replace(self, tower=name) for name in names}
 
     def checkpoint(self) -> Checkpoint:
         """The checkpoint as stored, whatever its family; see `open_checkpoint`."""

@@ -22,7 +22,7 @@ from weightscope.circuits.passes import wiring
 from weightscope.cli.command import EndsInOneLine
 from weightscope.cli.options import runner_device_option, text_option
 from weightscope.files import OutputFolder
-from weightscope.runner.tokenizer import framing_of
+from weightscope.runner.framing import framing_of
 from weightscope.tables import Column, Table
 from weightscope.text.sequences import Texts, read_texts, token_windows
 

@@ -19,10 +19,10 @@ import numpy as np
 import weightscope as ws
 from analyses.inputs import out_option
 from weightscope.audit.removed import FOUND, Matrix, Side, centred_norms, judge, sides
+from weightscope.changes.rounding import CASTS
 from weightscope.cli.command import EndsInOneLine
 from weightscope.compute.cores import one_blas_thread
 from weightscope.files import Files, Folder
-from weightscope.metrics.weight_changes import CASTS
 from weightscope.pages.style import in_our_style, save, subplots
 from weightscope.progress import bar
 from weightscope.sources import folder_names

@@ -19,6 +19,7 @@ import numpy as np
 
 import weightscope as ws
 from analyses.inputs import out_option
+from weightscope.architectures import read_as
 from weightscope.attention.layer import Layer
 from weightscope.attention.maps import Affine
 from weightscope.audit.audit import AuditOptions, measured_layer
@@ -29,10 +30,11 @@ from weightscope.audit.measures import Arrays, MeasuredHeads
 from weightscope.audit.others import scale_findings
 from weightscope.audit.reference import OWN, Reference, Standing
 from weightscope.checkpoint import Checkpoint, Tensor
-from weightscope.checkpoint.tensor import DerivedTensor, WholeTensor
+from weightscope.checkpoint.checkpoint import DerivedTensor, WholeTensor
 from weightscope.cli.command import EndsInOneLine
 from weightscope.files import Folder
 from weightscope.findings import Findings
+from weightscope.model import Opened
 from weightscope.progress import bar
 from weightscope.sources import folder_names
 from weightscope.tables import Table
@@ -247,7 +249,7 @@ def with_values(model: ws.Model, values: Values) -> ws.Model:
     before = model.checkpoint
     tensors = dict(before.items()) | {name: NewValues(before[name], of) for name, of in values.items()}
     after = Checkpoint(before.folder, before.files, tensors, before.config, before.name)
-    return ws.Model(after, model.row, model.source, model.tokenizer)
+    return ws.Model(Opened(after, model.source, model.tokenizer, model.where), read_as(after, model.row))
 
 
 def _whole(affine: Affine) -> np.ndarray:

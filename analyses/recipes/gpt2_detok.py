@@ -27,7 +27,7 @@ from weightscope.files import OutputFolder
 from weightscope.pages.page import write_page
 from weightscope.text.bigrams import openwebtext_counts
 from weightscope.text.sequences import Texts, read_texts
-from weightscope.text.tokenizer import load_tokenizer
+from weightscope.text.tokenizer import Tokenizer
 
 EMBEDDED_TOKENS = ("ibility", "ement", "riety", "iamond", "ishop", "'t")
 
@@ -46,7 +46,7 @@ def main(source: str, counts_file: Path | None, shards: int, text: tuple[Path, .
     model.embeddings  # noqa: B018  refuse a checkpoint without token embeddings before looking for a tokenizer
     embedded = model.checkpoint.folder == FOLDER
     name = "the checkpoint that ships with weightscope" if embedded else model.name
-    first, tokenizer = FirstLayer(model, device=device), load_tokenizer(model.source)
+    first, tokenizer = FirstLayer(model, device=device), Tokenizer.load(model.source)
     counts = counts_for(model, counts_file or (None if embedded else openwebtext_counts(tokenizer, shards)))
     found = single_tokens(tokenizer, EMBEDDED_TOKENS if embedded else paper.TOKENS)
     tokens = {text: token for text, token in found.items() if len(counts.row(token)[0])}

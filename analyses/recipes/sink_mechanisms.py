@@ -18,8 +18,9 @@ from analyses.inputs import ENCODERS, first_available, out_option
 from weightscope import CheckpointError, Model, open_model
 from weightscope.cli.command import EndsInOneLine
 from weightscope.cli.options import runner_device_option, text_option
+from weightscope.runner import open_runner
 from weightscope.sinks.inputs import read_inputs
-from weightscope.sinks.mechanisms_page import study_mechanisms
+from weightscope.sinks.mechanisms import sink_mechanisms
 
 TRAINED = Path(__file__).resolve().parents[1] / "toys" / "vit"
 # Folder of the results -> the models to try, in this order
@@ -49,8 +50,9 @@ def main(
         default_images = Path(os.path.relpath(TRAINED / "images")) if is_trained_here else None
         texts = text if source or takes_text else ()
         inputs = read_inputs(model, texts, None if takes_text and not source else images or default_images)
-        lines = study_mechanisms(model, inputs, out / folder, device=device)
-        click.echo(f"{model.name}: " + "\n  ".join(lines))
+        sinks = sink_mechanisms(open_runner(model, device=device), inputs)
+        sinks.write(out / folder)
+        click.echo(f"{model.name}: " + "\n  ".join(sinks.printed()))
         click.echo(f"  report: {out / folder / 'report.html'}")
 
 

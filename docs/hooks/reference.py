@@ -6,8 +6,7 @@ import numpy as np
 from evidence import MODELS, auroc_of_behaviours, heads_of
 
 import weightscope
-from weightscope.architectures.registry import FUNCTIONS
-from weightscope.architectures.schema import CELLS
+from weightscope.architectures.stanzas import FUNCTIONS, all_cells
 from weightscope.architectures.steps import step_classes
 from weightscope.audit.audit import Audit
 from weightscope.audit.measures import Measure, measures_of
@@ -79,7 +78,7 @@ def _section(measure: Measure) -> str:
 
 
 def _evidence(name: str) -> Iterator[str]:
-    """How the measure went with behaviour when the models were run, if the AUROC is clear in one of them."""
+    """How the measure went with behaviour when the models were run, if the AUROC is clear in any model."""
     aurocs = [(model, *rest) for model in MODELS for rest in auroc_of_behaviours(model, name)]
     clear = {behaviour for _, behaviour, _, auroc in aurocs if max(auroc, 1 - auroc) >= CLEAR}
     sentences = [
@@ -117,15 +116,15 @@ def roles(by_wiring: bool = False) -> str:
 
 def cells() -> str:
     """Every cell of a row of architectures, with the functions that it may name, and every step."""
-    rows = [(f"`{name}`", cell.meaning, _functions(name)) for name, cell in CELLS.items()]
+    rows = [(f"`{name}`", meaning, _functions(name)) for name, meaning in all_cells().items()]
     rows += [(f"`steps.{name}`", " ".join((step.__doc__ or "").split()), "") for name, step in step_classes().items()]
-    return _table(("cell", "what it says", "functions that it may name"), rows)
+    return _table(("cell", "meaning", "functions that it may name"), rows)
 
 
 def _functions(cell: str) -> str:
-    """What a cell may name; the bias of positions is not that of heads."""
-    field = CELLS[cell].field
-    return ", ".join(f"`{name}`" for name in FUNCTIONS.get(field, ()))
+    """The functions that a cell may name; biases of modules are no functions."""
+    known = {} if cell in ("heads.bias", "mlp.bias") else FUNCTIONS.get(cell.rpartition(".")[2], {})
+    return ", ".join(f"`{name}`" for name in known)
 
 
 def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

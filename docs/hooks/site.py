@@ -28,8 +28,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     def bring(path: str, target: str) -> None:
         if files.get_file_from_path(target) is None:
             files.append(File.generated(config, target, abs_src_path=str(ROOT / path)))
-            for other in companions(path) if path.endswith(".html") else ():
-                bring(other, other)
+            for companion in companions(path) if path.endswith(".html") else ():
+                bring(companion, companion)
 
     name = page.file.src_uri
     folder = Path(mkdtemp(dir=MADE.name))

@@ -12,9 +12,9 @@ from click.testing import CliRunner
 import weightscope as ws
 from tests.census.record import read, tally, write
 from tests.support.tiny_models import FIXTURES, fixture
-from weightscope.architectures import FAMILIES, Family, proved
-from weightscope.architectures.proved import standing
+from weightscope.architectures import FAMILIES, Family, table
 from weightscope.architectures.stanzas import file_of, read_rows
+from weightscope.architectures.table import standing
 from weightscope.checkpoint import open_checkpoint
 from weightscope.cli import main
 
@@ -35,7 +35,7 @@ CONFIG = "config.json"
 
 def without(kind: str) -> list[Family]:
     """The table without the rows that read a model_type."""
-    return [row for row in FAMILIES if kind not in row.model_types]
+    return [row for row in FAMILIES if kind not in row.types]
 
 
 def published(kind: str, folder: Path) -> Path:
@@ -57,10 +57,10 @@ def same_as_the_table(adopted: Adopted, folder: Path, file: Path) -> None:
     """What adopted rows, saved and read again, say of a checkpoint is what the table's say."""
     file.write_bytes(file_of(adopted.rows, PROOF))
     for row in read_rows(file, FAMILIES.row):
-        adopted_model, table = ws.Model(open_checkpoint(folder), row), ws.open_model(folder, tower=row.tower or None)
-        assert adopted_model.family.origin == f"adopted, proved against {PROOF}" and not table.family.origin
+        reread, table = ws.Model.of_row(open_checkpoint(folder), row), ws.open_model(folder, tower=row.tower or None)
+        assert reread.family.origin == f"adopted, proved against {PROOF}" and not table.family.origin
         for index in table.attention_layers:
-            layer, expected = adopted_model.layer(index), table.layer(index)
+            layer, expected = reread.layer(index), table.layer(index)
             x = np.random.default_rng(index).normal(size=(11, expected.d_model)).astype(np.float32)
             more = {"memory": x[:7, : expected.k.shape[1]]} if expected.cross else {}
             far = 1000 + np.arange(11)
@@ -83,8 +83,8 @@ def test_unheard_of_module_names_and_config_keys_are_found(tmp_path: Path) -> No
     transformers.AutoModel.register(NewcomerConfig, NewcomerModel, exist_ok=True)
     NewcomerModel(NewcomerConfig()).save_pretrained(tmp_path / "model")
     (row,) = adopt(open_checkpoint(tmp_path / "model")).rows
-    assert row.query == row.value == "mixing.joint" and row.norm and row.norm.offset == 1.0
-    assert row.keys["n_heads"] == ("query_heads",) and row.rope and row.rope.interleaved
+    assert row.heads.q == row.heads.v == "mixing.joint" and row.norms.before and row.norms.before.offset == 1.0
+    assert row.config.keys["n_heads"] == ("query_heads",) and row.rope and row.rope.interleaved
 
 
 @pytest.mark.parametrize("kind", ["gpt_neox", "gemma2"])
@@ -136,7 +136,7 @@ def test_keys_of_older_configs_are_found_and_a_misreading_is_seen(tmp_path: Path
     assert row.rope and row.rope.fraction_key == "rotary_pct"
     understood = transformers.AutoConfig.from_pretrained(tmp_path / "older").to_dict()
     assert not misread(row, checkpoint, understood)
-    assert misread(row.but(rope__fraction_key="partial_rotary_factor"), checkpoint, understood)
+    assert misread(row.but(positions__rope__fraction_key="partial_rotary_factor"), checkpoint, understood)
 
 
 def test_shapes_that_contradict_the_config_are_refused(tmp_path: Path) -> None:
@@ -169,8 +169,8 @@ def test_a_census_names_its_version_of_transformers(tmp_path: Path) -> None:
 
 
 def test_families_new_tries_types_that_the_census_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    counted = {kind: verdicts for kind, verdicts in proved.census().items() if kind != "bert"}
+    counted = {kind: verdicts for kind, verdicts in table.census().items() if kind != "bert"}
     monkeypatch.setattr(newcomers, "model_types", lambda: ["bert", "llama"])
-    monkeypatch.setattr(proved, "census", lambda: counted)
+    monkeypatch.setattr(table, "census", lambda: counted)
     result = CliRunner().invoke(main, ["families", "--new"])
     assert result.stdout == "bert: exact self encoder.layer.{}.attention.self\n"

@@ -50,9 +50,9 @@ def test_a_draft_opens_the_checkpoint_and_says_that_nothing_was_proved(tmp_path:
 def test_a_draft_of_a_known_architecture_names_the_modules_of_its_row(name: str) -> None:
     text = drafted(fixture(name).model.checkpoint)
     family = fixture(name).model.family
-    for role, module in {"q": family.query, "k": family.key, "v": family.value, "out": family.output}.items():
+    for role, module in zip(("q", "k", "v", "out"), family.heads.projections, strict=True):
         assert f'heads.{role} = "{module}"' in text
-    assert f':{family.norm.module}"' in text and "It opens" in text
+    assert f':{family.norms.before.module}"' in text and "It opens" in text
 
 
 def test_a_matrix_of_three_widths_next_to_a_square_one_is_fused_qkv(tmp_path: Path) -> None:

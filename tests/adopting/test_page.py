@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 import weightscope as ws
-from weightscope.architectures.proved import standing
+from weightscope.architectures.table import standing
 from weightscope.cli import main
 
 torch = pytest.importorskip("torch", reason="tiny models are made by torch, which is not installed")

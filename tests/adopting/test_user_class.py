@@ -87,11 +87,11 @@ def test_config_values_are_read_under_any_key(checkpoint: Path, tmp_path: Path) 
         (folder / "config.json").write_text(json.dumps({"model_type": "brief", **asdict(config)}))
     registered(Brief, {"model_type": "brief"}, "*")
     (row,) = rows_adopted(open_checkpoint(tmp_path / "one")).rows
-    assert row.keys == {"n_layers": ("L",), "d_model": ("D",), "n_heads": ("H",), "norm_eps": ("delta",)}
-    assert row.kv_heads == ("G",) and row.rope == Rope(theta_key="wavelength") and not row.variants
+    assert row.config.keys == {"n_layers": ("L",), "d_model": ("D",), "n_heads": ("H",), "norm_eps": ("delta",)}
+    assert row.heads.kv_heads == ("G",) and row.rope == Rope(theta_key="wavelength") and not row.when
     user_model = Brief(changed)
     user_model.load_state_dict(_weights(checkpoint, user_model))
-    assert_reads(ws.Model(open_checkpoint(tmp_path / "changed"), row), user_model)
+    assert_reads(ws.Model.of_row(open_checkpoint(tmp_path / "changed"), row), user_model)
 
 
 def test_a_gain_of_a_norm_may_have_any_name(checkpoint: Path, tmp_path: Path) -> None:

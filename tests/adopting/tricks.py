@@ -501,7 +501,7 @@ def saved(model_class: Any, folder: Path, **values: Any) -> Any:
 
 def worst(model: Any, folder: Path, row: Any, n: int = 1300) -> float:
     """The largest error of a row's attention and output on a checkpoint, in any layer, of n random tokens."""
-    read = ws.Model(open_checkpoint(folder), row)
+    read = ws.Model.of_row(open_checkpoint(folder), row)
     entered: list[np.ndarray] = []
     gave: list[np.ndarray] = []
     for layer in model.layers:

@@ -4,6 +4,7 @@ import csv
 import gzip
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from analyses.toys import train_vit  # noqa: E402
 from tests.support.cases import CASES  # noqa: E402
 from tests.support.hub_server import Hub  # noqa: E402
 from tests.support.random_models import random_model  # noqa: E402
+from weightscope.runner import Runner  # noqa: E402
 from weightscope.sinks.inputs import Inputs  # noqa: E402
 
 pytestmark = pytest.mark.check
@@ -126,11 +128,13 @@ def test_dinov2_comes_from_the_hub_where_it_can(
     monkeypatch.setattr(sink_mechanisms, "DEFAULTS", seen)
     run: dict[str, str] = {}
 
-    def loaded(model: ws.Model, inputs: Inputs, out: Path, **_: str) -> list[str]:
-        run[out.name] = f"{ws.open_runner(model).model.name}: {inputs.note}"
-        return []
+    def measured(runner: Runner, inputs: Inputs) -> SimpleNamespace:
+        def write(out: Path) -> None:
+            run[out.name] = f"{runner.model.name}: {inputs.note}"
 
-    monkeypatch.setattr(sink_mechanisms, "study_mechanisms", loaded)
+        return SimpleNamespace(write=write, printed=list)
+
+    monkeypatch.setattr(sink_mechanisms, "sink_mechanisms", measured)
     result = CliRunner().invoke(sink_mechanisms.main, ["--out", str(tmp_path / "out")], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     for name, source, own in zip(seen, ON_THE_HUB.values(), train_vit.KEPT, strict=True):

@@ -47,7 +47,7 @@ def derived(make: Any, usual: Mapping[str, Any]) -> set[str]:
 
 def tables() -> dict[str, Any]:
     """What the file holds."""
-    kinds = {kind for row in FAMILIES for kind in row.model_types}
+    kinds = {kind for row in FAMILIES for kind in row.types}
     kinds |= {inner for kind in kinds for inner in inner_types(kind).values()}
     values: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     of_others: dict[str, list[str]] = defaultdict(list)

@@ -29,8 +29,8 @@ MEANINGS = ("n_layers", "d_model", "n_heads")
 
 def size_keys() -> set[str]:
     """The config keys that a row reads a size from."""
-    rows = [row.keys.get(meaning, ()) for row in FAMILIES for meaning in MEANINGS]
-    heads = [keys for row in FAMILIES for keys in (row.kv_heads, row.head_dim) if isinstance(keys, tuple)]
+    rows = [row.config.keys.get(meaning, ()) for row in FAMILIES for meaning in MEANINGS]
+    heads = [keys for row in FAMILIES for keys in (row.heads.kv_heads, row.heads.head_dim) if isinstance(keys, tuple)]
     return {key for keys in (*(KEYS[meaning] for meaning in MEANINGS), *rows, *heads) for key in keys}
 
 
@@ -66,7 +66,7 @@ def value_keys(model_type: str, known: Mapping[str, Any]) -> set[str]:
     if model_type in known:
         return set(known[model_type].get("values", ())) - {"rope_parameters"}
     sizes = {key for keys in KEYS.values() for key in keys}
-    rows = [row for row in FAMILIES if model_type in row.model_types]
+    rows = [row for row in FAMILIES if model_type in row.types]
     return {word for row in rows for word in re.findall(r"\w+", stanza_of(row))} - sizes - {"rope_parameters"}
 
 
@@ -131,7 +131,7 @@ def defaults() -> dict[str, dict[str, Any]]:
     """What the file holds: {model_type: {"sizes": ..., "parts": ..., "values": ..., "names": ..., "rope": ...}}."""
     keys, known, found = size_keys(), json.loads(FILE.read_text(encoding="utf-8")), {}
     named = keys | {key for names in KEYS.values() for key in names}
-    read = {kind for row in FAMILIES for kind in row.model_types}
+    read = {kind for row in FAMILIES for kind in row.types}
     read |= {inner for kind in read for inner in known.get(kind, {}).get("parts", {}).values()}
     for model_type in CONFIG_MAPPING:
         try:
@@ -146,7 +146,7 @@ def defaults() -> dict[str, dict[str, Any]]:
             print(f"{model_type}: {' '.join(str(error).split())[:100]}")
             continue
         found[model_type] = {name: value for name, value in own.items() if value}
-    nested = {f"{kind}.{row.nested}" for row in FAMILIES for kind in row.model_types}
+    nested = {f"{kind}.{row.part}" for row in FAMILIES for kind in row.types}
     for path, make in own_parts(keys):
         if path in nested:
             found[path] = {"sizes": sizes(make, keys), "names": names(make, named)}

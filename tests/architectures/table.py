@@ -1,4 +1,4 @@
-"""The table of families in docs/families.md, from what the fixtures give.
+"""The table in README.md of the rows that have tiny models, from what the fixtures give.
 
 python -m tests.architectures.table        # rewrites the table between the page's markers
 """
@@ -19,7 +19,7 @@ from weightscope.attention.positions import Buckets, Slopes, WindowBias
 from weightscope.attention.rotation import GridRotation
 
 BIASES = {Slopes: "ALiBi", Buckets: "relative buckets", WindowBias: "biases by offset in a window"}
-PAGE = Path(__file__).parent.parent.parent / "docs" / "families.md"
+PAGE = Path(__file__).with_name("README.md")
 MARKED = re.compile(r"(<!-- families -->\n)(.*?)(<!-- /families -->)", re.DOTALL)
 HEADER = ("family", "model_type", "scores", "values", "rotation or position terms", "norms", "tiny models")
 
@@ -93,14 +93,14 @@ def norms_of(found: list[Fixture]) -> str:
     said: list[str] = []
     for it, layer in layers_of(found):
         row = it.model.family
-        if row.norm is None and row.inputs.norm is not None:
+        if row.norms.before is None and row.inputs.norm is not None:
             said.append("post-norm")
         else:
-            said.append(norm_in_words(row.norm))
-        if row.qk_norm is not None:
-            kind = "LayerNorm" if row.qk_norm.centred else "RMSNorm"
-            kind += " (1 + w)" if row.qk_norm.offset else ""
-            said.append(f"q/k {kind}" + (" over all heads" if row.qk_norm.scope == "joint" else " per head"))
+            said.append(norm_in_words(row.norms.before))
+        if row.scores.qk_norm is not None:
+            kind = "LayerNorm" if row.scores.qk_norm.centred else "RMSNorm"
+            kind += " (1 + w)" if row.scores.qk_norm.offset else ""
+            said.append(f"q/k {kind}" + (" over all heads" if row.scores.qk_norm.scope == "joint" else " per head"))
         if layer.v_norm is not None:
             said.append("RMSNorm of latents")
     return ", ".join(dict.fromkeys(said))
@@ -110,7 +110,7 @@ def row_of(family: Family) -> tuple[str, ...]:
     """One line of the table."""
     found = fixtures_of(family)
     tower = f" ({family.tower})" if family.tower else ""
-    types = ", ".join(f"`{kind}`" for kind in family.model_types)
+    types = ", ".join(f"`{kind}`" for kind in family.types)
     scores = bound(max(error_of_scores(it, layer) for it, layer in layers_of(found)))
     values = bound(max(error_of_values(it, layer) for it, layer in layers_of(found)))
     return f"{family.name}{tower}", types, scores, values, rotation_of(found), norms_of(found), str(len(found))

@@ -88,7 +88,7 @@ def class_of(model_type: str, **sizes: int) -> dict[str, Any]:
 
 def follows_sizes(row: Family, model_type: str, key: str) -> bool:
     """Whether a class makes a value of its sizes, so that a row may make it too and take nothing for granted."""
-    usual, keys = class_of(model_type), {**KEYS, **row.keys}
+    usual, keys = class_of(model_type), {**KEYS, **row.config.keys}
     wider = {name: 4 * usual[name] for name in keys["d_model"] if name in usual}
     more = {name: 2 * usual[name] for name in keys["n_heads"] if name in usual}
     return class_of(model_type, **wider, **more)[key] != usual[key]
@@ -98,7 +98,7 @@ def follows_sizes(row: Family, model_type: str, key: str) -> bool:
 def test_defaults_are_the_architectures(subtests: pytest.Subtests) -> None:
     """What a row takes for granted when config.json leaves it out is what transformers would."""
     for row in (row for row in FAMILIES if not row.refused):
-        for model_type in (model_type for model_type in row.model_types if "Refined" not in model_type):
+        for model_type in (model_type for model_type in row.types if "Refined" not in model_type):
             with subtests.test(row=row.name, tower=row.tower, model_type=model_type):
                 assert_defaults_are_transformers(row, model_type)
 
@@ -111,23 +111,24 @@ def rotation_of(parameters: dict[str, Any]) -> dict[str, Any]:
 
 def assert_defaults_are_transformers(row: Family, model_type: str) -> None:
     config = class_of(model_type)
-    config = config.get(row.nested, config)
-    for key, value in row.defaults.items():
+    config = config.get(row.part, config)
+    for key, value in row.config.defaults.items():
         if key in config and key not in ELSEWHERE and config[key] != value:
             assert value is None and follows_sizes(row, model_type, key), key
     given = config.get("rope_parameters")
-    if row.rope is not None and given and "rope_parameters" not in row.defaults:
-        given, usual = rotation_of(given), rotation_of(rope_of(model_type) or rope_of(row.model_types[0]))
+    if row.rope is not None and given and "rope_parameters" not in row.config.defaults:
+        given, usual = rotation_of(given), rotation_of(rope_of(model_type) or rope_of(row.types[0]))
         assert usual.get("rope_theta", row.rope.theta) == given["rope_theta"]
         if given["rope_type"] != "proportional":  # whose share of turning pairs is among its parameters
             shares = [usual.get("partial_rotary_factor") or getattr(row.rope, "fraction", None) or 1.0]
-            if (turning := config.get(getattr(row.rope, "dims_key", ""))) and row.head_dim:
-                shares.append(turning / sum(config[key] for key in row.head_dim))  # the same, as a count of dimensions
+            if (turning := config.get(getattr(row.rope, "dims_key", ""))) and row.heads.head_dim:
+                width = sum(config[key] for key in row.heads.head_dim)
+                shares.append(turning / width)  # the same, as a count of dimensions
             assert given.get("partial_rotary_factor", 1.0) in shares
-    keys = {**KEYS, **row.keys}
+    keys = {**KEYS, **row.config.keys}
     width, heads = (next((config[key] for key in keys[of] if key in config), None) for of in ("d_model", "n_heads"))
     for key, usual in (("num_key_value_heads", heads), ("head_dim", None)):
-        said = row.defaults.get(key)
-        asked = row.kv_heads if key == "num_key_value_heads" else row.head_dim
+        said = row.config.defaults.get(key)
+        asked = row.heads.kv_heads if key == "num_key_value_heads" else row.heads.head_dim
         if isinstance(asked, tuple) and asked == (key,) and key in config and config[key] != usual:
             assert said == config[key] or (key == "head_dim" and config[key] == width // heads), key

@@ -43,7 +43,7 @@ def test_the_config_that_transformers_4_wrote_means_the_same(subtests: pytest.Su
             config = json.loads((FIXTURES / name / "config_v4.json").read_text())
             checkpoint = opened.checkpoint.with_config(config)
             family = next(row for row in FAMILIES if (row.name, row.tower) == (opened.family.name, opened.family.tower))
-            assert_same_scores(Model(checkpoint, family), name)
+            assert_same_scores(Model.of_row(checkpoint, family), name)
 
 
 NOT_IN_4 = {  # model types that AutoConfig of transformers 4.57 does not know
@@ -92,7 +92,7 @@ def saying(name: str, **config: Any) -> Model:
     opened = fixture(name).model
     values = {**opened.checkpoint.config, **config}
     row = next(row for row in FAMILIES if (row.name, row.tower) == (opened.family.name, opened.family.tower))
-    return Model(opened.checkpoint.with_config({k: v for k, v in values.items() if v != "absent"}), row)
+    return Model.of_row(opened.checkpoint.with_config({k: v for k, v in values.items() if v != "absent"}), row)
 
 
 def test_layer_types_follow_from_a_pattern() -> None:
@@ -334,7 +334,7 @@ def test_a_row_has_one_default_for_a_size() -> None:
     """One that it inherited under another name would stand before what a config says."""
     for row in FAMILIES:
         for meaning, names in row.size_keys.items():
-            assert len([name for name in names if name in row.defaults]) <= 1, (row.name, meaning)
+            assert len([name for name in names if name in row.config.defaults]) <= 1, (row.name, meaning)
 
 
 def test_a_size_is_what_the_config_says_under_the_name_that_the_code_reads(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from weightscope.architectures import FAMILIES, ModelConfig, completed_part, read_config
 from weightscope.architectures.config import names_of
 from weightscope.architectures.layer import rotation_of
-from weightscope.architectures.stacks import part_of
+from weightscope.architectures.reading import part_of
 from weightscope.checkpoint import Checkpoint
 from weightscope.checkpoint.config import Config
 from weightscope.errors import CheckpointError
@@ -22,7 +22,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 
 def said(kind: str, /, **values: Any) -> ModelConfig:
     """The config of a model_type with usual sizes and these values, read."""
-    row = next(row for row in FAMILIES if kind in row.model_types)
+    row = next(row for row in FAMILIES if kind in row.types)
     sizes = {key: value for key, value in SIZES.items() if key in names_of(kind)}
     values = {"model_type": kind, **sizes, **values}
     checkpoint = Checkpoint(Path(), (), {}, Config(values, "config.json"), "config.json")
@@ -38,7 +38,7 @@ def base(config: ModelConfig, layer_type: str = "full_attention") -> tuple[Any, 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "mistral", "olmo2", "starcoder2", "granite"])
 def test_rope_scaling_takes_the_place_of_rope_parameters_and_of_its_base(kind: str) -> None:
     """As a model card pastes YaRN into a file of transformers 5: the base falls back to the class's own."""
-    row = next(row for row in FAMILIES if kind in row.model_types)
+    row = next(row for row in FAMILIES if kind in row.types)
     both = said(kind, rope_parameters={"rope_type": "default", "rope_theta": 12345.0}, rope_scaling=YARN)
     assert base(both) == ("yarn", row.rope.theta)
     assert "what rope_parameters says; rope_scaling is read instead" in both.notes[0]
@@ -103,7 +103,7 @@ def test_keys_that_the_code_does_not_read_change_nothing() -> None:
 def test_a_count_of_turning_dimensions_is_a_share() -> None:
     """MiniMax-M2's own files say `rotary_dim` and no share."""
     config = said("minimax_m2", rotary_dim=8)
-    row = next(row for row in FAMILIES if "minimax_m2" in row.model_types)
+    row = next(row for row in FAMILIES if "minimax_m2" in row.types)
     assert config.rope["full_attention"]["partial_rotary_factor"] == 0.5
     assert len(rotation_of(config, row, 0).frequencies) == 4
 

@@ -22,8 +22,8 @@ import pytest
 from tests.support.dialects import Values, variants
 from weightscope.architectures import FAMILIES, Family, completed_part, read_config
 from weightscope.architectures.layer import rotation_of
-from weightscope.architectures.reading import attends, in_layer
-from weightscope.architectures.stacks import part_of
+from weightscope.architectures.numbers import attends, in_layer
+from weightscope.architectures.reading import part_of
 from weightscope.attention.rotation import Rotation
 from weightscope.checkpoint import Checkpoint
 from weightscope.checkpoint.config import Config
@@ -48,7 +48,7 @@ def reading(values: Values, row: Family) -> tuple[dict[str, Any], dict[str, Rota
     numbers: dict[str, Any] = {
         name: getattr(model, name) for name in ("n_layers", "d_model", "n_heads", "n_kv_heads", "head_dim")
     }
-    if any(norm and norm.eps is None for norm in (row.norm, row.closing)):
+    if any(norm and norm.eps is None for norm in (row.norms.before, row.norms.after)):
         numbers["norm_eps"] = model.norm_eps
     numbers["attention"] = tuple(attends(model, row, index) for index in range(model.n_layers))
     rotations: dict[str, Rotation] = {}
@@ -58,7 +58,7 @@ def reading(values: Values, row: Family) -> tuple[dict[str, Any], dict[str, Rota
         inner, layer_row = in_layer(model, row, index)
         numbers[f"heads {index}"] = inner.n_heads, inner.n_kv_heads, inner.head_dim
         numbers[f"row {index}"] = layer_row
-        numbers[f"scale {index}"] = layer_row.scale(inner, index)
+        numbers[f"scale {index}"] = layer_row.scores.scale(inner, index)
         for step in layer_row.steps:
             if hasattr(step, "takes"):
                 numbers[f"{step.name} {index}"] = str(step.takes(inner, index))
@@ -92,7 +92,7 @@ def unlike(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
 def subjects() -> Iterator[tuple[str, Family]]:
     """Every model_type of the built-in table that transformers has a config of, with each of its rows."""
     for row in FAMILIES:
-        for kind in row.model_types:
+        for kind in row.types:
             if kind in transformers.CONFIG_MAPPING:
                 yield kind, row
 
@@ -165,10 +165,10 @@ def judged(kind: str, row: Family, every: int = 1, first: int = 0) -> Iterator[t
         base = plain(saved(kind))
     except Exception:
         return
-    path = row.nested if row.nested and isinstance(base.get(row.nested.split(".")[0]), dict) else ""
+    path = row.part if row.part and isinstance(base.get(row.part.split(".")[0]), dict) else ""
     part_class = type(within(saved(kind), path))
     synonyms = dict(getattr(part_class, "attribute_map", {}))
-    rotates = row.rope is not None or any("rope" in str(when.cells) for when in row.variants)
+    rotates = row.rope is not None or any("rope" in str(when.cells) for when in row.when)
     for name, values in islice(variants(base, path, synonyms, rotates), first % every, None, every):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

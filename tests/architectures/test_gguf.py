@@ -142,7 +142,7 @@ def test_a_config_that_cannot_be_names_the_gguf_file(tmp_path: Path) -> None:
     checkpoint = opened(path)
     values = dict(checkpoint.config) | {"rope_theta": -1.0}
     with pytest.raises(CheckpointError, match=r"^model\.gguf: 'rope_theta' is -1\.0; a number from 1"):
-        Model(checkpoint.with_config(values), decide(checkpoint).row)
+        Model.of_row(checkpoint.with_config(values), decide(checkpoint).row)
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])

@@ -153,7 +153,7 @@ def test_weights_and_scores_come_back(case: Converted, tmp_path: Path) -> None:
         np.testing.assert_allclose(opened.checkpoint[name].read(), w, rtol=0, atol=rounding, err_msg=name)
         assert opened.checkpoint[name].shape == w.shape
     said = dict(original.checkpoint.config) | case.unsaid
-    same = ws.model.Model(original.checkpoint.with_config(said), original.row)
+    same = ws.model.Model.of_row(original.checkpoint.with_config(said), original.row)
     assert opened.attention_layers == same.attention_layers
     assert opened.family.name == {"mistral": "llama"}.get(same.family.name, same.family.name)
     for index in opened.attention_layers:

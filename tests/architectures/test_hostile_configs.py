@@ -13,7 +13,7 @@ import weightscope as ws
 from tests.support.tiny_models import FIXTURES, NAMES, fixture
 from weightscope.architectures import decide
 from weightscope.attention.rotation import GridRotation
-from weightscope.model import Model
+from weightscope.model import Model, Opened
 
 VALUES = st.one_of(
     st.none(),
@@ -56,7 +56,7 @@ def test_a_config_is_taken_or_refused(case: tuple[str, dict[str, Any]]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         try:
-            model = Model(checkpoint, decide(checkpoint, tower=tower))
+            model = Model(Opened(checkpoint), decide(checkpoint, tower=tower))
             for index in model.attention_layers[:2]:
                 layer = model.layer(index)
                 x = np.random.default_rng(0).normal(size=(12, model.config.d_model)).astype(np.float32)

@@ -9,8 +9,8 @@ import pytest
 import weightscope as ws
 from tests.support.tiny_models import Fixture, centred, fixture
 from weightscope.architectures import decide
-from weightscope.architectures.family import same_layer
-from weightscope.model import Model
+from weightscope.architectures.rules import same_layer
+from weightscope.model import Model, Opened
 
 YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 1024}
 
@@ -35,18 +35,18 @@ CONFIGS = [
     ("deberta_relative", {"pos_att_type": ["c2p"]}),
 ]
 CELLS = [
-    ("cohere", {"rope__interleaved": False}),
-    ("gptj", {"rope__interleaved": False}),
-    ("glm4", {"rope__interleaved": False}),
-    ("glm4_moe", {"rope__interleaved": True}),
-    ("gemma", {"norm__offset": 0.0}),
-    ("gemma3", {"qk_norm__offset": 0.0}),
-    ("olmo3", {"qk_norm__scope": "shared"}),
-    ("bloom", {"additive": None}),
-    ("mpnet", {"additive": None}),
-    ("albert_two_groups", {"stored_layer": same_layer}),
-    ("opt", {"norm": None}),
-    ("vit", {"scale": lambda config, layer: 1.0}),
+    ("cohere", {"positions__rope__interleaved": False}),
+    ("gptj", {"positions__rope__interleaved": False}),
+    ("glm4", {"positions__rope__interleaved": False}),
+    ("glm4_moe", {"positions__rope__interleaved": True}),
+    ("gemma", {"norms__before__offset": 0.0}),
+    ("gemma3", {"scores__qk_norm__offset": 0.0}),
+    ("olmo3", {"scores__qk_norm__scope": "shared"}),
+    ("bloom", {"positions__bias": None}),
+    ("mpnet", {"positions__bias": None}),
+    ("albert_two_groups", {"config__stored_layer": same_layer}),
+    ("opt", {"norms__before": None}),
+    ("vit", {"scores__scale": lambda config, layer: 1.0}),
 ]
 
 
@@ -66,7 +66,7 @@ def test_a_config_value_matters(name: str, config: dict[str, Any]) -> None:
     it = fixture(name)
     checkpoint = it.model.checkpoint
     other = checkpoint.with_config({**checkpoint.config, **config})
-    assert error(it, it.model) < 1e-4 < 1e-3 < error(it, Model(other, decide(other)))
+    assert error(it, it.model) < 1e-4 < 1e-3 < error(it, Model(Opened(other), decide(other)))
 
 
 @pytest.mark.parametrize(("name", "cells"), CELLS)
@@ -74,4 +74,4 @@ def test_a_cell_matters(name: str, cells: dict[str, Any]) -> None:
     it = fixture(name)
     row = decide(it.model.checkpoint, tower=it.case.tower or None).row
     with suppress(ws.CheckpointError):  # a changed row may not even find its tensors
-        assert error(it, Model(it.model.checkpoint, row.but(**cells))) > 1e-3
+        assert error(it, Model.of_row(it.model.checkpoint, row.but(**cells))) > 1e-3

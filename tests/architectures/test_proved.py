@@ -15,7 +15,7 @@ import weightscope as ws
 from tests.support.audit import audit_of
 from tests.support.commands import run
 from tests.support.tiny_models import FIXTURES
-from weightscope.architectures import FAMILIES, proved, stacks_of
+from weightscope.architectures import FAMILIES, stacks_of, table
 from weightscope.architectures.config import inner_types
 from weightscope.architectures.rules import heads_of_attn_config
 from weightscope.checkpoint import open_checkpoint
@@ -23,28 +23,28 @@ from weightscope.checkpoint.config import Config
 from weightscope.errors import CheckpointError
 
 EXACT: dict[str, set[str]] = defaultdict(set)  # verdicts by type, read here without the code under test
-with proved.RECORD.open(encoding="utf-8") as record:
+with table.RECORD.open(encoding="utf-8") as record:
     for line in csv.DictReader(text for text in record if not text.startswith("#")):
         EXACT[line["type"]].add(line["verdict"])
-READ_TYPES = sorted({*EXACT, *(kind for row in FAMILIES for kind in row.model_types)})
+READ_TYPES = sorted({*EXACT, *(kind for row in FAMILIES for kind in row.types)})
 IN_FIXTURES = {json.loads(file.read_text())["model_type"] for file in FIXTURES.glob("*/config.json")}
 
 
 @pytest.mark.parametrize("kind", READ_TYPES)
 def test_no_type_opens_unlabelled_unless_the_census_or_a_fixture_has_it_exact(kind: str) -> None:
     parts = {kind, *inner_types(kind).values()}
-    rows = [row for row in FAMILIES if not parts.isdisjoint(row.model_types)]
+    rows = [row for row in FAMILIES if not parts.isdisjoint(row.types)]
     for row in rows:
-        labelled = proved.unproved(row, kind, row.model_types[0])
+        labelled = table.unproved(row, kind, row.types[0])
         if "exact" not in EXACT[kind] and kind not in IN_FIXTURES:
             assert labelled.startswith("unproved: ") and f"census {kind}" in labelled
     if "exact" in EXACT[kind] and rows:
-        assert not all(proved.unproved(row, kind, row.model_types[0]) for row in rows)
+        assert not all(table.unproved(row, kind, row.types[0]) for row in rows)
 
 
 def test_what_counts_as_compared_by_fixtures_has_one() -> None:
-    assert {*proved.IN_FIXTURES} <= IN_FIXTURES
-    for kind in proved.IN_FIXTURES:
+    assert {*table.IN_FIXTURES} <= IN_FIXTURES
+    for kind in table.IN_FIXTURES:
         assert "exact" not in EXACT[kind], f"the census has {kind}: take it off the list"
 
 
@@ -68,8 +68,8 @@ VERDICTS = {
 def test_what_a_census_says_of_a_type_and_a_row(
     kind: str, row: str, part: str, missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(proved, "census", lambda: VERDICTS)
-    assert proved._missing(row, kind, part) == missing
+    monkeypatch.setattr(table, "census", lambda: VERDICTS)
+    assert table._missing(row, kind, part) == missing
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_the_label_is_everywhere(composite: Path, tmp_path: Path) -> None:
     assert model.family.origin.startswith(label) and label in model.title and label in str(model)
     assert any("transformers' own attention" in caveat for caveat in model.layer(0).head(0).caveats)
     audit = ws.audit(model)
-    assert label in audit.family and label in audit.lead and proved.NOT_COMPARED in audit.caveats
+    assert label in audit.family and label in audit.lead and table.NOT_COMPARED in audit.caveats
     assert "unproved: model_type" in audit_of(composite, tmp_path / "out", "--json").output
     assert "unproved: model_type" in (tmp_path / "out" / "report.html").read_text()
     shown = run("inspect", str(composite)).output
@@ -98,12 +98,12 @@ def test_the_label_is_everywhere(composite: Path, tmp_path: Path) -> None:
 
 def test_a_type_that_was_compared_has_no_label() -> None:
     model = ws.open_model(FIXTURES / "llama")
-    assert not model.family.origin and proved.NOT_COMPARED not in model.layer(0).caveats
+    assert not model.family.origin and table.NOT_COMPARED not in model.layer(0).caveats
 
 
 def test_the_census_is_not_read_on_import() -> None:
-    code = "import weightscope, weightscope.architectures as a; from weightscope.architectures import proved\n"
-    code += "assert proved.census.cache_info().currsize == 0"
+    code = "import weightscope, weightscope.architectures as a; from weightscope.architectures import table\n"
+    code += "assert table.census.cache_info().currsize == 0"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

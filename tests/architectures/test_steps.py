@@ -6,10 +6,9 @@ import pytest
 
 from weightscope.architectures import FAMILIES
 from weightscope.architectures.family import Family
-from weightscope.architectures.step import Place
-from weightscope.architectures.steps import step_classes
+from weightscope.architectures.steps import Place, Step, step_classes
 from weightscope.architectures.steps.bounds import Clip, Softcap
-from weightscope.architectures.steps.gate import Gate
+from weightscope.architectures.steps.gates import Gate
 
 PARALLEL = {
     "gpt_neox, one after the other": ("gpt_neox", {"use_parallel_residual": False}, False),
@@ -35,10 +34,16 @@ LLAMA = row_of("llama")
 
 def test_every_step_of_a_row_is_found_by_its_name() -> None:
     used = {type(step) for row in FAMILIES for step in row.steps}
-    used |= {type(cell) for row in FAMILIES for when in (*row.variants, *row.in_layers) for cell in when.cells.values()}
+    used |= {type(cell) for row in FAMILIES for when in (*row.when, *row.in_) for cell in when.cells.values()}
     known = step_classes()
     assert {step for step in used if hasattr(step, "place")} == set(known.values())
     assert all(is_dataclass(step) and step.place in Place and step.name == name for name, step in known.items())
+
+
+@pytest.mark.parametrize("name", step_classes())
+def test_a_step_is_exact_or_says_what_it_leaves_out(name: str) -> None:
+    step = step_classes()[name]
+    assert step.exact == (step.caveat is Step.caveat)
 
 
 def test_a_row_has_one_step_of_a_name() -> None:
@@ -66,4 +71,4 @@ def test_what_a_step_reads_is_what_its_row_reads() -> None:
 def test_whether_the_network_reads_what_attention_reads_is_the_row_s_as_configured(case: str) -> None:
     name, config, parallel = PARALLEL[case]
     row = row_of(name)
-    assert row.configured({**row.defaults, **config}).parallel is parallel
+    assert row.configured({**row.config.defaults, **config}).parallel is parallel

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -16,16 +17,15 @@ from tests.support.tiny_models import FIXTURES, fixture
 from weightscope.architectures import FAMILIES, Family
 from weightscope.architectures.cells import Biases, Inputs, QkNorm, layer_norm
 from weightscope.architectures.config import Every
-from weightscope.architectures.schema import ROOTS
-from weightscope.architectures.stanzas import file_of, read_rows, stanza_of
+from weightscope.architectures.stanzas import ROOTS, file_of, read_rows, stanza_of
 from weightscope.architectures.steps.sinks import Sinks
-from weightscope.architectures.table import own_folder
+from weightscope.architectures.table import Rows, own_folder
 from weightscope.cli import main
 from weightscope.run_identity import RunIdentity
 
 PROOF = "transformers 5.23.0"
 LLAMA, BERT = (next(row for row in FAMILIES if row.name == name) for name in ("llama", "bert"))
-NEW = LLAMA.but(name="novel", model_types=("newcomer",))
+NEW = LLAMA.but(name="novel", types=("newcomer",))
 
 
 @pytest.fixture(autouse=True)
@@ -78,20 +78,20 @@ types = ["newcomer_vision", "latecomer_vision"]
 inputs = { tokens = "", more = "patches" }
 """
     row, alias, vision = read_rows(saved(tmp_path / "row.toml", None, text), FAMILIES.row)
-    assert (row.query, row.output, row.biases) == ("mixer.q", "mixer.out", Biases(True, True, True, False))
-    assert (row.norm, row.rope, row.layer) == (layer_norm("before", eps=1e-5), None, LLAMA.layer)
-    assert row.layer_types == Every("period")
-    assert row.configured({"use_qk_norm": True}).qk_norm == QkNorm()
+    assert (row.heads.q, row.heads.out, row.heads.bias) == ("mixer.q", "mixer.out", Biases(True, True, True, False))
+    assert (row.norms.before, row.rope, row.layer) == (layer_norm("before", eps=1e-5), None, LLAMA.layer)
+    assert row.config.layer_types == Every("period")
+    assert row.configured({"use_qk_norm": True}).scores.qk_norm == QkNorm()
     assert row.in_layer("sliding_attention").steps == (Sinks("mixer.sinks"),)
-    assert (alias.name, alias.model_types, alias.query) == ("latecomer", ("latecomer",), row.query)
+    assert (alias.name, alias.types, alias.heads.q) == ("latecomer", ("latecomer",), row.heads.q)
     assert (vision.name, vision.tower, vision.inputs) == ("newcomer", "vision", Inputs(more="patches"))
-    assert vision.model_types == ("newcomer_vision", "latecomer_vision")
+    assert vision.types == ("newcomer_vision", "latecomer_vision")
 
 
 @pytest.mark.parametrize("cell, problem", [
     ("colour = 'red'", "[novel] colour is red; no such cell; one of prefixes, layer"),
     ("heds = 'red'", "[novel] heds is red; no such cell; did you mean 'heads'?"),
-    ("heads.colour = 'red'", "[novel] heads.colour is red; no such cell; one of heads.layout, heads.modules"),
+    ("heads.colour = 'red'", "[novel] heads.colour is red; no such cell; one of modules, qkv, layout, q"),
     ("name = 7", "[novel] name is 7; str was expected"),
     ("name = ''", "[novel] name is ; one at least was expected"),
     ("name = '" + "x" * 300 + "'", "a plain name of 200 characters at most was expected"),
@@ -102,20 +102,22 @@ inputs = { tokens = "", more = "patches" }
     ("layer = 'layers.0.'", "[novel] layer is layers.0.; a name with {i} for the layer's index was expected"),
     ("heads.layout = 'os.system'", "[novel] heads.layout is os.system; one of by_dimension_and_head"),
     ("heads.modules = 'a.{q,k}'", "[novel] heads.modules is a.{q,k}; four modules, as self_attn.{q,k,v,o}_proj"),
-    ("heads.bias = { x = true }", "[novel] heads.bias.x is True; one of qkv, q, k, v, out was expected"),
+    ("heads.bias = { x = true }", "[novel] heads.bias.x is True; no such cell; one of qkv, q, k, v, out was expected"),
     ("scores.scale = 'separate'", "[novel] scores.scale is separate; one of deberta_scale"),
     ("norms.before = 'input_layernorm'", "[novel] norms.before is input_layernorm; \"rms:module\" or \"layer:module\""),
     ("norms.before = { eps = 1e-5 }", "[novel] norms.before is {'eps': 1e-05}; a norm"),
     ("norms.before = { norm = 'rms:n', eps = 2 }", "a number from 0 to 1 was expected"),
-    ("norms.before = { norm = 'rms:n', centred = true }", "[novel] norms.before.centred is True; one of norm, bias"),
+    ("norms.before = { norm = 'rms:n', centred = true }", "norms.before.centred is True; no such cell; `norm` says it"),
     ("positions.rope = { theta = 0 }", "[novel] positions.rope.theta is 0; a number from 1.001 to 1e+12 was expected"),
     ("positions.rope = { theta = nan }", "[novel] positions.rope.theta is nan; a number from 1.001 to 1e+12"),
-    ("positions.rope = { turns = 1 }", "[novel] positions.rope.turns is 1; no such part; one of interleaved"),
+    ("positions.rope = { turns = 1 }", "[novel] positions.rope.turns is 1; no such cell; one of interleaved"),
     ("positions.grid = { spelled = { in_turn = ['up'] } }", "is up; one of frame, row, column was expected"),
+    ("positions.rope = { interleave = true }", "interleave is True; no such cell; did you mean 'interleaved'?"),
+    ("heads.bias = { ou = true }", "[novel] heads.bias.ou is True; no such cell; did you mean 'out'?"),
     ("scores.qk_norm = { scope = 'each' }", "[novel] scores.qk_norm.scope is each; one of shared, own, listed"),
     ("heads.kv_heads = 0", "[novel] heads.kv_heads is 0; a number from 1 to 1e+07 was expected"),
     ("heads.kv_heads = 1979-05-27", "[novel] heads.kv_heads is 1979-05-27; int or tuple was expected"),
-    ("config.keys = { width = 'd' }", "[novel] config.keys is width; one of n_layers, d_model"),
+    ("config.keys = { width = 'd' }", "[novel] config.keys is width; no such cell; one of n_layers, d_model"),
     ("config.defaults = { deep = { a = [1e99] } }", "[novel] config.defaults.deep.a[0] is 1e+99; a number from"),
     ("config.layer_types = { every = {} }", "[novel] config.layer_types.every.key is missing; a part that every every"),
     ("config.layer_types = { all_full = 3 }", "[novel] config.layer_types.all_full is 3; no parameters was expected"),
@@ -164,14 +166,20 @@ def test_rows_of_an_older_release_are_refused_with_what_to_do(config_home: Path)
         ws.open_model(FIXTURES / "llama")
 
 
+MIXED = (
+    "heads__layout", "norms__before", "scores", "positions", "heads__bias", "config__stored_layer",
+    "config__layer_types", "steps", "heads__head_dim", "heads__kv_heads", "inputs", "norms__after",
+)  # fmt: skip
+
+
 def test_a_row_that_its_cells_contradict_ends_in_one_line(tmp_path: Path) -> None:
     """Cells of other rows, put at random into a row that reads: it reads, or says what is wrong."""
     rng, rows = np.random.default_rng(0), list(FAMILIES)
     folder, refused = renamed(tmp_path / "model"), 0
     for trial in range(150):
-        cells = rng.choice(["layout", "norm", "qk_norm", "rope", "scale", "biases", "additive", "stored_layer",
-                            "layer_types", "steps", "head_dim", "kv_heads", "inputs", "closing"], 2)  # fmt: skip
-        row = NEW.but(**{cell: getattr(rows[rng.integers(len(rows))], cell) for cell in cells})
+        cells = rng.choice(MIXED, 2)
+        donors = {cell: rows[rng.integers(len(rows))] for cell in cells}
+        row = NEW.but(**{cell: attrgetter(cell.replace("__", "."))(donor) for cell, donor in donors.items()})
         try:
             model = ws.open_model(folder, families=saved(tmp_path / f"{trial}.toml", row))
             for index in model.attention_layers:
@@ -181,20 +189,21 @@ def test_a_row_that_its_cells_contradict_ends_in_one_line(tmp_path: Path) -> Non
     assert 10 < refused < 150
 
 
-def test_the_scan_of_headers_agrees_with_what_the_files_say() -> None:
-    reads = {(kind, row.tower) for row in FAMILIES for kind in row.model_types}
-    assert reads == FAMILIES.reads
-    assert set().union(*FAMILIES.asked.values()) == {row.name for row in FAMILIES} | {kind for kind, _ in reads}
-    kinds = ("qwen3", "clip", "swin", "gemma3_text")
-    assert [*FAMILIES.rows(kinds)] == [row for row in FAMILIES if {row.name, *row.model_types} & {*kinds}]
+def test_rows_of_a_type_are_found_without_parsing_every_file() -> None:
+    kinds = {kind for row in FAMILIES for kind in (row.name, *row.types)}
+    for asked in [{kind} for kind in kinds] + [{"qwen3", "clip", "swin", "gemma3_text"}]:
+        assert [*FAMILIES.rows(frozenset(asked))] == [row for row in FAMILIES if {row.name, *row.types} & asked]
+    table = Rows(FAMILIES.folder)
+    assert table.rows(frozenset({"swin"})) and table.parsed == {"swin.toml"}
 
 
 def test_rows_start_from_their_own_file_or_from_a_root() -> None:
     """And a root from none of them, so a row never depends on a third file."""
     strangers = []
-    for stanza, file in FAMILIES.places.items():
-        like = FAMILIES.stanza(stanza).stanzas[stanza].get("like")
-        if like and FAMILIES.places[like] != file and (like not in ROOTS or stanza in ROOTS):
+    files = {title: file for file in map(FAMILIES.file, FAMILIES.texts) for title in file.stanzas}
+    for stanza, file in files.items():
+        like = file.stanzas[stanza].get("like")
+        if like and files[like] is not file and (like not in ROOTS or stanza in ROOTS):
             strangers.append(stanza)
     assert not strangers
 
@@ -229,7 +238,7 @@ def test_two_files_of_rows_give_two_fingerprints(tmp_path: Path) -> None:
     def of(row: Family) -> RunIdentity:
         return RunIdentity.of_model(ws.open_model(folder, families=saved(tmp_path / "row.toml", row)))
 
-    assert of(NEW) == of(NEW) != of(NEW.but(rope__theta=2e4))
+    assert of(NEW) == of(NEW) != of(NEW.but(positions__rope__theta=2e4))
     assert of(NEW) != RunIdentity.of_model(ws.open_model(folder, family="llama"))
 
 

@@ -33,15 +33,15 @@ def made() -> dict[str, list[str]]:
 
 def mechanisms(row: Family) -> set[tuple[str, object]]:
     """What of a row is code of its own, not data."""
-    scope = row.qk_norm.scope if row.qk_norm else ""
-    additive = row.additive if isfunction(row.additive) else type(row.additive)
-    return {("layout", row.layout), ("additive", additive), ("q/k-norm", scope)}
+    scope = row.scores.qk_norm.scope if row.scores.qk_norm else ""
+    additive = row.positions.bias if isfunction(row.positions.bias) else type(row.positions.bias)
+    return {("layout", row.heads.layout), ("additive", additive), ("q/k-norm", scope)}
 
 
 def test_every_mechanism_has_a_tiny_model_in_a_test_or_in_the_census() -> None:
     shown = set().union(*(mechanisms(fixture(name).model.family) for name in NAMES))
     exact = {one.type for one in read() if one.verdict == "exact"} - {one.type for one in read() if one.reason}
-    shown |= set().union(*(mechanisms(row) for row in FAMILIES if exact & {*row.model_types}))
+    shown |= set().union(*(mechanisms(row) for row in FAMILIES if exact & {*row.types}))
     for row in FAMILIES:
         assert mechanisms(row) <= shown, row.name
 

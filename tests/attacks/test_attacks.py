@@ -17,7 +17,7 @@ from weightscope.architectures import as_published
 from weightscope.checkpoint import http, open_checkpoint, resolve_folder
 from weightscope.checkpoint.hub import Repository
 from weightscope.errors import CheckpointError
-from weightscope.text.tokenizer import load_tokenizer
+from weightscope.text.tokenizer import Tokenizer
 
 # Each takes under a second of processor time on a laptop. The bound is there for the attack that never ends, or
 # whose cost grows with the square of its size: a slow or busy machine must not fail it.
@@ -92,7 +92,7 @@ def test_tokenizer(attack: str, tmp_path: Path) -> None:
     content, expected = TOKENIZERS[attack]
     (tmp_path / "tokenizer.json").write_bytes(content)
     with pytest.raises(CheckpointError) as caught:
-        load_tokenizer(tmp_path).encode("ab" + "a" * 50, add_special_tokens=False)
+        Tokenizer.load(tmp_path).encode("ab" + "a" * 50, special=False)
     message = str(caught.value)
     assert expected in message and message.startswith("tokenizer.json: ")
     assert message.isprintable() and len(message) < 1000

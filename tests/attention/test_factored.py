@@ -17,7 +17,7 @@ def factored(draw) -> Factored:
 
 @settings(deadline=None)
 @given(factored())
-def test_everything_is_that_of_the_dense_matrix(w: Factored) -> None:
+def test_everything_equals_the_dense_matrix(w: Factored) -> None:
     dense, r = w.dense(), w.rank_bound
     s = np.linalg.svd(dense, compute_uv=False)
     np.testing.assert_allclose(w.svdvals(), s[:r], atol=1e-9 * s[0])
@@ -47,18 +47,20 @@ def test_the_zero_matrix_has_no_stable_rank() -> None:
 
 
 @pytest.mark.parametrize("d", [1, ROWS_AT_ONCE, ROWS_AT_ONCE + 1, 3 * ROWS_AT_ONCE - 1, ROWS_OF_BOTH + 1])
-def test_inner_products_by_blocks_of_rows_are_those_of_all_rows(d: int) -> None:
+def test_inner_products_by_blocks_equal_those_of_all_rows(d: int) -> None:
     a, b = np.random.default_rng(d).standard_normal((2, d, 4), np.float32)
     wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
     np.testing.assert_allclose(inner(a), wide_a.T @ wide_a, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(inner(a, b), wide_a.T @ wide_b, rtol=1e-12, atol=1e-12)
-    found = inner_products(a, b[:, :3])  # of two widths
-    for own, x, y in zip(found, (wide_a, wide_b[:, :3], wide_a), (wide_a, wide_b[:, :3], wide_b[:, :3]), strict=True):
-        np.testing.assert_allclose(own, x.T @ y, rtol=1e-12, atol=1e-12)
+    products = inner_products(a, b[:, :3])  # of two widths
+    for product, x, y in zip(
+        products, (wide_a, wide_b[:, :3], wide_a), (wide_a, wide_b[:, :3], wide_b[:, :3]), strict=True
+    ):
+        np.testing.assert_allclose(product, x.T @ y, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf])
-def test_the_norm_of_what_is_not_finite_is_not_a_number_from_0_up(broken: float) -> None:
+def test_the_norm_of_a_nonfinite_matrix_is_not_finite(broken: float) -> None:
     left = np.ones((5, 2))
     left[1, 1] = broken
     assert not np.isfinite(Factored(left, np.ones((4, 2))).frobenius())

@@ -54,8 +54,8 @@ def test_a_norm_of_outputs_folds_but_for_its_scalar(
     size = sigma(q, EPS) if centred else rms(q, EPS)
     normed = (q - q.mean(axis=-1, keepdims=True) * centred) / size[..., None] * gain[:, None]
     seen = affine.centred(jointly=False) if centred else affine
-    found = seen.scaled(gain)(x) * InnerNorm(seen, EPS).scalars(x)[..., None]
-    np.testing.assert_allclose(found, normed, atol=1e-8)
+    rebuilt = seen.scaled(gain)(x) * InnerNorm(seen, EPS).scalars(x)[..., None]
+    np.testing.assert_allclose(rebuilt, normed, atol=1e-8)
 
 
 @given(cases())
@@ -68,7 +68,7 @@ def test_maps_compose(case: tuple[np.random.Generator, np.ndarray, Affine]) -> N
 
 @pytest.mark.parametrize("centred", [False, True])
 @pytest.mark.parametrize("half", [False, True])
-def test_a_head_folded_alone_is_that_of_all_and_leaves_the_weights_as_they_were(half: bool, centred: bool) -> None:
+def test_a_head_folds_alone_as_with_all_and_leaves_the_weights_alone(half: bool, centred: bool) -> None:
     rng = np.random.default_rng(0)
     w = rng.standard_normal((2, 5, 3)).astype(np.float16)
     plain = Affine(Half(w) if half else w.astype(np.float32), rng.standard_normal((2, 3), np.float32))
@@ -78,7 +78,7 @@ def test_a_head_folded_alone_is_that_of_all_and_leaves_the_weights_as_they_were(
     np.testing.assert_array_equal(np.asarray(plain.stored), w.astype(np.float32))
     np.testing.assert_allclose([b for _, b in alone], folded.b, rtol=0, atol=1e-6 * np.abs(folded.b).max())
     np.testing.assert_array_equal([w for w, _ in alone], folded.w)
-    np.testing.assert_array_equal([folded.of(head)[0] for head in range(2)], folded.w)  # from those of all, now kept
+    np.testing.assert_array_equal([folded.of(head)[0] for head in range(2)], folded.w)  # from all heads, now kept
     np.testing.assert_array_equal(plain.w, w.astype(np.float32))
 
 

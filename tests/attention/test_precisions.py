@@ -38,12 +38,12 @@ def in_fp8(tmp_path: Path) -> Path:
 
 
 def test_compare_shows_what_fp8_did_to_each_head(in_fp8: Path) -> None:
-    whole, rounded = ws.open_model(LLAMA), ws.open_model(in_fp8)
-    found = ws.compare(whole, rounded).from_first
-    for i in range(whole.config.n_layers):
-        for one, other in zip(whole.layer(i).heads, rounded.layer(i).heads, strict=True):
-            before, after = (head.qk.dense().astype(np.float64) for head in (one, other))
+    exact, rounded = ws.open_model(LLAMA), ws.open_model(in_fp8)
+    measured = ws.compare(exact, rounded).from_first
+    for i in range(exact.config.n_layers):
+        for head, rounded_head in zip(exact.layer(i).heads, rounded.layer(i).heads, strict=True):
+            before, after = (each.qk.dense().astype(np.float64) for each in (head, rounded_head))
             change = np.linalg.norm(after - before) / np.linalg.norm(before)
-            assert found["qk_change"][0, i, one.index] == pytest.approx(change, rel=1e-4)
+            assert measured["qk_change"][0, i, head.index] == pytest.approx(change, rel=1e-4)
             assert 0.005 < change < 0.1  # E4M3 keeps three bits of a fraction
-    assert found["vo_change"].max() == 0
+    assert measured["vo_change"].max() == 0

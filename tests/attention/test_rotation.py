@@ -45,12 +45,12 @@ def test_a_score_depends_on_the_distance_alone(
     rotation: Rotation, q: np.ndarray, k: np.ndarray, i: int, j: int
 ) -> None:
     """rotate(q, i) . rotate(k, j) = rotate_at(q, i - j) . k."""
-    turned_q, turned_k = (rotation.rotate(x[None], np.array([at]))[0] for x, at in ((q, i), (k, j)))
+    turned_q, turned_k = (rotation.rotate(x[None], np.array([place]))[0] for x, place in ((q, i), (k, j)))
     assert turned_q @ turned_k == pytest.approx(rotation.rotate_at(q, i - j) @ k, abs=1e-9)
 
 
 @given(rotations(), HEAD, POSITION)
-def test_turning_dimensions_keep_their_length_and_others_their_value(
+def test_turning_keeps_lengths_and_leaves_other_dimensions_alone(
     rotation: Rotation, q: np.ndarray, i: int
 ) -> None:  # fmt: skip
     turned = rotation.rotate(q[None], np.array([i]))[0]
@@ -64,8 +64,9 @@ def test_turning_dimensions_keep_their_length_and_others_their_value(
 def test_interleaved_pairs_are_halves_reordered(q: np.ndarray, i: int) -> None:
     order = np.arange(8).reshape(4, 2).T.ravel()  # 0 2 4 6 1 3 5 7
     halves, pairs = (Rotation(inverse_powers(100.0, 8), interleaved=kind) for kind in (False, True))
-    at = np.array([i])
-    np.testing.assert_array_equal(pairs.rotate(q[None], at)[0][order], halves.rotate(q[None, order], at)[0])
+    position = np.array([i])
+    turned = halves.rotate(q[None, order], position)[0]
+    np.testing.assert_array_equal(pairs.rotate(q[None], position)[0][order], turned)
 
 
 def test_scalings_leave_alone_what_they_promise() -> None:
@@ -84,7 +85,7 @@ def test_scalings_leave_alone_what_they_promise() -> None:
     assert yarn[0] == 1 and yarn[-1] == pytest.approx(16) and np.all(np.diff(yarn) > -1e-9)
 
 
-def test_yarns_temperature_is_that_of_gpt_oss() -> None:
+def test_yarns_temperature_as_in_gpt_oss() -> None:
     """Its factor of 32 multiplies scores by 1.813 (squared, as cos and sin both carry it)."""
     assert yarn_temperature(32.0) ** 2 == pytest.approx(1.813, abs=5e-4)
     assert yarn_temperature(0.5) == 1
@@ -124,7 +125,7 @@ def test_only_the_difference_on_each_axis_is_left(rotation, q, k, at, of, blocks
 
 
 def test_patches_follow_in_blocks_and_blocks_in_windows() -> None:
-    """Qwen's order: 2 x 2 blocks that the merger makes one; in Qwen2.5-VL those of a window together."""
+    """Qwen's order: 2 x 2 blocks that the merger joins; in Qwen2.5-VL a window of blocks follows together."""
     axes = np.array([ROW, COLUMN])
     of_blocks = GridRotation(np.ones(2), axes=axes, merge=2).places(np.arange(16))[:, 1:]
     np.testing.assert_array_equal(of_blocks[:6], [[0, 0], [0, 1], [1, 0], [1, 1], [0, 2], [0, 3]])

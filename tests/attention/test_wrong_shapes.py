@@ -33,8 +33,8 @@ PRODUCTS: dict[str, tuple[Callable[[], object], str]] = {
 
 @pytest.mark.parametrize("case", PRODUCTS)
 def test_a_product_of_the_wrong_shape_is_refused_with_both_shapes(case: str) -> None:
-    multiply, said = PRODUCTS[case]
-    with pytest.raises(ValueError, match=said):
+    multiply, message = PRODUCTS[case]
+    with pytest.raises(ValueError, match=message):
         multiply()
 
 
@@ -72,8 +72,8 @@ OF_A_LAYER: dict[str, tuple[Callable[[Layer], object], str]] = {
 
 @pytest.mark.parametrize("case", OF_A_LAYER)
 def test_a_layer_refuses_the_wrong_shape_with_both_shapes(case: str, embedded: ws.Model) -> None:
-    call, said = OF_A_LAYER[case]
-    with pytest.raises(ValueError, match=said):
+    call, message = OF_A_LAYER[case]
+    with pytest.raises(ValueError, match=message):
         call(embedded.layer(0))
 
 
@@ -105,8 +105,8 @@ OF_THE_FIRST: dict[str, tuple[Callable[[ws.FirstLayer], object], type[Exception]
 
 @pytest.mark.parametrize("case", OF_THE_FIRST)
 def test_the_first_layer_refuses_what_it_has_not(case: str, embedded: ws.Model) -> None:
-    call, error, said = OF_THE_FIRST[case]
-    with pytest.raises(error, match=said):
+    call, error, message = OF_THE_FIRST[case]
+    with pytest.raises(error, match=message):
         call(ws.first_layer(embedded))
 
 

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 import weightscope as ws
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.tiny_models import EACH_MECHANISM, NAMES, fixture
-from weightscope.checkpoint.tensor import StoredTensor
+from weightscope.checkpoint.checkpoint import StoredTensor
 from weightscope.findings import Finding
 
 

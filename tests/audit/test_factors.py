@@ -17,7 +17,7 @@ from tests.support.weights import package, shared
 from weightscope.audit.factors import _unrelated, _unrelated_pairs
 from weightscope.embedded import FOLDER
 from weightscope.findings import Finding
-from weightscope.metrics.factors import factor_arrays, row_arrays
+from weightscope.metrics.head_factors import factor_arrays, row_arrays
 from weightscope.metrics.profiles import cosines, profiles, share
 
 

@@ -9,10 +9,10 @@ import weightscope as ws
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.audit import removed
 from weightscope.audit.audit import Audit
+from weightscope.changes.rounding import CASTS
 from weightscope.findings import Finding
 from weightscope.metrics import least_directions
 from weightscope.metrics.least_directions import GAPS, RANKS, agreeing, gap_scores, least_eigenvectors, least_of
-from weightscope.metrics.weight_changes import CASTS
 
 LAYERS, D = 12, 96
 RNG = np.random.default_rng(3)

@@ -16,9 +16,8 @@ from tests.support.files import bfloat16, write, write_shards
 from tests.support.hub_server import Hub
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.weights import package, shared
-from weightscope.checkpoint import checkpoint as blocks
-from weightscope.checkpoint import open_checkpoint
-from weightscope.checkpoint.checkpoint import blocks_of
+from weightscope.checkpoint import blocks, open_checkpoint
+from weightscope.checkpoint.blocks import blocks_of
 from weightscope.cli import main
 from weightscope.findings import Finding, Findings
 from weightscope.tensors.findings import tensor_findings

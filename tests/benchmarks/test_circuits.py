@@ -16,13 +16,13 @@ def dense_scores(key: str, factors: dict[str, np.ndarray]) -> np.ndarray:
     q, k, v, o = (factors[name].astype(float).reshape(-1, *factors[name].shape[2:]) for name in "qkvo")
     if key == "pk":
         written, read = np.linalg.qr(o)[0], np.linalg.qr(k)[0]
-        found = np.square(np.einsum("adr,bds->abrs", written, read)).sum(axis=(2, 3))
+        scores = np.square(np.einsum("adr,bds->abrs", written, read)).sum(axis=(2, 3))
     else:
         vo, kq = v @ o.transpose(0, 2, 1), k @ q.transpose(0, 2, 1)
         lengths = np.linalg.norm(vo, axis=(1, 2))[:, None] * np.linalg.norm(kq, axis=(1, 2))
-        found = np.linalg.norm(vo[:, None] @ kq, axis=(2, 3)) / lengths
+        scores = np.linalg.norm(vo[:, None] @ kq, axis=(2, 3)) / lengths
     layers, heads = factors["q"].shape[:2]
-    return found.reshape(layers, heads, layers, heads)
+    return scores.reshape(layers, heads, layers, heads)
 
 
 def run_with(

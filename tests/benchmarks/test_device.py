@@ -6,9 +6,9 @@ from benchmarks.device import SMALL, main, run
 
 
 def test_every_work_is_timed_on_the_device_and_beside_it():
-    found = run("array_api_strict", SMALL, heads=1)
-    assert set(found["A small vocabulary"]) == {"products", "auroc", "ratio", "sigma"}
-    assert all(took > 0 for own in found.values() for took in own.values())
+    seconds_of = run("array_api_strict", SMALL, heads=1)
+    assert set(seconds_of["A small vocabulary"]) == {"products", "auroc", "ratio", "sigma"}
+    assert all(took > 0 for seconds in seconds_of.values() for took in seconds.values())
 
 
 def test_it_prints_a_line_a_work():

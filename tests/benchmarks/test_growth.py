@@ -1,4 +1,4 @@
-"""How benchmarks measure growth and limits: known powers are found, and costs are those of the process asked for."""
+"""How benchmarks measure growth and limits: known powers are found, and costs belong to the process asked for."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -78,8 +78,8 @@ def test_the_table_of_floors_has_the_works_whose_amounts_are_known() -> None:
 def test_the_machine_s_limits_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "FILE_BYTES", 1 << 24)
     monkeypatch.setattr(limits, "N", 256)
-    found = limits.machine_limits()
-    assert min(found["cached"], found["flops32"], found["flops64"]) > 1e7
+    reached = limits.machine_limits()
+    assert min(reached["cached"], reached["flops32"], reached["flops64"]) > 1e7
 
 
 def test_a_size_is_measured_once_for_all_series_and_beside_a_tiny_one() -> None:

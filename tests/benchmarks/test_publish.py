@@ -1,4 +1,4 @@
-"""Tables on pages are those of the run of the benchmarks that is kept."""
+"""Tables on pages come from the run of the benchmarks that is kept."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -49,9 +49,9 @@ OTHER = replace(
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.path)
 def test_a_page_has_one_place_for_each_table_and_nothing_else_changes(page) -> None:
     text = (ROOT / page.path).read_text()
-    found = page.rewritten(text, [BENCH])
-    assert page.made([BENCH]).strip() in found and page.rewritten(found, [BENCH]) == found
-    lines, kept = text.splitlines(), set(found.splitlines())
+    written_text = page.rewritten(text, [BENCH])
+    assert page.made([BENCH]).strip() in written_text and page.rewritten(written_text, [BENCH]) == written_text
+    lines, kept = text.splitlines(), set(written_text.splitlines())
     written = ("| ", "Whole models: taken", "Other tools: taken")
     assert all(line in kept for line in lines if not line.startswith(written) and "when the run began" not in line)
 

@@ -23,7 +23,7 @@ import transformers
 from tests.census.census import run
 from tests.census.record import changes, page, read, write
 from weightscope.adopting.newcomers import model_types
-from weightscope.architectures.proved import RECORD
+from weightscope.architectures.table import RECORD
 from weightscope.files import new_file
 
 MOST_MEMORY = 12 << 30

@@ -17,7 +17,7 @@ from weightscope.adopting.comparison import (
 )
 from weightscope.adopting.hooks import Observed
 from weightscope.architectures import stacks_of
-from weightscope.architectures.proved import title
+from weightscope.architectures.table import title
 from weightscope.checkpoint import open_checkpoint
 from weightscope.errors import CheckpointError
 

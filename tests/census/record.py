@@ -9,20 +9,24 @@ from dataclasses import astuple, dataclass, fields
 from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
+from textwrap import fill
 
-from weightscope.architectures.proved import OF, RECORD, lines
+from weightscope.architectures.table import OF, RECORD, lines
 from weightscope.files import new_file
 
+SUBJECT = re.compile(
+    r"^(its text stack is not read: )?(no row can describe \S+: it |\S+ is not supported: it "
+    r"|\w+ (?=with |is not a model|has no tower))"
+)  # the type that a reason is about, which the page names in a column of its own
 QUOTED = re.compile(r"'[^']*'|\([^()]*\)|\b\d+\b", re.ASCII)  # parts of a reason that differ between stacks
 
 PAGE = """\
 # Supported architectures
 
-For every model_type that transformers {version} can build, two tiny random models of different sizes and seeds were
-made and run at positions near and far. In every layer of every attention stack, attention probabilities and outputs
-were compared with those of eager attention (of fused attention for types whose eager code misreads its mask). A stack
-is *exact* if they agree to 1e-4 in all layers. It is *refused* if weightscope does not read it, or if no query saw two
-keys. No stack may be wrong.
+For every model_type that transformers {version} can build, two tiny random models of different sizes and seeds were run
+at positions near and far, and attention and outputs of every layer were compared with eager attention (with fused
+attention for types whose eager code misreads its mask). A stack is *exact* if they agree to 1e-4 in all layers. It is
+*refused* if weightscope does not read it, or if no query saw two keys. No stack may be wrong.
 
 **{counts[exact]} of {stacks} stacks in {types} types are exact.** {counts[refused]} are refused, {counts[WRONG]} are
 wrong. {whole} types are exact in every stack.
@@ -35,19 +39,16 @@ wrong. {whole} types are exact in every stack.
 | read, never seen at work | {unseen_types} | {counts[unseen]} | |
 | not built | {unbuilt_types} | | |
 
-A stack is saved as every public class of transformers that holds it (`BertModel`, `BertForMaskedLM` ...), since each
-names its tensors otherwise. It counts as exact if all are read alike. Configs in older dialects are tested apart
-([families](families.md#dialects-of-configjson)). What weightscope reads but no comparison covers opens with the label
-*unproved*, which `inspect`, audits and every head's caveats show.
+A stack is saved as every public class of transformers that holds it (`BertModel`, `BertForMaskedLM` ...), because each
+names its tensors differently. It counts as exact if all are read alike. Configs in older dialects are tested separately
+([rows](rows.md#dialects-of-configjson)). What weightscope reads but no comparison covers opens with the label
+*unproved*. For an architecture that is not listed, see [Adopt an architecture](adopting.md).
 
-To make this page again, run `python -m tests.census --out weightscope/architectures/architectures.csv --page
-docs/architectures.md` in a checkout. It needs PyTorch and takes half an hour; with `--against` it reports what a newer
-transformers adds. [architectures.csv](../weightscope/architectures/architectures.csv) has one line per stack. For an
-architecture that is not listed, see [Adopt an architecture](adopting.md).
+`python -m tests.census --out weightscope/architectures/architectures.csv --page docs/architectures.md` makes this page
+again (half an hour, PyTorch); `--against` reports what a newer transformers adds.
+[architectures.csv](../weightscope/architectures/architectures.csv) has one line per stack.
 
 ## Exact
-
-By type, with the number of stacks if there are several.
 
 {exact}
 
@@ -68,6 +69,8 @@ These types were not built, or have no attention:
 {unbuilt}
 """
 COMMON = ("has no attention", "needs the package")  # of types that are not built: reasons that many share
+ERRORS = ("cannot be built", "model does not run")  # followed by an error, which architectures.csv has
+FAILS = "transformers fails on a model this small"
 
 VERDICTS = (
     ("exact", "exact"), ("refused", "refused"), ("wrong", "WRONG"), ("unseen", "unseen"), ("unbuilt", "not built"),
@@ -140,7 +143,7 @@ def mechanism(reason: str) -> str:
     if reason.startswith("no row reads this stack") or "no row reads it" in reason:
         return "another stack of the file is read, this one has no row yet"
     sentence = reason.rpartition("safetensors: ")[2] or reason
-    return QUOTED.sub("…", sentence)
+    return QUOTED.sub("…", SUBJECT.sub("", sentence))
 
 
 def page(rows: Sequence[Row], version: str) -> str:
@@ -150,17 +153,12 @@ def page(rows: Sequence[Row], version: str) -> str:
     refused: dict[str, list[str]] = defaultdict(list)
     for row in rows:
         if row.verdict in ("refused", "WRONG"):
-            refused[mechanism(row.reason)].append(f"{row.type} ({row.kind})")
-    exact: dict[str, list[str]] = defaultdict(list)
-    for row in rows:
-        if row.verdict == "exact":
-            exact[row.type].append(row.kind)
-    named_types = (
-        f"{kind} ({len(stacks)})" if len(stacks) > 1 else kind
-        for kind, stacks in sorted(exact.items(), key=lambda each: each[0].lower())
+            refused[mechanism(row.reason)].append(row.type)
+    exact = sorted({row.type for row in rows if row.verdict == "exact"}, key=str.lower)
+    by_letter = (f"- {', '.join(names)}" for _, names in groupby(exact, key=lambda name: name[0].upper()))
+    listed = "\n".join(
+        fill(line, 118, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False) for line in by_letter
     )
-    by_letter = groupby(named_types, key=lambda name: name[0].upper())
-    listed = "\n".join(f"- {', '.join(names)}" for _, names in by_letter)
     table = []
     for why, which in sorted(refused.items(), key=lambda entry: (-len(entry[1]), entry[0])):
         named = ", ".join(f"{name} ×{n}" if n > 1 else name for name, n in Counter(which).items())
@@ -181,6 +179,7 @@ def _unbuilt(rows: Sequence[Row]) -> list[str]:
     by_reason: dict[str, list[str]] = defaultdict(list)
     for row in rows:
         if not row.stack:
-            by_reason[row.reason.replace("|", "/")].append(row.type)
+            why = FAILS if row.reason.startswith(ERRORS) else row.reason.replace("|", "/")
+            by_reason[why].append(row.type)
     order = sorted(by_reason, key=lambda why: (not why.startswith(COMMON), -len(by_reason[why]), why))
     return [f"| {why} | {', '.join(sorted(by_reason[why]))} |" for why in order]

@@ -11,7 +11,7 @@ import pytest
 
 import weightscope as ws
 from weightscope.architectures import FAMILIES, Family
-from weightscope.architectures.cells import NO_BIASES, layer_norm
+from weightscope.architectures.cells import Biases, layer_norm
 from weightscope.checkpoint import open_checkpoint
 
 pytest.importorskip("torch", reason="tiny models are made by torch, which is not installed")
@@ -43,7 +43,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[list[O
 
 
 def row_of(kind: str) -> Family:
-    return next(row for row in FAMILIES if kind in row.model_types)
+    return next(row for row in FAMILIES if kind in row.types)
 
 
 def judged(made: Any, kind: str, row: Family, tmp_path: Path, **config: Any) -> Verdict:
@@ -53,7 +53,7 @@ def judged(made: Any, kind: str, row: Family, tmp_path: Path, **config: Any) -> 
         (tmp_path / file.name).write_bytes(file.read_bytes())
     values = json.loads((folder / CONFIG).read_text())
     (tmp_path / CONFIG).write_text(json.dumps(values | config))
-    (verdict,) = judge(observed, stored, [ws.Model(open_checkpoint(tmp_path), row)])
+    (verdict,) = judge(observed, stored, [ws.Model.of_row(open_checkpoint(tmp_path), row)])
     return verdict
 
 
@@ -62,25 +62,26 @@ def test_a_right_row_is_exact(made: Any, kind: str, tmp_path: Path) -> None:
     assert judged(made, kind, row_of(kind), tmp_path).verdict == "exact"
 
 
+BEFORE = layer_norm("attention.output.LayerNorm")
 ATTACKS: dict[str, tuple[str, Callable[[Family], Family]]] = {
-    "pairs are neighbours": ("qwen3", lambda row: row.but(rope__interleaved=True)),
-    "turned the other way": ("qwen3", lambda row: row.but(rope__backwards=True)),
-    "not rotated": ("qwen3", lambda row: row.but(rope=None)),
-    "a norm that centres": ("qwen3", lambda row: row.but(norm=layer_norm("input_layernorm", bias=False))),
-    "gains less one": ("qwen3", lambda row: row.but(norm__offset=1.0)),
-    "another norm's gains": ("qwen3", lambda row: row.but(norm__module="post_attention_layernorm")),
-    "no norm": ("qwen3", lambda row: row.but(norm=None)),
-    "another scale": ("qwen3", lambda row: row.but(scale=lambda config, layer: config.head_dim**-0.4)),
-    "no q/k-norm": ("qwen3", lambda row: row.but(qk_norm=None)),
-    "q/k-norm after rotation": ("qwen3", lambda row: row.but(qk_norm__rotated=True)),
-    "q/k-norm the wrong way round": ("qwen3", lambda row: row.but(qk_norm__query="self_attn.k_norm")),
-    "keys for values": ("qwen3", lambda row: row.but(key="self_attn.v_proj", value="self_attn.k_proj")),
-    "no biases": ("qwen2", lambda row: row.but(biases=NO_BIASES)),
+    "pairs are neighbours": ("qwen3", lambda row: row.but(positions__rope__interleaved=True)),
+    "turned the other way": ("qwen3", lambda row: row.but(positions__rope__backwards=True)),
+    "not rotated": ("qwen3", lambda row: row.but(positions__rope=None)),
+    "a norm that centres": ("qwen3", lambda row: row.but(norms__before=layer_norm("input_layernorm", bias=False))),
+    "gains less one": ("qwen3", lambda row: row.but(norms__before__offset=1.0)),
+    "another norm's gains": ("qwen3", lambda row: row.but(norms__before__module="post_attention_layernorm")),
+    "no norm": ("qwen3", lambda row: row.but(norms__before=None)),
+    "another scale": ("qwen3", lambda row: row.but(scores__scale=lambda config, layer: config.head_dim**-0.4)),
+    "no q/k-norm": ("qwen3", lambda row: row.but(scores__qk_norm=None)),
+    "q/k-norm after rotation": ("qwen3", lambda row: row.but(scores__qk_norm__rotated=True)),
+    "q/k-norm the wrong way round": ("qwen3", lambda row: row.but(scores__qk_norm__query="self_attn.k_norm")),
+    "keys for values": ("qwen3", lambda row: row.but(heads__k="self_attn.v_proj", heads__v="self_attn.k_proj")),
+    "no biases": ("qwen2", lambda row: row.but(heads__bias=Biases())),
     "no softcap": ("gemma2", lambda row: row.but(steps__softcap=None)),
-    "no output bias": ("bert", lambda row: row.but(biases__output=False)),
-    "the other order of a fused tensor": ("gpt_neox", lambda row: row.but(layout=row_of("phi3").layout)),
-    "a norm before a post-norm layer": ("bert", lambda row: row.but(norm=layer_norm("attention.output.LayerNorm"))),
-    "layers the wrong way round": ("qwen3", lambda row: row.but(stored_layer=lambda config, layer: 1 - layer)),
+    "no output bias": ("bert", lambda row: row.but(heads__bias__out=False)),
+    "the other order of a fused tensor": ("gpt_neox", lambda row: row.but(heads__layout=row_of("phi3").heads.layout)),
+    "a norm before a post-norm layer": ("bert", lambda row: row.but(norms__before=BEFORE)),
+    "layers the wrong way round": ("qwen3", lambda row: row.but(config__stored_layer=lambda config, layer: 1 - layer)),
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 import weightscope as ws
 from tests.support.audit import audit_of, undrawn
 from tests.support.hub_server import Hub
-from weightscope.changes.tensors import compare_tensors
+from weightscope.changes.all_tensors import compare_tensors
 from weightscope.cli import main
 from weightscope.run_identity import RunIdentity
 
@@ -49,20 +49,20 @@ def test_base_and_adapter_read_as_peft_merges_them(name: str) -> None:
 def test_a_comparison_with_the_base_is_that_of_float64_matrices(name: str) -> None:
     """Dense W_QK and W_VO of weights added up in float64, by the equations; ranks by NumPy."""
     base = ws.open_model(GOLDEN / name / "base")
-    found = ws.compare(base, opened(name))
+    comparison = ws.compare(base, opened(name))
     shared, r = base.config.n_heads // base.config.n_kv_heads, base.config.head_dim
     for i in (0, 1):
         before, after = (projections(name, i, adapted) for adapted in (False, True))
         for h in range(base.config.n_heads):
-            own, kv = slice(h * r, h * r + r), slice(h // shared * r, h // shared * r + r)
+            dims, kv = slice(h * r, h * r + r), slice(h // shared * r, h // shared * r + r)
             for which in ("qk", "vo"):
                 a, b = (
-                    w["q"][:, own] @ w["k"][:, kv].T if which == "qk" else w["v"][:, kv] @ w["o"][own]
+                    w["q"][:, dims] @ w["k"][:, kv].T if which == "qk" else w["v"][:, kv] @ w["o"][dims]
                     for w in (before, after)
                 )
                 change = np.linalg.norm(b - a) / np.linalg.norm(a)
-                assert found.from_first[f"{which}_change"][0, i, h] == pytest.approx(change, rel=1e-6, abs=1e-15)
-                assert found.from_first[f"{which}_change_rank"][0, i, h] == np.linalg.matrix_rank(b - a, tol=1e-10)
+                assert comparison.from_first[f"{which}_change"][0, i, h] == pytest.approx(change, rel=1e-6, abs=1e-15)
+                assert comparison.from_first[f"{which}_change_rank"][0, i, h] == np.linalg.matrix_rank(b - a, tol=1e-10)
 
 
 def projections(name: str, layer: int, adapted: bool) -> dict[str, np.ndarray]:
@@ -87,8 +87,8 @@ def projections(name: str, layer: int, adapted: bool) -> dict[str, np.ndarray]:
         return {"q": q, "k": k, "v": v, "o": w[stem + "attn.c_proj.weight"]}
     stem = f"model.layers.{layer}."
     gamma = w[stem + "input_layernorm.weight"][:, None]
-    found = {part: gamma * w[f"{stem}self_attn.{part}_proj.weight"].T for part in "qkv"}
-    return found | {"o": w[f"{stem}self_attn.o_proj.weight"].T}
+    folded = {part: gamma * w[f"{stem}self_attn.{part}_proj.weight"].T for part in "qkv"}
+    return folded | {"o": w[f"{stem}self_attn.o_proj.weight"].T}
 
 
 # Adapters made by hand of the golden ones: settings changed, tensors changed
@@ -179,8 +179,8 @@ def test_a_nan_in_a_factor_is_said_where_it_stands(tmp_path: Path) -> None:
     model = ws.open_model(edited(tmp_path, plant), base=GOLDEN / "llama" / "base")
     with pytest.raises(ws.CheckpointError, match=r"adapter_model.safetensors: tensor '.*q_proj.lora_A.weight' holds 1"):
         model.layer(0)
-    found = ws.audit(model, directions=0).findings
-    assert {one.kind for one in found} >= {"not_finite"}
+    findings = ws.audit(model, directions=0).findings
+    assert {finding.kind for finding in findings} >= {"not_finite"}
 
 
 @pytest.mark.parametrize("prefix", ["", "transformer."])
@@ -226,8 +226,8 @@ def test_settings_are_part_of_what_results_depend_on(tmp_path: Path) -> None:
 
 
 def test_every_tensor_of_base_and_adapter_compares_as_a_change_of_low_rank() -> None:
-    found = compare_tensors(ws.open_model(GOLDEN / "gpt2" / "base"), opened("gpt2"))
-    assert found.kinds["low rank"] == 8 and {one.rank for one in found.changes} == {None, 3}
+    changes = compare_tensors(ws.open_model(GOLDEN / "gpt2" / "base"), opened("gpt2"))
+    assert changes.kinds["low rank"] == 8 and {change.rank for change in changes.changes} == {None, 3}
 
 
 def test_an_adapter_on_the_hub_is_fetched_where_its_base_is_given(hub: Hub) -> None:

@@ -22,9 +22,9 @@ Tensors = dict[str, Any]
 
 def converted(source: Path) -> Path:
     """Run the command that `inspect` prints for a source; the file that it wrote."""
-    said = CliRunner().invoke(main, ["inspect", str(source)]).stderr.strip()
-    assert said.count("\n") == 0
-    (command,) = re.findall(r"none of its code: (python -c .*)", said)
+    refusal = CliRunner().invoke(main, ["inspect", str(source)]).stderr.strip()
+    assert refusal.count("\n") == 0
+    (command,) = re.findall(r"none of its code: (python -c .*)", refusal)
     before = set(source.parent.rglob("*.safetensors"))
     shell = 'python() { "$PYTHON" "$@"; }; ' + command
     subprocess.run(["bash", "-c", shell], env={"PYTHON": sys.executable}, check=True, cwd="/")
@@ -51,10 +51,10 @@ def folder(tmp_path: Path) -> Path:
 
 
 def check(written: Path, tensors: Tensors, at: str = "") -> None:
-    found = load_file(written)
-    assert found.keys() == {at + name for name in tensors}
+    stored = load_file(written)
+    assert stored.keys() == {at + name for name in tensors}
     for name, tensor in tensors.items():
-        np.testing.assert_array_equal(found[at + name], tensor.numpy())
+        np.testing.assert_array_equal(stored[at + name], tensor.numpy())
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -91,18 +91,22 @@ def test_shards_become_one_file(asked: str, folder: Path, tensors: Tensors) -> N
 
 
 FILES: dict[str, Any] = {
-    "plain.pt": lambda own: own,
-    "legacy.pt": lambda own: own,
-    "model.pt": lambda own: {"model": own, "optimizer": {"state": {0: {"exp_avg": own["tied"]}}}, "epoch": 3},
-    "state_dict.pth": lambda own: {"state_dict": own, "optim": {"m": own["tied"]}},
-    "lightning.ckpt": lambda own: {
+    "plain.pt": lambda tensors: tensors,
+    "legacy.pt": lambda tensors: tensors,
+    "model.pt": lambda tensors: {
+        "model": tensors,
+        "optimizer": {"state": {0: {"exp_avg": tensors["tied"]}}},
+        "epoch": 3,
+    },
+    "state_dict.pth": lambda tensors: {"state_dict": tensors, "optim": {"m": tensors["tied"]}},
+    "lightning.ckpt": lambda tensors: {
         "epoch": 1,
         "pytorch-lightning_version": "2.0",
-        "state_dict": {f"model.{name}": tensor for name, tensor in own.items()},
-        "optimizer_states": [{"state": {0: {"exp_avg": own["tied"]}}}],
+        "state_dict": {f"model.{name}": tensor for name, tensor in tensors.items()},
+        "optimizer_states": [{"state": {0: {"exp_avg": tensors["tied"]}}}],
         "hyper_parameters": {"lr": 0.1},
     },
-    "net.pt": lambda own: {"net": own},
+    "net.pt": lambda tensors: {"net": tensors},
 }
 
 
@@ -119,12 +123,12 @@ def test_a_file_keeps_every_tensor_whatever_is_around_them(name: str, folder: Pa
 def test_tensors_of_a_gpu_are_converted_without_one(folder: Path, tensors: Tensors) -> None:
     import torch
 
-    own = {"a": tensors["turned"].contiguous()}
-    torch.save(own, folder / "cpu.pt", _use_new_zipfile_serialization=False)
+    tensors = {"a": tensors["turned"].contiguous()}
+    torch.save(tensors, folder / "cpu.pt", _use_new_zipfile_serialization=False)
     stored = (folder / "cpu.pt").read_bytes()
     assert stored.count(b"X\x03\x00\x00\x00cpu") == 1
     (folder / "gpu.pt").write_bytes(stored.replace(b"X\x03\x00\x00\x00cpu", b"X\x06\x00\x00\x00cuda:0"))
     if not torch.cuda.is_available():
         with pytest.raises(RuntimeError, match="CUDA"):
             torch.load(folder / "gpu.pt", weights_only=True)
-    check(converted(folder / "gpu.pt"), own)
+    check(converted(folder / "gpu.pt"), tensors)

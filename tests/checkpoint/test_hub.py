@@ -19,7 +19,7 @@ from weightscope.checkpoint.hub import Repository
 from weightscope.checkpoint.opening import downloaded
 from weightscope.checkpoint.remote import Ahead, BlockCache
 from weightscope.errors import CheckpointError
-from weightscope.text.tokenizer import tokenizer_file
+from weightscope.text.tokenizer import Tokenizer
 
 RANDOM = np.random.default_rng(0)
 LAYERS = 8
@@ -503,10 +503,10 @@ def test_a_repository_and_a_folder_have_the_same_tokenizer(remote: Hub, files: d
     remote.repositories["owner/model"] |= files
     for name, content in files.items():
         (local / name).write_bytes(content)
-    found = tokenizer_file("owner/model")
-    assert found.name == tokenizer_file(local).name
-    fetched = {path.name for path in found.parent.iterdir()}
-    assert fetched & {"tokenizer.json", "vocab.txt", "tokenizer.model"} <= {found.name}
+    file = Tokenizer.find("owner/model")
+    assert file.name == Tokenizer.find(local).name
+    fetched = {path.name for path in file.parent.iterdir()}
+    assert fetched & {"tokenizer.json", "vocab.txt", "tokenizer.model"} <= {file.name}
 
 
 def test_a_repository_of_weights_alone_has_no_such_folder(hub: Hub) -> None:
@@ -538,8 +538,8 @@ def test_the_environment_names_the_hub(remote: Hub, tmp_path: Path) -> None:
 def test_offline_is_respected_and_said(remote: Hub, tmp_path: Path) -> None:
     environment = {"HF_ENDPOINT": remote.hub, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
     for call in ("open_checkpoint", "resolve_folder"):
-        said, seconds = ask(f"{call}('owner/model')", **environment)
-        assert said.startswith("CheckpointError owner/model: is not in the Hub's cache, and HF_HUB_OFFLINE is set")
+        refusal, seconds = ask(f"{call}('owner/model')", **environment)
+        assert refusal.startswith("CheckpointError owner/model: is not in the Hub's cache, and HF_HUB_OFFLINE is set")
         assert seconds < SECONDS
     assert not remote.requests
 
@@ -550,16 +550,16 @@ def test_a_hub_that_says_nothing_is_given_up_after_one_wait(tmp_path: Path) -> N
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
         environment = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "home"), "HF_HUB_ETAG_TIMEOUT": "1"}
-        said, seconds = ask("open_checkpoint('owner/model')", **environment)
-        assert "the Hub cannot be reached" in said
+        refusal, seconds = ask("open_checkpoint('owner/model')", **environment)
+        assert "the Hub cannot be reached" in refusal
         assert seconds < SECONDS
 
 
 def test_a_hub_that_cannot_be_reached_is_said_in_seconds(tmp_path: Path) -> None:
     environment = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "home")}
     for call in ("open_checkpoint", "resolve_folder"):
-        said, seconds = ask(f"{call}('owner/model')", **environment)
-        assert said.startswith(
+        refusal, seconds = ask(f"{call}('owner/model')", **environment)
+        assert refusal.startswith(
             "CheckpointError owner/model: is not a local path, not in the Hub's cache, and the Hub cannot"
         )
         assert seconds < SECONDS

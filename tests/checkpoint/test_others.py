@@ -18,7 +18,7 @@ from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.checkpoint.opening import locate
 from weightscope.cli import main
 from weightscope.embedded import FOLDER
-from weightscope.text.tokenizer import load_tokenizer
+from weightscope.text.tokenizer import Tokenizer
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 548105171\n"
 
@@ -178,11 +178,11 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_it_is_is_said_in_one_line(case: str, tmp_path: Path) -> None:
-    write, said = CASES[case]
+    write, message = CASES[case]
     result = CliRunner().invoke(main, ["inspect", str(write(tmp_path))])
     assert result.exit_code == 2 and not result.stdout
     assert result.stderr.count("\n") == 1
-    assert re.search(said, result.stderr.strip()), result.stderr
+    assert re.search(message, result.stderr.strip()), result.stderr
 
 
 def test_a_root_of_sentence_transformers_opens_its_transformer(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_a_root_of_sentence_transformers_opens_its_transformer(tmp_path: Path) -
     (tmp_path / "modules.json").write_text(json.dumps(modules))
     opened = ws.open_model(tmp_path)
     assert np.array_equal(opened.layer(1).head(0).w_q, ws.open_model(inner).layer(1).head(0).w_q)
-    assert load_tokenizer(tmp_path).get_vocab_size() == 8000
+    assert Tokenizer.load(tmp_path).size == 8000
     (tmp_path / "modules.json").write_text(json.dumps(modules[1:]))
     with pytest.raises(ws.CheckpointError, match=r"names no Transformer among .* \(Pooling\)"):
         ws.open_model(tmp_path)
@@ -235,5 +235,5 @@ def test_a_slip_in_writing_embedded_is_named_and_nothing_else_is(written: str, m
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    said = CliRunner().invoke(main, ["inspect", written]).stderr
-    assert ("did you mean 'embedded'?" in said) == (written in ("embeded", "Embedded", "embeddded")), said
+    message = CliRunner().invoke(main, ["inspect", written]).stderr
+    assert ("did you mean 'embedded'?" in message) == (written in ("embeded", "Embedded", "embeddded")), message

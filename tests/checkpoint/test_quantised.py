@@ -57,8 +57,8 @@ def test_the_values_of_fp8_are_those_of_its_definition(dtype: str, exponent_bits
             value = np.nan
         else:
             value = 2.0 ** (e - bias) * (1 + f) if e else 2.0 ** (1 - bias) * f
-        found = decode_fp8(np.array([byte, byte + 128], np.uint8), dtype)
-        np.testing.assert_array_equal(found, np.float32([value, -value]))
+        decoded = decode_fp8(np.array([byte, byte + 128], np.uint8), dtype)
+        np.testing.assert_array_equal(decoded, np.float32([value, -value]))
 
 
 def fp8(*shape: int) -> np.ndarray:

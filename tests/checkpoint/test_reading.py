@@ -42,7 +42,7 @@ def test_every_float_dtype_is_read_as_torch_reads_it(dtype: str, tmp_path: Path)
 @given(bits=st.integers(0, 2**16 - 1))
 @settings(max_examples=200)
 def test_bfloat16_is_the_upper_half_of_a_float32(bits: int) -> None:
-    from weightscope.checkpoint.header import decode
+    from weightscope.checkpoint.storage import decode
 
     (value,) = decode(np.frombuffer(struct.pack("<H", bits), np.uint8), "BF16")
     assert struct.pack("<f", value)[2:] == struct.pack("<H", bits) or np.isnan(value)
@@ -53,17 +53,17 @@ def test_weights_are_the_tensor_however_they_are_cut(dtype: str, tmp_path: Path)
     values = np.random.default_rng(0).standard_normal((6, 4), np.float32)
     stored = {"F32": values, "F16": values.astype(np.float16), "BF16": bfloat16(values)}[dtype]
     tensor = open_checkpoint(write(tmp_path / "a.safetensors", {"w": stored}))["w"]
-    whole, weights = tensor.read(), tensor.weights()
-    assert weights.shape == whole.shape and len(weights) == len(whole)
+    as_floats, weights = tensor.read(), tensor.weights()
+    assert weights.shape == as_floats.shape and len(weights) == len(as_floats)
     for cut in (
         lambda w: w,
         lambda w: w.T.reshape(2, 2, 6)[1],
         lambda w: w.reshape(3, 2, 4).transpose(0, 2, 1)[2],
         lambda w: w[1:5, None],
     ):
-        found = np.asarray(cut(weights))
-        assert found.dtype == np.float32
-        np.testing.assert_array_equal(found, cut(whole))
+        piece = np.asarray(cut(weights))
+        assert piece.dtype == np.float32
+        np.testing.assert_array_equal(piece, cut(as_floats))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -251,8 +251,8 @@ def test_a_header_in_which_the_library_sees_other_tensors_is_refused(
     """No such file is known; the library is shown another one here."""
     path = header_alone(HONEST, tmp_path / "model.safetensors")
     assert list(open_checkpoint(path)) == ["a", "none", "b"]
-    other = header_alone(seen, tmp_path / "other")
-    monkeypatch.setattr("weightscope.checkpoint.header.safe_open", lambda name, how: safe_open(other, how))
+    shown = header_alone(seen, tmp_path / "other")
+    monkeypatch.setattr("weightscope.checkpoint.storage.safe_open", lambda name, how: safe_open(shown, how))
     with pytest.raises(CheckpointError, match=r"model\.safetensors: the safetensors library finds other tensors"):
         open_checkpoint(path)
 
@@ -266,7 +266,7 @@ def test_the_library_maps_no_file_that_another_could_cut_short(tmp_path: Path, m
         opened.append(Path(name).stat())
         return safe_open(name, how)
 
-    monkeypatch.setattr("weightscope.checkpoint.header.safe_open", recorded)
+    monkeypatch.setattr("weightscope.checkpoint.storage.safe_open", recorded)
     open_checkpoint(path)
     (shown,) = opened
     assert shown.st_size == path.stat().st_size and shown.st_nlink == 0  # a file without a name

@@ -24,7 +24,7 @@ from weightscope.circuits.wiring import strongest
 from weightscope.cli import main
 from weightscope.embedded import FOLDER
 from weightscope.files import Files
-from weightscope.text.tokenizer import token_names, tokenizer_at_hand
+from weightscope.text.tokenizer import Tokenizer, token_names
 
 FILES = {"wiring.npz", "edges.csv", "roles.csv", "circuits.png", "circuits.svg", "report.html"}
 
@@ -118,7 +118,7 @@ def test_a_channel_is_the_first_singular_direction_of_what_passes_between_two_he
     (tokens,) = channel_tokens(embedded, [found.direction])
     raised, lowered = (side.split(" ") for side in tokens.split(" | "))
     logits = np.concatenate([rows for _, rows in embedded.unembedding.blocks()]) @ found.direction
-    name = token_names(tokenizer_at_hand(embedded))
+    name = token_names(Tokenizer.at_hand(embedded))
     assert tokens.startswith(repr(name(int(logits.argmax())))) and len(raised) >= 5 <= len(lowered)
 
 
@@ -156,7 +156,7 @@ def test_gpt2_s_heads_are_named_by_their_wiring() -> None:
 def test_as_many_heads_are_drawn_as_in_the_paper() -> None:
     """The 20 largest values of each kind, of the weights as they are stored: no norm folded (its Fig. 1)."""
     model = ws.open_model(shared("gpt2-attention"))
-    model.family = model.family.but(norm=None)
+    model.family = model.family.but(norms__before=None)
     wired = wiring(model)
     for measure, labelled, others in (("pk", 24, 28), ("cs", 16, 30)):
         drawn = set()

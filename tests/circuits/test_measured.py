@@ -51,8 +51,8 @@ def test_gpt2_s_wiring_against_published_labels() -> None:
 
 def test_behaviour_of_the_embedded_checkpoint_is_what_its_attention_is(embedded: ws.Model) -> None:
     pytest.importorskip("torch")
+    from weightscope.runner.framing import framing_of
     from weightscope.runner.runner import open_runner
-    from weightscope.runner.tokenizer import framing_of
 
     window = np.arange(40, 72)
     did = behaviour(embedded, [window], framing_of(embedded))
@@ -96,8 +96,8 @@ def test_where_each_role_looks_in_a_text() -> None:
 
 def test_behaviour_on_text_and_on_tokens_said_twice_is_what_attention_is_there(embedded: ws.Model) -> None:
     pytest.importorskip("torch")
+    from weightscope.runner.framing import framing_of
     from weightscope.runner.runner import open_runner
-    from weightscope.runner.tokenizer import framing_of
 
     framing, window = framing_of(embedded), np.array([40, 41, 42, 41, 42, 43, 41])
     did, seen = behaviour(embedded, [window], framing), {}

@@ -33,7 +33,7 @@ from weightscope.circuits.stream import (
 from weightscope.embedded import FOLDER
 from weightscope.text.corpus import read_documents
 from weightscope.text.sequences import works
-from weightscope.text.tokenizer import tokenizer_at_hand
+from weightscope.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -215,12 +215,12 @@ def test_a_name_that_is_often_wrong_is_not_given() -> None:
 
 def test_frequent_tokens_are_those_of_text(embedded: ws.Model) -> None:
     """Ids by Zipf's law foretell text better than chance, and the first sequence has lower ids than the second."""
-    tokenizer = tokenizer_at_hand(embedded)
+    tokenizer = Tokenizer.at_hand(embedded)
     assert tokenizer is not None
     text = "".join(read_documents(works()[:2]))[:100_000]
     p = frequencies(embedded.embeddings.n_tokens)
     assert p.sum() == pytest.approx(1)
-    assert np.log(p[tokenizer.encode(text).ids] * len(p)).mean() > 0.5  # nats per token
+    assert np.log(p[tokenizer.encode(text)] * len(p)).mean() > 0.5  # nats per token
     once = said_once(embedded)
     assert np.median(once[FREQUENT]) < 0.5 * np.median(once[ANY])
 

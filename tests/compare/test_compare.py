@@ -40,9 +40,9 @@ def run(tmp_path_factory) -> list[Path]:
     return paths
 
 
-def test_the_heads_that_moved_and_how_far(run: list[Path]) -> None:
-    found = ws.compare(*map(ws.open_model, run))
-    first, last = found.from_first, found.from_previous
+def test_moved_heads_come_first_with_their_sizes(run: list[Path]) -> None:
+    comparison = ws.compare(*map(ws.open_model, run))
+    first, last = comparison.from_first, comparison.from_previous
     assert first["qk_change"][0, 1, 2] == pytest.approx(0.5, rel=1e-5)
     assert last["qk_change"][1].max() == 0
     assert first["qk_left_angle"][0, 1, 2] < 1e-6  # louder, not turned
@@ -53,10 +53,10 @@ def test_the_heads_that_moved_and_how_far(run: list[Path]) -> None:
     assert first["vo_change"][1, 0, 0] == pytest.approx(expected, rel=1e-5)
     assert first["vo_left_angle"][1, 0, 0] > 0.5
     assert first["vo_right_angle"][1, 0, 0] < 1e-6
-    assert list(zip(found.heads["layer"], found.heads["head"], strict=True))[:2] == [(0, 0), (1, 2)]
+    assert list(zip(comparison.heads["layer"], comparison.heads["head"], strict=True))[:2] == [(0, 0), (1, 2)]
 
 
-def test_a_change_of_basis_within_heads_is_none(run: list[Path], tmp_path) -> None:
+def test_change_of_basis_within_heads_moves_no_head(run: list[Path], tmp_path) -> None:
     weights = gpt2_weights()
     basis = np.linalg.qr(np.random.default_rng(0).standard_normal((6, 6)))[0].astype(np.float32)
     for part in (0, 1):  # queries and keys of head 3, layer 0
@@ -64,8 +64,8 @@ def test_a_change_of_basis_within_heads_is_none(run: list[Path], tmp_path) -> No
         weights["h.0.attn.c_attn.weight"][:, columns] @= basis
         weights["h.0.attn.c_attn.bias"][columns] @= basis
     turned = write_checkpoint(tmp_path / "turned", weights)
-    found = ws.compare(ws.open_model(run[0]), ws.open_model(turned))
-    assert found.from_first["qk_change"].max() < 1e-6
+    comparison = ws.compare(ws.open_model(run[0]), ws.open_model(turned))
+    assert comparison.from_first["qk_change"].max() < 1e-6
 
 
 @pytest.fixture(scope="module")
@@ -87,9 +87,9 @@ def test_compare_writes_tables_spectra_figures_and_a_page(out: Path) -> None:
     with (out / "trajectory.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 3 * 2 * HEADS
-    at = {(row["checkpoint"], row["layer"], row["head"]): row for row in rows}
-    assert float(at["step 1", "1", "2"]["qk_change_from_previous"]) == pytest.approx(0.5, rel=1e-5)
-    assert float(at["step 2", "1", "2"]["qk_change_from_previous"]) == 0
+    places = {(row["checkpoint"], row["layer"], row["head"]): row for row in rows}
+    assert float(places["step 1", "1", "2"]["qk_change_from_previous"]) == pytest.approx(0.5, rel=1e-5)
+    assert float(places["step 2", "1", "2"]["qk_change_from_previous"]) == 0
     with np.load(out / "spectra.npz", allow_pickle=False) as spectra:
         assert spectra["qk_singular_values"].shape == (3, 2, HEADS, WIDTH // HEADS)
     names = {path.name for path in out.iterdir() if path.is_file()}
@@ -100,7 +100,7 @@ def test_compare_writes_tables_spectra_figures_and_a_page(out: Path) -> None:
     assert names == tables | {"findings.json", "spectra.npz", "report.html"} | figures
 
 
-def test_two_checkpoints_leave_no_trajectories_of_three(out: Path, run: list[Path], tmp_path: Path) -> None:
+def test_comparison_of_two_removes_old_trajectories(out: Path, run: list[Path], tmp_path: Path) -> None:
     shutil.copytree(out, tmp_path, dirs_exist_ok=True)
     assert (tmp_path / "trajectories.svg").exists()
     with undrawn():
@@ -109,7 +109,7 @@ def test_two_checkpoints_leave_no_trajectories_of_three(out: Path, run: list[Pat
     assert (tmp_path / "trajectory.csv").exists()
 
 
-def test_the_comparisons_page_loads_in_silence_and_fits(out: Path, tab: Page) -> None:
+def test_page_loads_without_errors_and_fits_a_phone(out: Path, tab: Page) -> None:
     for width in (1280, 390):
         tab.open(out / "report.html", width)
         assert tab.run("document.documentElement.scrollWidth") <= width
@@ -121,35 +121,35 @@ def test_the_comparisons_page_loads_in_silence_and_fits(out: Path, tab: Page) ->
     assert tab.run("document.querySelectorAll('figure svg').length") == 3
 
 
-def test_a_label_cannot_become_a_formula(out: Path) -> None:
+def test_label_cannot_become_a_formula(out: Path) -> None:
     cells = [line.split(",")[0] for line in (out / "trajectory.csv").read_text().splitlines()[1:]]
     assert set(cells) == {"'=step 0", "step 1", "step 2"}
 
 
-def test_checkpoints_of_different_shapes_do_not_compare(run: list[Path], tmp_path) -> None:
-    other = write_checkpoint(tmp_path / "deeper", gpt2_weights(n_layers=3))
+def test_checkpoints_of_different_shapes_are_refused(run: list[Path], tmp_path) -> None:
+    deeper = write_checkpoint(tmp_path / "deeper", gpt2_weights(n_layers=3))
     with pytest.raises(ws.CheckpointError, match="have 2 and 3 layers; "):
-        ws.compare(ws.open_model(run[0]), ws.open_model(other))
+        ws.compare(ws.open_model(run[0]), ws.open_model(deeper))
     result = CliRunner().invoke(main, ["compare", str(run[0]), "--out", str(tmp_path / "out")])
     assert result.exit_code == 2
     assert "two checkpoints" in result.output
 
 
-def test_a_comparison_shows_itself(run: list[Path], out: Path) -> None:
-    found = ws.compare(*map(ws.open_model, run))
-    assert repr(found) == "Comparison(=step 0 -> step 1 -> step 2: 2 layers of 4 heads)"
-    assert found.headline in str(found)
-    assert "<table" in found._repr_html_()
-    assert len(found.plot().axes) == 3  # two maps and one colour bar
-    assert (out / "heads.csv").read_text() == found.heads.csv()
+def test_comparison_has_repr_text_html_and_plot(run: list[Path], out: Path) -> None:
+    comparison = ws.compare(*map(ws.open_model, run))
+    assert repr(comparison) == "Comparison(=step 0 -> step 1 -> step 2: 2 layers of 4 heads)"
+    assert comparison.headline in str(comparison)
+    assert "<table" in comparison._repr_html_()
+    assert len(comparison.plot().axes) == 3  # two maps and one colour bar
+    assert (out / "heads.csv").read_text() == comparison.heads.csv()
 
 
 @pytest.mark.parametrize("names", [("modernbert_biases", "bert"), ("bert", "modernbert_biases")])
 def test_a_model_that_rotates_is_compared_with_one_that_does_not(names: tuple[str, str], tmp_path: Path) -> None:
     """Distances are measured of both; without a rotation W_QK is the same at all of them."""
-    found = ws.compare(*(fixture(name).model for name in names), across_families=True)
+    comparison = ws.compare(*(fixture(name).model for name in names), across_families=True)
     with undrawn():
-        found.write(tmp_path)
+        comparison.write(tmp_path)
     with np.load(tmp_path / "spectra.npz") as spectra:
         apart = spectra["qk_singular_values_delta1"] - spectra["qk_singular_values"]  # (2, L, H, r)
     moved = dict(zip(names, np.abs(apart).max(axis=(1, 2, 3)), strict=True))
@@ -158,18 +158,18 @@ def test_a_model_that_rotates_is_compared_with_one_that_does_not(names: tuple[st
 
 def gauged(weights: dict[str, np.ndarray], layer: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """The same functions: W_Q R and W_K R^-T in every head of a layer, and so for values and outputs."""
-    own = {name: values.astype(np.float64) for name, values in weights.items()}
+    turned = {name: values.astype(np.float64) for name, values in weights.items()}
     stem = f"h.{layer}.attn."
     for head in range(8):
         turns, stretch = np.linalg.qr(rng.standard_normal((32, 32)))[0], np.exp(rng.uniform(-1, 1, 32))
         query, value = turns * stretch, turns / stretch
         for part, gauge in ((0, query), (1, np.linalg.inv(query).T), (2, value)):
             columns = of_heads(part, [head])
-            own[f"{stem}c_attn.weight"][:, columns] @= gauge
-            own[f"{stem}c_attn.bias"][columns] @= gauge
+            turned[f"{stem}c_attn.weight"][:, columns] @= gauge
+            turned[f"{stem}c_attn.bias"][columns] @= gauge
         rows = of_heads(0, [head])
-        own[f"{stem}c_proj.weight"][rows] = np.linalg.inv(value) @ own[f"{stem}c_proj.weight"][rows]
-    return {name: values.astype(np.float32) for name, values in own.items()}
+        turned[f"{stem}c_proj.weight"][rows] = np.linalg.inv(value) @ turned[f"{stem}c_proj.weight"][rows]
+    return {name: values.astype(np.float32) for name, values in turned.items()}
 
 
 def compared(before: dict[str, np.ndarray], *after: dict[str, np.ndarray], n_head: int = 8) -> Comparison:
@@ -184,23 +184,23 @@ def compared(before: dict[str, np.ndarray], *after: dict[str, np.ndarray], n_hea
 @settings(max_examples=3, deadline=None)
 @given(order=st.permutations(range(8)), seed=st.integers(0, 1000))
 def test_the_same_heads_in_another_order_and_another_basis_have_not_moved(order, seed) -> None:
-    other = gauged(permuted(real(), 1, order), 1, np.random.default_rng(seed))
-    found = compared(real(), other)
-    assert max(values.max() for name, values in found.from_first.items() if "change" in name) < 1e-5
-    assert found.unmoved.all() and len(found.moved_most(10)) == 0
-    assert "each computes the same. No head moved." in found.lead
-    assert found.order[-1].tolist() == [list(range(8)), np.argsort(order).tolist()]
+    turned = gauged(permuted(real(), 1, order), 1, np.random.default_rng(seed))
+    comparison = compared(real(), turned)
+    assert max(values.max() for name, values in comparison.from_first.items() if "change" in name) < 1e-5
+    assert comparison.unmoved.all() and len(comparison.moved_most(10)) == 0
+    assert "each computes the same. No head moved." in comparison.lead
+    assert comparison.order[-1].tolist() == [list(range(8)), np.argsort(order).tolist()]
     places = [h for h in range(8) if order[h] != h]
     if places:
-        (finding,) = found.findings
+        (finding,) = comparison.findings
         assert (finding.kind, finding.layer, list(finding.items)) == ("permuted_heads", 1, places)
     else:
-        assert not found.findings
-    here, there = (found.measured[k].grid("vo_copying_score") for k in (0, 1))
+        assert not comparison.findings
+    here, there = (comparison.measured[k].grid("vo_copying_score") for k in (0, 1))
     np.testing.assert_allclose(here, there, rtol=1e-3, atol=1e-4)  # measures are of the same heads
 
 
-def test_a_head_that_moved_among_permuted_ones_is_compared_with_itself() -> None:
+def test_moved_head_among_permuted_ones_is_compared_with_itself() -> None:
     """One head gets other values, then all are permuted; a later step keeps the order and changes another head."""
     moved = {name: values.copy() for name, values in real().items()}
     stem = "h.0.attn.c_attn."
@@ -208,54 +208,54 @@ def test_a_head_that_moved_among_permuted_ones_is_compared_with_itself() -> None
     order = [1, 2, 3, 4, 5, 6, 7, 0]
     later = {name: values.copy() for name, values in moved.items()}
     later[f"{stem}weight"][:, of_heads(2, [5])] *= 3
-    found = compared(real(), permuted(moved, 0, order), permuted(later, 0, order))
-    assert found.order[:, 0].tolist() == [np.argsort(order).tolist()] * 2
-    assert found.from_first["vo_change"][:, 0, 3] == pytest.approx([0.5, 0.5], rel=1e-5)
-    assert found.from_previous["vo_change"][1, 0, 5] == pytest.approx(2, rel=1e-5)
-    assert (found.unmoved == [[h not in {3, 5} for h in range(8)], [True] * 8]).all()
-    by_kind = {one.kind: one for one in found.findings}
+    comparison = compared(real(), permuted(moved, 0, order), permuted(later, 0, order))
+    assert comparison.order[:, 0].tolist() == [np.argsort(order).tolist()] * 2
+    assert comparison.from_first["vo_change"][:, 0, 3] == pytest.approx([0.5, 0.5], rel=1e-5)
+    assert comparison.from_previous["vo_change"][1, 0, 5] == pytest.approx(2, rel=1e-5)
+    assert (comparison.unmoved == [[h not in {3, 5} for h in range(8)], [True] * 8]).all()
+    by_kind = {finding.kind: finding for finding in comparison.findings}
     assert by_kind["permuted_heads"].items == (0, 1, 2, 4, 6, 7)
     assert by_kind["unmoved_layers"].items == (1,)
-    assert "head_b" in found.heads
+    assert "head_b" in comparison.heads
 
 
 def test_permuted_key_value_groups_are_found_with_their_queries(tmp_path: Path) -> None:
-    it = fixture("llama")
-    weights, config = load_file(it.folder / "model.safetensors"), it.model.config
+    llama = fixture("llama")
+    weights, config = load_file(llama.folder / "model.safetensors"), llama.model.config
     shared = config.n_heads // config.n_kv_heads
     order = np.roll(np.arange(config.n_heads), shared)  # whole groups, one on
     groups = np.roll(np.arange(config.n_kv_heads), 1)
-    for name, own, axis in (("q", order, 0), ("k", groups, 0), ("v", groups, 0), ("o", order, 1)):
-        rows = np.concatenate([np.arange(config.head_dim * h, config.head_dim * (h + 1)) for h in own])
+    for name, heads, axis in (("q", order, 0), ("k", groups, 0), ("v", groups, 0), ("o", order, 1)):
+        rows = np.concatenate([np.arange(config.head_dim * h, config.head_dim * (h + 1)) for h in heads])
         for stored in (f"model.layers.1.self_attn.{name}_proj.{kind}" for kind in ("weight", "bias")):
             if stored in weights and (weights[stored].ndim > axis):
                 weights[stored] = np.ascontiguousarray(np.take(weights[stored], rows, axis=axis))
-    shutil.copy(it.folder / "config.json", tmp_path)
+    shutil.copy(llama.folder / "config.json", tmp_path)
     save_file(weights, tmp_path / "model.safetensors")
-    found = ws.compare(it.model, ws.open_model(tmp_path))
-    assert found.order[-1, 1].tolist() == np.argsort(order).tolist()
-    assert found.unmoved.all() and [one.kind for one in found.findings] == ["permuted_heads"]
-    assert "qk_change_delta1" in found.heads  # under rotation a head is looked at a distance on as well
+    comparison = ws.compare(llama.model, ws.open_model(tmp_path))
+    assert comparison.order[-1, 1].tolist() == np.argsort(order).tolist()
+    assert comparison.unmoved.all() and [finding.kind for finding in comparison.findings] == ["permuted_heads"]
+    assert "qk_change_delta1" in comparison.heads  # under rotation a head is looked at a distance on as well
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("which", [0, 1])
-def test_a_head_that_is_not_finite_has_not_changed_by_0(which: int, broken: float) -> None:
+def test_head_that_is_not_finite_has_an_unknown_change(which: int, broken: float) -> None:
     both = [gpt2_weights(), gpt2_weights()]
     both[which]["h.1.attn.c_attn.weight"][3, 2 * WIDTH + 7] = broken  # a value of head 1
-    found = compared(*both, n_head=HEADS)
-    assert not np.isfinite(found.from_first["vo_change"][0, 1, 1])
-    assert found.from_first["qk_change"].max() == 0 and found.from_first["vo_change"][0, 0].max() == 0
-    first = found.findings[0]
+    comparison = compared(*both, n_head=HEADS)
+    assert not np.isfinite(comparison.from_first["vo_change"][0, 1, 1])
+    assert comparison.from_first["qk_change"].max() == 0 and comparison.from_first["vo_change"][0, 0].max() == 0
+    first = comparison.findings[0]
     assert (first.kind, first.severity, first.layer, first.head, first.map) == ("not_finite", "error", 1, 1, "vo")
-    assert f"head 1 of {which}" in first.text and first.text in str(found)
-    assert "not finite in 1 head" in found.headline and "changed by 0" not in str(found)
-    assert not found.unmoved[1, 1] and np.isnan(found.largest_change())
-    assert (found.heads["layer"][0], found.heads["head"][0]) == (1, 1)  # stands first
-    assert found.heads.csv().splitlines()[1].startswith("1,1,1,0,")
+    assert f"head 1 of {which}" in first.text and first.text in str(comparison)
+    assert "not finite in 1 head" in comparison.headline and "changed by 0" not in str(comparison)
+    assert not comparison.unmoved[1, 1] and np.isnan(comparison.largest_change())
+    assert (comparison.heads["layer"][0], comparison.heads["head"][0]) == (1, 1)  # stands first
+    assert comparison.heads.csv().splitlines()[1].startswith("1,1,1,0,")
 
 
-def test_a_nan_that_reaches_no_number_is_a_finding_all_the_same() -> None:
+def test_nan_that_reaches_no_number_is_still_a_finding() -> None:
     broken = gpt2_weights()
     broken["h.1.attn.c_proj.bias"][3] = np.nan
     (finding,) = compared(gpt2_weights(), broken, n_head=HEADS).findings
@@ -263,14 +263,14 @@ def test_a_nan_that_reaches_no_number_is_a_finding_all_the_same() -> None:
     assert "h.1.attn.c_proj.bias of 1" in finding.text
 
 
-def test_a_head_of_zeros_that_becomes_nan_has_not_changed_by_0() -> None:
+def test_zero_head_that_becomes_nan_has_an_unknown_change() -> None:
     zero, broken = gpt2_weights(), gpt2_weights()
     for weights, value in ((zero, 0.0), (broken, np.nan)):
         weights["h.0.attn.c_proj.weight"][:6] = value
     assert np.isnan(compared(zero, broken, n_head=HEADS).from_first["vo_change"][0, 0, 0])
 
 
-def test_what_stands_out_between_checkpoints() -> None:
+def test_findings_name_outstanding_heads() -> None:
     """Every head of 11 layers moves a little; one much farther, one becomes zero, and one bias alone moves."""
     before, after = (gpt2_weights(n_layers=12) for _ in range(2))
     rng = np.random.default_rng(0)
@@ -280,20 +280,20 @@ def test_what_stands_out_between_checkpoints() -> None:
     after["h.4.attn.c_attn.weight"][:, 6:12] *= 3
     after["h.6.attn.c_proj.weight"][12:18] = 0
     after["h.0.attn.c_attn.bias"][2 * WIDTH : 2 * WIDTH + 6] *= 2
-    found = compared(before, after, n_head=HEADS)
-    at = {(one.kind, one.layer, one.head, one.map) for one in found.findings}
-    assert {("moved_most", 4, 1, "qk"), ("zero_head", 6, 2, "vo")} <= at
-    assert not found.unmoved[0, 0] and found.unmoved[0, 1:].all()
-    assert found.from_first["vo_bias_change"][0, 0, 0] > 0.1 and found.from_first["vo_change"][0, 0, 0] == 0
-    assert "3 of 48 heads did not move." in found.headline
-    assert len(found.moved_most(100)) == 45
+    comparison = compared(before, after, n_head=HEADS)
+    heads = {(finding.kind, finding.layer, finding.head, finding.map) for finding in comparison.findings}
+    assert {("moved_most", 4, 1, "qk"), ("zero_head", 6, 2, "vo")} <= heads
+    assert not comparison.unmoved[0, 0] and comparison.unmoved[0, 1:].all()
+    assert comparison.from_first["vo_bias_change"][0, 0, 0] > 0.1 and comparison.from_first["vo_change"][0, 0, 0] == 0
+    assert "3 of 48 heads did not move." in comparison.headline
+    assert len(comparison.moved_most(100)) == 45
 
 
-def test_checkpoints_of_different_families_compare_only_when_asked(tmp_path: Path) -> None:
-    one, other = (fixture(name) for name in ("llama", "qwen2"))
+def test_different_families_compare_only_when_asked(tmp_path: Path) -> None:
+    llama, qwen2 = (fixture(name) for name in ("llama", "qwen2"))
     with pytest.raises(ws.CheckpointError, match="`across_families`"):
-        ws.compare(one.model, other.model)
-    arguments = ["compare", str(one.folder), str(other.folder), "--out", str(tmp_path)]
+        ws.compare(llama.model, qwen2.model)
+    arguments = ["compare", str(llama.folder), str(qwen2.folder), "--out", str(tmp_path)]
     refused = CliRunner().invoke(main, arguments)
     assert refused.exit_code == 2 and "--across-families" in refused.stderr and refused.stderr.count("\n") == 1
     with undrawn():
@@ -306,15 +306,15 @@ def test_checkpoints_of_different_families_compare_only_when_asked(tmp_path: Pat
 
 def test_unmoved_heads_are_drawn_and_listed_as_unmoved(run: list[Path]) -> None:
     """White where a head did not move; only those that did are among the heads that moved most."""
-    found = ws.compare(*map(ws.open_model, run[:2]))
-    assert [tuple(row[:2]) for row in found.moved_most(10).rows()] == [(1, 2)]
-    (image, _) = (axis.images[0] for axis in found.plot().axes[:2])
+    comparison = ws.compare(*map(ws.open_model, run[:2]))
+    assert [tuple(row[:2]) for row in comparison.moved_most(10).rows()] == [(1, 2)]
+    (image, _) = (axis.images[0] for axis in comparison.plot().axes[:2])
     shown = image.cmap(image.norm(image.get_array()))  # (L, H, 4)
     white = (shown == 1).all(axis=-1)
-    assert (white == found.unmoved).all() and white.sum() == 7
+    assert (white == comparison.unmoved).all() and white.sum() == 7
 
 
-def test_where_no_head_moved_no_scale_is_made_up(run: list[Path], tmp_path: Path) -> None:
+def test_figures_have_no_scale_where_no_head_moved(run: list[Path], tmp_path: Path) -> None:
     """Nor is a head shown as one that moved most; the figures are there all the same."""
     model = ws.open_model(run[0])
     same = ws.compare(model, model)
@@ -327,24 +327,24 @@ def test_where_no_head_moved_no_scale_is_made_up(run: list[Path], tmp_path: Path
     assert {path.suffix for path in tmp_path.glob("changes.*")} >= {".png", ".svg"}
 
 
-def test_the_figures_draw_the_difference_and_say_where_there_is_none(run: list[Path]) -> None:
+def test_figures_draw_differences_and_say_where_there_is_none(run: list[Path]) -> None:
     """Queries half as loud again: every singular value of W_QK grows by 50 %, and W_VO did not move."""
-    found = ws.compare(*map(ws.open_model, run[:2]))
-    qk, vo = figures.spectra_before_and_after(found).axes
+    comparison = ws.compare(*map(ws.open_model, run[:2]))
+    qk, vo = figures.spectra_before_and_after(comparison).axes
     assert qk.get_title().startswith("layer 1 head 2") and "%" in qk.get_ylabel()
     np.testing.assert_allclose(qk.get_lines()[-1].get_ydata(), 50, rtol=1e-3)
     assert [text.get_text() for text in vo.texts] == ["did not move"]
-    _, empty, *_ = figures.changes(found).axes
+    _, empty, *_ = figures.changes(comparison).axes
     assert [text.get_text() for text in empty.texts] == ["no head moved"]
 
 
 @pytest.mark.parametrize(("later", "scale"), [(1, "linear"), (2, "symlog")])
 def test_all_panels_of_a_comparison_have_one_scale(later: int, scale: str, run: list[Path]) -> None:
     """The second step has singular values that more than doubled: on a linear scale the others would not show."""
-    found = ws.compare(ws.open_model(run[0]), ws.open_model(run[later]))
-    maps = [axis.images[0] for axis in figures.changes(found).axes if axis.images]
-    largest = max(found.from_first[f"{name}_change"].max() for name in figures.MAPS)
+    comparison = ws.compare(ws.open_model(run[0]), ws.open_model(run[later]))
+    maps = [axis.images[0] for axis in figures.changes(comparison).axes if axis.images]
+    largest = max(comparison.from_first[f"{name}_change"].max() for name in figures.MAPS)
     assert [image.get_clim()[1] for image in maps] == pytest.approx([largest] * 2)
-    panels = figures.spectra_before_and_after(found).axes
+    panels = figures.spectra_before_and_after(comparison).axes
     assert len(panels) == 2 * later and len({panel.get_ylim() for panel in panels}) == 1
     assert {panel.get_yscale() for panel in panels} == {scale}

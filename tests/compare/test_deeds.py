@@ -2,7 +2,6 @@
 
 import csv
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,26 +9,21 @@ import pytest
 from click.testing import CliRunner
 
 import weightscope as ws
-from analyses.experiments.derivations import DERIVATIONS, redrawn, shuffled
+from analyses.experiments.derivations import DERIVATIONS, shuffled
 from analyses.experiments.named_parts import read_weights, write_weights
-from benchmarks.synthetic import Sizes, write
 from tests.support.audit import undrawn
+from tests.support.small_llama import write_small_llama
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.cli import main
 from weightscope.findings import KINDS
 from weightscope.tensors.findings import described, incomparable_tensors, on_top
 
-SIZES = Sizes(layers=3, width=64, heads=4, head_dim=16, kv_heads=4, vocabulary=400, inner=96)
 TUNES = Path(__file__).parents[2] / "figures" / "fine-tunes" / "fine-tunes.csv"
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory) -> Path:
-    """The folder of a Llama of random weights, in float32."""
-    folder = tmp_path_factory.mktemp("deeds") / "base"
-    drawn = write(folder.parent / "drawn", SIZES)
-    write_weights(replace(redrawn(read_weights(drawn)), dtype="float32"), folder)
-    return folder
+    return write_small_llama(tmp_path_factory.mktemp("deeds") / "base", layers=3)
 
 
 def lead_after(base: Path, deed: str, folder: Path) -> str:
@@ -60,9 +54,9 @@ DEEDS = [
 ]
 
 
-@pytest.mark.parametrize(("deed", "said"), DEEDS, ids=lambda case: case[:20])
-def test_the_first_sentence_names_the_deed(deed: str, said: str, base: Path, tmp_path: Path) -> None:
-    assert lead_after(base, deed, tmp_path / "b").startswith(said)
+@pytest.mark.parametrize(("deed", "words"), DEEDS, ids=lambda case: case[:20])
+def test_the_first_sentence_names_the_deed(deed: str, words: str, base: Path, tmp_path: Path) -> None:
+    assert lead_after(base, deed, tmp_path / "b").startswith(words)
 
 
 @pytest.mark.parametrize(
@@ -73,10 +67,10 @@ def test_the_first_sentence_names_the_deed(deed: str, said: str, base: Path, tmp
         ("stream rotated, then 4 bits, groups of 32", 0.3),
     ],
 )
-def test_a_rotated_stream_is_named_with_how_far_heads_differ_in_one_basis(deed, most, base, tmp_path) -> None:
+def test_rotated_stream_is_named_with_how_far_heads_moved(deed, most, base, tmp_path) -> None:
     lead = lead_after(base, deed, tmp_path / "b")
-    _, found, rest = lead.partition("Stream rotated: in one basis no head differs by more than ")
-    assert found and 0 < float(rest.split(". ")[0]) <= most
+    _, sentence, rest = lead.partition("Stream rotated: in one basis no head differs by more than ")
+    assert sentence and 0 < float(rest.split(". ")[0]) <= most
     assert "of the weights as they are stored. W_QK changed by 1.4" in rest
 
 
@@ -90,29 +84,29 @@ def test_a_rotated_stream_is_named_with_how_far_heads_differ_in_one_basis(deed, 
         "heads silenced, then bfloat16",
     ],
 )
-def test_no_deed_is_named_that_does_not_explain_everything(deed: str, base: Path, tmp_path: Path) -> None:
+def test_no_deed_is_named_unless_it_explains_every_change(deed: str, base: Path, tmp_path: Path) -> None:
     lead = lead_after(base, deed, tmp_path / "b")
     false = ("Fine-tuned", "Identical", "Rounded", "Quantised", "Changed by matrices", "Norms", "Stream")
     assert not lead.startswith(false)
 
 
-def test_strangers_are_unlike_and_lineage_is_named(base: Path, tmp_path: Path) -> None:
+def test_unrelated_weights_are_referred_to_lineage(base: Path, tmp_path: Path) -> None:
     write_weights(shuffled(read_weights(base)), tmp_path / "c")
     lead = ws.compare(base, tmp_path / "c").lead
     assert lead.startswith("Unlike the first's as stored: ") and "`weightscope lineage`" in lead
 
 
-def test_the_headline_of_python_is_the_sentence_of_the_command_and_of_the_json(base: Path, tmp_path: Path) -> None:
+def test_python_command_and_json_share_the_first_sentence(base: Path, tmp_path: Path) -> None:
     write_weights(DERIVATIONS["drift 10 %"].change(read_weights(base)), tmp_path / "b")
     command = ["compare", str(base), str(tmp_path / "b"), "--out", str(tmp_path / "out"), "--json"]
     with undrawn():
         result = json.loads(CliRunner().invoke(main, command).stdout)
-    found = ws.compare(base, tmp_path / "b", labels=command[1:3])
-    assert result["lead"] == found.lead == found.headline == str(found).splitlines()[0]
+    comparison = ws.compare(base, tmp_path / "b", labels=command[1:3])
+    assert result["lead"] == comparison.lead == comparison.headline == str(comparison).splitlines()[0]
     assert "headline" not in result
 
 
-def test_all_tensors_are_called_by_what_was_done(base: Path, tmp_path: Path) -> None:
+def test_all_tensors_name_the_deed(base: Path, tmp_path: Path) -> None:
     write_weights(DERIVATIONS["drift 10 %"].change(read_weights(base)), tmp_path / "b")
     lead = ws.compare(base, tmp_path / "b", all_tensors=True).lead
     assert " fine-tuned (relative change 0.0" in lead and "otherwise" not in lead
@@ -133,7 +127,7 @@ def kinds_found(a: Path, b: Path, every: bool) -> set[str]:
     ("architecture", "kind"),
     [("GPT2ForSequenceClassification", "other_head"), ("GPT2LMHeadModel", "tensor_missing"), ("", "tensor_missing")],
 )
-def test_a_classifier_has_dropped_its_head_and_a_language_model_has_lost_it(
+def test_missing_head_is_a_note_for_a_classifier_and_a_warning_for_a_language_model(
     architecture: str, kind: str, every: bool, tmp_path: Path
 ) -> None:
     """Without the head an untied language model computes nothing; a classifier does not need it."""
@@ -144,27 +138,27 @@ def test_a_classifier_has_dropped_its_head_and_a_language_model_has_lost_it(
     named = {"architectures": [architecture]} if architecture else {}
     b = write_checkpoint(tmp_path / "b", weights | score, **named, **UNTIED)
     assert kinds_found(a, b, every) == {kind}
-    found = ws.compare(a, b, all_tensors=every)
-    assert found.findings.that_fail(["warning"]) == ([] if kind == "other_head" else found.findings)
-    assert found.largest_change() == 0  # the head is not measured against the token embeddings
+    comparison = ws.compare(a, b, all_tensors=every)
+    assert comparison.findings.that_fail(["warning"]) == ([] if kind == "other_head" else comparison.findings)
+    assert comparison.largest_change() == 0  # the head is not measured against the token embeddings
     if every:
-        assert "1 only in the first: the language-model head" in found.lead
+        assert "1 only in the first: the language-model head" in comparison.lead
 
 
-def test_a_head_of_which_a_part_is_left_was_not_dropped() -> None:
+def test_head_with_a_part_left_was_not_dropped() -> None:
     kinds = {"cls.predictions.bias": "missing", "cls.predictions.decoder.weight": "identical"}
     assert [finding.kind for finding in incomparable_tensors(kinds, "BertModel")] == ["tensor_missing"]
     both = {"cls.predictions.bias": "missing", "classifier.weight": "new", "bert.encoder.layer.1.x.weight": "missing"}
-    found = {finding.kind: finding for finding in incomparable_tensors(both, "BertForTokenClassification")}
-    assert set(found) == {"other_head", "tensor_missing"}
-    assert found["other_head"].text == (
+    by_kind = {finding.kind: finding for finding in incomparable_tensors(both, "BertForTokenClassification")}
+    assert set(by_kind) == {"other_head", "tensor_missing"}
+    assert by_kind["other_head"].text == (
         "The language-model head is only in the first and a head for another task is only in the last; "
         "the last is a BertForTokenClassification."
     )
     assert KINDS["other_head"].severity == "note"
 
 
-def test_a_module_within_a_layer_is_no_head_on_top() -> None:
+def test_module_within_a_layer_is_not_a_head_on_top() -> None:
     assert on_top("bert.encoder.layer.3.classifier.weight") == "" and on_top("decoder.layers.0.cls.weight") == ""
     assert on_top("classifier") == "" and on_top("bert.pooler.dense.weight") == "a head for another task"
     assert described(["lm_head.weight", "lm_head.bias"]) == "the language-model head"
@@ -174,7 +168,7 @@ def test_a_module_within_a_layer_is_no_head_on_top() -> None:
 # The limit
 
 
-def test_healthy_tunes_move_so_differently_that_no_limit_is_recommended() -> None:
+def test_healthy_tunes_differ_too_much_for_a_recommended_limit() -> None:
     with TUNES.open(newline="") as file:
         rows = list(csv.DictReader(file))
     healthy = [row for row in rows if float(row["loss_after"]) < float(row["loss_before"])]

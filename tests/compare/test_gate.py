@@ -26,7 +26,7 @@ def work(tmp_path_factory) -> Path:
     folder, rng = tmp_path_factory.mktemp("work"), np.random.default_rng(0)
     good = gpt2_weights()
     write_checkpoint(folder / "good", good)
-    steps = {name: (own * (1 + 0.01 * rng.standard_normal(own.shape))).astype(np.float32) for name, own in good.items()}
+    steps = {name: (w * (1 + 0.01 * rng.standard_normal(w.shape))).astype(np.float32) for name, w in good.items()}
     write_checkpoint(folder / "step", steps)
     write_checkpoint(folder / "nan", good | {"h.1.attn.c_attn.weight": with_nan(good["h.1.attn.c_attn.weight"])})
     dead = good["h.0.attn.c_proj.weight"].copy()
@@ -62,7 +62,7 @@ def stopped(result: Result) -> str:
         ("dead", ["not_finite", "zero_head"], 3), ("nan", [], 0),
     ],
 )  # fmt: skip
-def test_an_audit_fails_on_what_it_is_told_to(work: Path, tmp_path: Path, name, limits, status) -> None:
+def test_audit_exits_3_on_the_chosen_findings(work: Path, tmp_path: Path, name, limits, status) -> None:
     result = run("audit", work / name, "--out", tmp_path, *(f"--fail-on={limit}" for limit in limits))
     assert result.exit_code == status, result.output
     assert (tmp_path / "report.html").exists() and (tmp_path / "findings.csv").exists()
@@ -70,7 +70,7 @@ def test_an_audit_fails_on_what_it_is_told_to(work: Path, tmp_path: Path, name, 
         assert {"nan": "NaN or infinite", "dead": "exactly zero"}[name] in stopped(result)
 
 
-def test_results_that_are_kept_pass_no_gate_that_they_did_not(work: Path, tmp_path: Path) -> None:
+def test_resumed_results_are_gated_again(work: Path, tmp_path: Path) -> None:
     assert run("audit", work / "nan", "--out", tmp_path).exit_code == 0
     again = run("audit", work / "nan", "--out", tmp_path, "--resume", "--fail-on", "error")
     assert "is up to date" in again.stdout
@@ -79,7 +79,7 @@ def test_results_that_are_kept_pass_no_gate_that_they_did_not(work: Path, tmp_pa
     assert json.loads(kept.stdout)["findings"][0]["kind"] == "not_finite"
 
 
-def test_a_limit_that_is_none_is_said_before_anything_is_read(work: Path, tmp_path: Path) -> None:
+def test_unknown_fail_on_value_is_refused_before_reading(work: Path, tmp_path: Path) -> None:
     for command in (["audit", work / "good"], ["compare", work / "good", work / "nan"]):
         result = run(*command, "--out", tmp_path / "out", "--fail-on", "errors")
         assert result.exit_code == 2 and result.stderr.count("\n") == 1
@@ -96,7 +96,7 @@ def test_a_limit_that_is_none_is_said_before_anything_is_read(work: Path, tmp_pa
         (["good", "good"], ["--max-change", 0, "--fail-on", "note"], 0),
     ],
 )  # fmt: skip
-def test_a_comparison_fails_on_what_it_is_told_to(work: Path, tmp_path: Path, names, options, status) -> None:
+def test_comparison_exits_3_on_the_chosen_limits(work: Path, tmp_path: Path, names, options, status) -> None:
     result = run("compare", *(work / name for name in names), "--out", tmp_path, *options)
     assert result.exit_code == status, result.output
     assert (tmp_path / "report.html").exists()
@@ -104,7 +104,7 @@ def test_a_comparison_fails_on_what_it_is_told_to(work: Path, tmp_path: Path, na
         stopped(result)
 
 
-def test_json_is_all_that_stands_on_stdout(work: Path, tmp_path: Path) -> None:
+def test_stdout_holds_only_json(work: Path, tmp_path: Path) -> None:
     audit = run("audit", work / "nan", "--out", tmp_path / "a", "--json", "--fail-on", "error")
     stopped(audit)
     result = json.loads(audit.stdout, parse_constant=pytest.fail)  # NaN is no JSON
@@ -117,12 +117,12 @@ def test_json_is_all_that_stands_on_stdout(work: Path, tmp_path: Path) -> None:
     assert result["findings"][0]["severity"] == "error" and compared.exit_code == 0
 
 
-def test_a_list_has_the_most_severe_first_and_fails_where_one_does(work: Path, tmp_path: Path) -> None:
+def test_list_puts_the_most_severe_first_and_fails_with_it(work: Path, tmp_path: Path) -> None:
     names = ("good", "dead", "nan", "none")
     (tmp_path / "list.txt").write_text("".join(f"{work / name}\n" for name in names))
     result = run("audit", tmp_path / "list.txt", "--out", tmp_path / "out", "--json", "--fail-on", "warning")
     assert result.exit_code == 2  # one could not be read, which is graver
-    assert [one["name"] for one in json.loads(result.stdout)] == list(names)
+    assert [entry["name"] for entry in json.loads(result.stdout)] == list(names)
     rows = list(csv.DictReader((tmp_path / "out" / "summary.csv").open()))
     assert [row["name"] for row in rows] == ["none", "nan", "dead", "good"]
     assert rows[1]["errors"] == "1" and int(rows[2]["warnings"]) > 0 and rows[3]["warnings"] == "0"
@@ -134,7 +134,7 @@ def test_a_list_has_the_most_severe_first_and_fails_where_one_does(work: Path, t
 
 
 @pytest.mark.parametrize(("name", "status"), [("step", 0), ("nan", 3)])
-def test_the_recipe_lets_good_weights_through_and_stops_broken_ones(work: Path, tmp_path: Path, name, status) -> None:
+def test_recipe_passes_good_weights_and_stops_broken_ones(work: Path, tmp_path: Path, name, status) -> None:
     (text,) = re.findall(r"```yaml\n(.*?)```", RECIPE.read_text(), re.DOTALL)
     workflow = yaml.safe_load(text)
     (job,) = workflow["jobs"].values()
@@ -150,7 +150,7 @@ def test_the_recipe_lets_good_weights_through_and_stops_broken_ones(work: Path, 
     assert (tmp_path / "weights" / "audit" / "report.html").exists()
 
 
-def test_the_recipe_names_kinds_and_options_that_there_are() -> None:
+def test_recipe_names_existing_kinds_and_options() -> None:
     text = RECIPE.read_text()
     config_keys = {"transformers_weights", "residual_scale", "final_logit_softcapping", "logit_scale", "vocab_size"}
     config_keys |= {"max_position_embeddings"}
@@ -161,7 +161,7 @@ def test_the_recipe_names_kinds_and_options_that_there_are() -> None:
 
 
 @pytest.mark.parametrize("command", [["audit", "good"], ["compare", "good", "none"]])
-def test_somebody_elses_file_is_refused_before_anything_is_read(work: Path, tmp_path: Path, command) -> None:
+def test_foreign_file_in_the_folder_is_refused_before_reading(work: Path, tmp_path: Path, command) -> None:
     (tmp_path / "heads.csv").write_text("mine")
     result = run(command[0], *(work / name for name in command[1:]), "--out", tmp_path)
     assert result.exit_code == 2 and result.stderr.count("\n") == 1

@@ -20,7 +20,7 @@ from weightscope.metrics.auroc import weighted_auroc
 from weightscope.text.bigrams import count_bigrams
 from weightscope.text.counts import Counts, load_counts
 from weightscope.text.sequences import works
-from weightscope.text.tokenizer import load_tokenizer
+from weightscope.text.tokenizer import Tokenizer
 
 VOCAB = 50
 
@@ -74,7 +74,7 @@ def test_without_counts_the_works_that_come_along_are_counted_and_named(tmp_path
         shutil.copy(FOLDER / name, tmp_path)
     model = ws.open_model(tmp_path)
     found = ws.bigram_auroc(model, sample=100)
-    expected = ws.bigram_auroc(model, count_bigrams(works(), load_tokenizer(tmp_path)), sample=100)
+    expected = ws.bigram_auroc(model, count_bigrams(works(), Tokenizer.load(tmp_path)), sample=100)
     np.testing.assert_array_equal(found.auroc, expected.auroc)
     said = "in the 8 works in the public domain that come with weightscope"
     assert said in found.lead and said in str(found)
@@ -165,7 +165,7 @@ def test_the_mean_by_frequency_is_that_over_the_places_of_the_text(embedded_auro
 
 def test_printed_ranks_stand_beside_ranks_by_sorting(embedded_auroc: BigramAuroc) -> None:
     model = ws.open_model("embedded")
-    first, tokenizer = FirstLayer(model), load_tokenizer(model.source)
+    first, tokenizer = FirstLayer(model), Tokenizer.load(model.source)
     table = printed_ranks(first, tokenizer)
     assert len(table) and "contradict each other" in table.caption
     for head, token, previous, rank in zip(

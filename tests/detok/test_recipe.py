@@ -14,7 +14,7 @@ from weightscope.files import OutputFolder
 from weightscope.text.bigrams import count_bigrams
 from weightscope.text.counts import load_counts
 from weightscope.text.sequences import OPENWEBTEXT
-from weightscope.text.tokenizer import load_tokenizer
+from weightscope.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.check
 
@@ -106,7 +106,7 @@ def test_a_checkpoint_that_cannot_be_run_keeps_all_the_rest(repository: dict[str
         str(tmp_path / "out"),
     ]
     (tmp_path / "text.txt").write_text(" ".join(TEXT * 20))
-    count_bigrams([tmp_path / "text.txt"], load_tokenizer(tmp_path / "model")).save(tmp_path / "counts.npz")
+    count_bigrams([tmp_path / "text.txt"], Tokenizer.load(tmp_path / "model")).save(tmp_path / "counts.npz")
     with OutputFolder(tmp_path / "out") as of_a_run_before:
         for name in ("contributions.csv", "contributions.npz", "empirical-head-3.png"):
             of_a_run_before.text(name, "of a model that can be run")

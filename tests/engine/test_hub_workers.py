@@ -12,8 +12,8 @@ from tests.support.hub_server import COMMIT, Hub
 from weightscope.audit import many
 from weightscope.audit.audit import AuditOptions
 from weightscope.audit.many import Job
-from weightscope.checkpoint.local import LocalFile
 from weightscope.checkpoint.remote import RemoteFile
+from weightscope.checkpoint.storage import LocalFile
 from weightscope.engine import Engine, Processes, ThisProcess
 from weightscope.errors import CheckpointError
 from weightscope.run_identity import RunIdentity

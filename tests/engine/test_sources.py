@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import tokenizers
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models
 
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.embedded import FOLDER
@@ -18,7 +18,7 @@ from weightscope.errors import CheckpointError
 from weightscope.model import open_model
 from weightscope.run_identity import RunIdentity
 from weightscope.sources import Source, folder_names, is_list, read_list
-from weightscope.text.tokenizer import load_tokenizer
+from weightscope.text.tokenizer import Tokenizer
 
 
 @pytest.fixture()
@@ -80,12 +80,12 @@ def test_another_working_directory_has_no_other_tokenizer(named: str | Path, tmp
     for place, token in (("here", "a"), ("there", "b")):
         folder = tmp_path / place / "model"
         write_checkpoint(folder, gpt2_weights())
-        Tokenizer(models.WordLevel({token: 0}, token)).save(str(folder / "tokenizer.json"))
+        tokenizers.Tokenizer(tokenizers.models.WordLevel({token: 0}, token)).save(str(folder / "tokenizer.json"))
     monkeypatch.chdir(tmp_path / "here")
     model = open_model(named)
     monkeypatch.chdir(tmp_path / "there")
     for source in (model.source, model.checkpoint.folder):
-        assert load_tokenizer(source).get_vocab() == {"a": 0}
+        assert Tokenizer.load(source).ids == {"a": 0}
     assert model.name == Path(named).name
 
 

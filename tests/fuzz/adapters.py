@@ -11,7 +11,7 @@ import numpy as np
 
 from tests.fuzz.checkpoints import repaired
 from tests.fuzz.mutate import mutated_bytes, mutated_value
-from weightscope.checkpoint.local import ADAPTER, ADAPTER_WEIGHTS
+from weightscope.checkpoint.formats import ADAPTER, ADAPTER_WEIGHTS
 from weightscope.checkpoint.lora import PREFIX
 from weightscope.errors import CheckpointError
 from weightscope.model import open_model

@@ -18,7 +18,7 @@ from safetensors.numpy import load, save
 import weightscope as ws
 from tests.fuzz import adapters
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
-from weightscope.checkpoint.local import ADAPTER, ADAPTER_WEIGHTS
+from weightscope.checkpoint.formats import ADAPTER, ADAPTER_WEIGHTS
 
 # What a value, a row, a column or all of a tensor may become.
 VALUES = (0.0, 1.0, -1.0, 1e-45, 1e-30, 1e19, 1e30, 3e38, np.inf, -np.inf, np.nan)

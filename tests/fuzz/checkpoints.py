@@ -14,7 +14,7 @@ from tests.fuzz.mutate import mutated_bytes, mutated_value
 from tests.support.files import encode
 from weightscope.architectures import FAMILIES, as_published
 from weightscope.checkpoint import open_checkpoint
-from weightscope.checkpoint.header import BITS
+from weightscope.checkpoint.storage import BITS
 from weightscope.errors import CheckpointError
 from weightscope.model import open_model
 
@@ -64,7 +64,7 @@ SEEDS: dict[str, tuple[bytes, list[bytes]]] = {
     "model.gguf": (GOOD_GGUF, [c for c, _ in GGUFS.values() if len(c) < LARGEST_SEED]),
     "bitsandbytes.safetensors": (GOLDEN.read_bytes(), []),
 }
-MODEL_TYPES = sorted({model_type for family in FAMILIES for model_type in family.model_types})
+MODEL_TYPES = sorted({model_type for family in FAMILIES for model_type in family.types})
 
 
 def repaired(header: dict[str, Any], rng: random.Random) -> tuple[dict[str, Any], bytes]:

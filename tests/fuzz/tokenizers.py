@@ -11,7 +11,7 @@ from tests.fuzz.mutate import mutated_bytes, mutated_value
 from weightscope.errors import CheckpointError
 from weightscope.text.bigrams import Piece, encode
 from weightscope.text.kinds import text_tokens
-from weightscope.text.tokenizer import load_tokenizer, safe_cut, token_id, token_text, tokenizer_hash, vocab_size
+from weightscope.text.tokenizer import Tokenizer, safe_cut
 
 TEXTS = ("the cats sat", "", "a", "naïve 東京 \N{GRINNING FACE}", "ab" * 40, " \n\t ", "[CLS]", "\0")
 WORDS = (
@@ -110,18 +110,18 @@ def meet(folder: Path, content: bytes) -> str:
 def used(source: Path) -> str:
     """Load a tokenizer, name all of its tokens, and split texts."""
     try:
-        tokenizer = load_tokenizer(source)
+        tokenizer = Tokenizer.load(source)
     except CheckpointError as error:
         assert str(error).isprintable() and len(str(error)) < 2500
         return "refused"
-    assert len(tokenizer_hash(tokenizer)) == 64
-    names = [token_text(tokenizer, token) for token in tokenizer.get_vocab().values()]
-    assert max(map(len, names)) <= 201 and vocab_size(tokenizer) >= len(set(tokenizer.get_vocab().values()))
+    assert len(tokenizer.hash) == 64
+    names = [tokenizer.text(token) for token in tokenizer.ids.values()]
+    assert max(map(len, names)) <= 201 and tokenizer.size >= len(set(tokenizer.ids.values()))
     safe_cut(tokenizer)
     outcome = "read"
     for split in (
         lambda: text_tokens(tokenizer),
-        lambda: token_id(tokenizer, "a"),
+        lambda: tokenizer.id_of("a"),
         lambda: encode(tokenizer, [Piece(text, True) for text in TEXTS]),
         lambda: [tokenizer.encode(text) for text in TEXTS[:3]],
     ):

@@ -1,24 +1,17 @@
 """A small model with rotary positions, tokens and feed-forward networks, and what is made of it."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from analyses.experiments.derivations import DERIVATIONS, redrawn
+from analyses.experiments.derivations import DERIVATIONS
 from analyses.experiments.named_parts import read_weights, write_weights
-from benchmarks.synthetic import Sizes, write
-
-SIZES = Sizes(layers=5, width=64, heads=4, head_dim=16, kv_heads=4, vocabulary=400, inner=96)
+from tests.support.small_llama import write_small_llama
 
 
 @pytest.fixture(scope="session")
 def base(tmp_path_factory):
-    """The folder of a Llama of random weights, in float32."""
-    folder = tmp_path_factory.mktemp("lineage") / "base"
-    drawn = write(folder.parent / "drawn", SIZES)
-    write_weights(replace(redrawn(read_weights(drawn)), dtype="float32"), folder)
-    return folder
+    return write_small_llama(tmp_path_factory.mktemp("lineage") / "base", layers=5)
 
 
 @pytest.fixture

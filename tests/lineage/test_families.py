@@ -23,7 +23,7 @@ def changed(fixture: str, folder: Path, change) -> Path:
 
 
 @pytest.mark.parametrize("fixture", sorted(path.parent.name for path in FIXTURES.glob("*/model.safetensors")))
-def test_a_stack_is_its_own_and_no_stranger_is_accused(fixture, tmp_path):
+def test_every_stack_matches_itself_and_no_stranger(fixture, tmp_path):
     """Read from weights and from a fingerprint's file; a stranger has the same sizes and scales."""
     rng = np.random.default_rng(0)
     stranger = changed(fixture, tmp_path / "stranger", lambda w: w.mean() + w.std() * rng.standard_normal(w.shape))
@@ -31,19 +31,19 @@ def test_a_stack_is_its_own_and_no_stranger_is_accused(fixture, tmp_path):
     for tower in stacks:
         model = ws.open_model(FIXTURES / fixture, tower=tower)
         fingerprint(model).save(tmp_path / "kept.wsf")
-        found = ws.lineage(model, model)
-        assert (found.verdict, [kind.kind for kind in found.kinds]) == ("related", ["same bytes"]), tower
+        lineage = ws.lineage(model, model)
+        assert (lineage.verdict, [kind.kind for kind in lineage.kinds]) == ("related", ["same bytes"]), tower
         assert ws.lineage(model, tmp_path / "kept.wsf").verdict == "related", tower
         assert ws.lineage(ws.open_model(stranger, tower=tower), model).verdict not in ("derived", "related"), tower
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-30])
-def test_nothing_is_said_of_maps_that_are_zero(scale, tmp_path):
+def test_zero_maps_are_undecided(scale, tmp_path):
     silent = changed("llama", tmp_path / "silent", lambda w: scale * w)
     for pair in (silent, FIXTURES / "llama"), (FIXTURES / "llama", silent):
-        found = ws.lineage(*pair)
-        assert found.verdict == "undecided"
-        assert "most heads of silent are zero" in found.doubts[0]
+        lineage = ws.lineage(*pair)
+        assert lineage.verdict == "undecided"
+        assert "most heads of silent are zero" in lineage.doubts[0]
 
 
 def test_maps_that_exceed_float32_are_refused(tmp_path):
@@ -52,12 +52,12 @@ def test_maps_that_exceed_float32_are_refused(tmp_path):
         ws.lineage(large, FIXTURES / "llama")
 
 
-def test_a_hybrid_whose_other_layers_changed_is_no_copy(tmp_path):
+def test_hybrid_with_other_layers_changed_is_no_copy(tmp_path):
     folder = tmp_path / "moved"
     shutil.copytree(FIXTURES / "nemotron_h", folder)
     weights = load_file(folder / "model.safetensors")
     layers = ws.open_model(folder).attention_layers
-    other = [name for name in weights if ".layers." in name and not any(f".layers.{i}." in name for i in layers)]
-    assert other
-    save_file(weights | {name: 1.5 * weights[name] for name in other}, folder / "model.safetensors")
+    left_out = [name for name in weights if ".layers." in name and not any(f".layers.{i}." in name for i in layers)]
+    assert left_out
+    save_file(weights | {name: 1.5 * weights[name] for name in left_out}, folder / "model.safetensors")
     assert "same bytes" not in [kind.kind for kind in ws.lineage(folder, FIXTURES / "nemotron_h").kinds]

@@ -139,15 +139,15 @@ def test_a_layer_of_too_many_heads_is_refused(monkeypatch: pytest.MonkeyPatch, t
         matching.matches(suspect, load(written(tmp_path / "base.wsf", 1, 30_000)))
 
 
-def test_a_sample_of_pairs_shows_how_alike_heads_are_that_are_no_counterparts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampled_pairs_show_how_alike_other_heads_are(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     values = rng.standard_normal((4, 6, 2, SKETCH)) + 2 * rng.standard_normal((1, 1, 2, SKETCH))
-    found = []
+    matched = []
     for looked_at in (1 << 22, 50):
         monkeypatch.setattr(matching, "LOOKED_AT", looked_at)
-        found.append(matching.matches(sketches_of(values), sketches_of(values))["direct"])
-    assert all(match.is_everywhere for match in found)
-    assert found[1].elsewhere == pytest.approx(found[0].elsewhere, rel=0.05)
+        matched.append(matching.matches(sketches_of(values), sketches_of(values))["direct"])
+    assert all(match.is_everywhere for match in matched)
+    assert matched[1].elsewhere == pytest.approx(matched[0].elsewhere, rel=0.05)
 
 
 def test_one_damaged_fingerprint_does_not_stop_a_registry(embedded: Sketches, tmp_path: Path) -> None:
@@ -156,10 +156,10 @@ def test_one_damaged_fingerprint_does_not_stop_a_registry(embedded: Sketches, tm
     (tmp_path / "junk.wsf").write_text("no fingerprint")
     shutil.copy(tmp_path / "good.wsf", tmp_path / "late.wsf")  # damaged where only the heads are
     with_heads(tmp_path / "late.wsf", layer=-1)
-    found = ws.lineage("embedded", tmp_path)
-    assert found.base == embedded.name
-    assert [each.partition(":")[0] for each in found.unread] == ["junk.wsf", "late.wsf"]
-    assert "junk.wsf: is not a fingerprint" in str(found) and found.as_json()["unread"] == found.unread
+    lineage = ws.lineage("embedded", tmp_path)
+    assert lineage.base == embedded.name
+    assert [each.partition(":")[0] for each in lineage.unread] == ["junk.wsf", "late.wsf"]
+    assert "junk.wsf: is not a fingerprint" in str(lineage) and lineage.as_json()["unread"] == lineage.unread
     arrays = load_file(tmp_path / "good.wsf")
     shuffled = {name: np.random.default_rng(0).permuted(arrays[name]) for name in ("direct", "layers_direct")}
     about = {"version": 1, "name": "x", "d_model": 8, "layers": 2, "heads": 8, "kv_heads": 8, "vocabulary": None}
@@ -178,7 +178,7 @@ def test_a_registry_of_damaged_fingerprints_alone_is_refused(tmp_path: Path) -> 
 
 @pytest.mark.check
 @pytest.mark.skipif(os.name != "posix", reason="signals are POSIX's")
-def test_a_fingerprint_that_is_cut_while_it_is_read_kills_nobody(path: Path) -> None:
+def test_fingerprint_cut_while_being_read_is_refused(path: Path) -> None:
     """Reading it where it was mapped ended the process with SIGBUS."""
     content = path.read_bytes()
     program = (

@@ -14,23 +14,23 @@ from analyses.experiments.derivations import DERIVATIONS, averaged, drifted, ran
 from analyses.experiments.named_parts import read_weights, write_gguf, write_weights
 from benchmarks.synthetic import Sizes, write
 from tests.support.tiny_models import FIXTURES
+from weightscope.changes import recomputed
 from weightscope.cli import main
-from weightscope.lineage import direction
 from weightscope.lineage.sketches import fingerprint
 
 FOUND = ("derived", "related")  # an origin in common; `derived` where the direction shows
 PRESERVING = [name for name, made in DERIVATIONS.items() if made.preserving and "upcycled" not in name]
 
 
-def layers_of(found):
-    return [None if np.isnan(layer) else int(layer) for layer in found.alignment["base_layer"]]
+def layers_of(lineage):
+    return [None if np.isnan(layer) else int(layer) for layer in lineage.alignment["base_layer"]]
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_changes_that_keep_the_function_never_change_the_verdict(base, made, seed):
     folder, layers = made(*Random(seed).sample(PRESERVING, 3))
-    found = ws.lineage(folder, base)
-    assert (found.verdict in FOUND, layers_of(found)) == (True, layers)
+    lineage = ws.lineage(folder, base)
+    assert (lineage.verdict in FOUND, layers_of(lineage)) == (True, layers)
 
 
 @pytest.mark.parametrize(
@@ -54,18 +54,18 @@ def test_changes_that_keep_the_function_never_change_the_verdict(base, made, see
 )
 def test_each_kind_is_named(base, made, names, kinds):
     folder, layers = made(*names)
-    found = ws.lineage(folder, base)
-    named = {kind.kind for kind in found.kinds}
+    lineage = ws.lineage(folder, base)
+    named = {kind.kind for kind in lineage.kinds}
     # Gains of the small model are all one, so that folding them changes nothing.
     assert kinds - {"norms folded"} <= named <= kinds
-    assert layers_of(found) == layers
+    assert layers_of(lineage) == layers
 
 
 def test_the_drift_of_each_layer_is_that_of_its_maps(base, made):
     folder, _ = made("drift 10 %")
-    found = ws.lineage(folder, base)
+    lineage = ws.lineage(folder, base)
     before, after = ws.open_model(base), ws.open_model(folder)
-    for layer, drift in zip(found.alignment["layer"].tolist(), found.alignment["drift"], strict=True):
+    for layer, drift in zip(lineage.alignment["layer"].tolist(), lineage.alignment["drift"], strict=True):
         changes = []
         for h in range(4):
             for name in ("qk", "vo"):
@@ -87,16 +87,16 @@ def stranger(base, tmp_path):
 
 
 def test_a_stranger_of_the_same_config_is_not_accused(base, stranger):
-    found = ws.lineage(stranger, base)
-    assert (found.verdict, found.base, found.kinds) == ("unrelated", None, [])
-    assert found.p_value > 1e-3
-    assert np.isnan(found.alignment["base_layer"]).all()
+    lineage = ws.lineage(stranger, base)
+    assert (lineage.verdict, lineage.base, lineage.kinds) == ("unrelated", None, [])
+    assert lineage.p_value > 1e-3
+    assert np.isnan(lineage.alignment["base_layer"]).all()
 
 
-def test_another_width_and_vocabulary_cannot_be_told(base):
-    found = ws.lineage("embedded", base)
-    assert found.verdict == "undecided"
-    assert "width" in found.doubts[0]
+def test_other_width_and_vocabulary_are_undecided(base):
+    lineage = ws.lineage("embedded", base)
+    assert lineage.verdict == "undecided"
+    assert "width" in lineage.doubts[0]
 
 
 def test_shares_of_a_merge_are_found_among_other_bases(base, stranger, tmp_path):
@@ -104,19 +104,19 @@ def test_shares_of_a_merge_are_found_among_other_bases(base, stranger, tmp_path)
     tuned = drifted(weights, 0.1)
     write_weights(tuned, tmp_path / "tuned")
     write_weights(averaged([weights, tuned, read_weights(str(stranger))], [0.3, 0.5, 0.2]), tmp_path / "merged")
-    found = ws.lineage(tmp_path / "merged", [base, tmp_path / "tuned", stranger])
-    assert found.weights == pytest.approx({"base": 0.3, "tuned": 0.5, "stranger": 0.2}, abs=0.01)
-    assert [kind.kind for kind in found.kinds] == ["merge"]
+    lineage = ws.lineage(tmp_path / "merged", [base, tmp_path / "tuned", stranger])
+    assert lineage.weights == pytest.approx({"base": 0.3, "tuned": 0.5, "stranger": 0.2}, abs=0.01)
+    assert [kind.kind for kind in lineage.kinds] == ["merge"]
 
 
 def test_layers_of_two_bases_are_told_apart(base, stranger, tmp_path):
-    weights, other = read_weights(base), read_weights(str(stranger))
-    taken = {part: (other if part[0] in (3, 4) else weights).parts[part] for part in weights.parts}
+    weights, second = read_weights(base), read_weights(str(stranger))
+    taken = {part: (second if part[0] in (3, 4) else weights).parts[part] for part in weights.parts}
     write_weights(weights.but(taken), tmp_path / "stacked")
-    found = ws.lineage(tmp_path / "stacked", [base, stranger])
-    assert found.alignment["base"].tolist() == ["base"] * 3 + ["stranger"] * 2
-    assert found.weights == {"base": 0.6, "stranger": 0.4}
-    assert "merge" in found.kinds[0].kind
+    lineage = ws.lineage(tmp_path / "stacked", [base, stranger])
+    assert lineage.alignment["base"].tolist() == ["base"] * 3 + ["stranger"] * 2
+    assert lineage.weights == {"base": 0.6, "stranger": 0.4}
+    assert "merge" in lineage.kinds[0].kind
 
 
 @pytest.mark.parametrize("name", ["drift 10 %", "stream rotated", "depth upscaled", "heads permuted", "bfloat16"])
@@ -124,8 +124,8 @@ def test_fingerprints_give_the_verdict_and_the_layers_of_weights(base, made, tmp
     folder, layers = made(name)
     for source, file in ((base, "base.wsf"), (folder, "suspect.wsf")):
         fingerprint(source).save(tmp_path / file)
-    found = ws.lineage(tmp_path / "suspect.wsf", tmp_path / "base.wsf")
-    assert (found.verdict, layers_of(found)) == ("related", layers)
+    lineage = ws.lineage(tmp_path / "suspect.wsf", tmp_path / "base.wsf")
+    assert (lineage.verdict, layers_of(lineage)) == ("related", layers)
 
 
 def test_the_nearest_of_a_registry_is_found(base, stranger, made, tmp_path):
@@ -134,16 +134,16 @@ def test_the_nearest_of_a_registry_is_found(base, stranger, made, tmp_path):
     for k in range(12):
         weights = read_weights(base)
         rng = random_for(weights, 200 + k)
-        other = weights.but(
+        second = weights.but(
             {p: w.std() * rng.standard_normal(w.shape) for p, w in weights.parts.items() if w.ndim == 2}
         )
-        write_weights(other, tmp_path / "other")
+        write_weights(second, tmp_path / "other")
         fingerprint(tmp_path / "other").save(registry / f"other-{k}.wsf")
     fingerprint(base).save(registry / "the-base.wsf")
     folder, _ = made("heads permuted", "drift 30 %")
-    found = ws.lineage(folder, registry)
-    assert (found.verdict, found.base) == ("related", "base")
-    assert found.comparisons == 13 * 3
+    lineage = ws.lineage(folder, registry)
+    assert (lineage.verdict, lineage.base) == ("related", "base")
+    assert lineage.comparisons == 13 * 3
     assert ws.lineage(stranger, registry).verdict == "undecided"  # fingerprints hold only heads
 
 
@@ -153,25 +153,25 @@ def test_a_direction_removed_from_what_layers_write_is_named(base, tmp_path):
     v /= np.linalg.norm(v)
     cut = {part: w - np.outer(w @ v, v) for part, w in weights.within("o.w", "down.w") if part[0] in (1, 2, 3)}
     write_weights(weights.but(cut), tmp_path / "cut")
-    found = ws.lineage(tmp_path / "cut", base)
-    kinds = {kind.kind: kind.layers for kind in found.kinds}
+    lineage = ws.lineage(tmp_path / "cut", base)
+    kinds = {kind.kind: kind.layers for kind in lineage.kinds}
     assert kinds == {"low-rank update": [1, 2, 3], "direction removed (low-rank update)": [1, 2, 3]}
-    assert found.verdict == "derived" and "projecting out a direction" in found.lead
+    assert lineage.verdict == "derived" and "projecting out a direction" in lineage.lead
 
 
 def test_bases_of_one_name_are_told_apart(base, stranger, tmp_path):
     for name, source in (("a", base), ("b", stranger)):
         shutil.copytree(source, tmp_path / name / "model")
-    found = ws.lineage(base, [tmp_path / "a" / "model", tmp_path / "b" / "model"])
-    assert found.base == str(tmp_path / "a" / "model")
-    assert [judged.base.name for judged in found.judged] == [str(tmp_path / name / "model") for name in "ab"]
+    lineage = ws.lineage(base, [tmp_path / "a" / "model", tmp_path / "b" / "model"])
+    assert lineage.base == str(tmp_path / "a" / "model")
+    assert [judged.base.name for judged in lineage.judged] == [str(tmp_path / name / "model") for name in "ab"]
 
 
-def test_a_fingerprint_in_a_checkpoints_folder_makes_no_registry_of_it(base, tmp_path):
+def test_fingerprint_in_a_checkpoint_folder_makes_no_registry(base, tmp_path):
     shutil.copytree(base, tmp_path / "model")
     fingerprint(base).save(tmp_path / "model" / "base.wsf")
-    found = ws.lineage(base, tmp_path / "model")
-    assert [kind.kind for kind in found.kinds] == ["same bytes"]
+    lineage = ws.lineage(base, tmp_path / "model")
+    assert [kind.kind for kind in lineage.kinds] == ["same bytes"]
 
 
 CONTRACT = {"verdict", "base", "p_value", "kinds", "weights"}
@@ -204,7 +204,7 @@ def test_no_base_is_one_clear_error():
         ws.lineage("embedded", [])
 
 
-def test_a_stranger_drawn_anew_is_none_of_the_base(base, tmp_path):
+def test_stranger_drawn_anew_is_not_undecided(base, tmp_path):
     write_weights(redrawn(drifted(read_weights(base), 1.0)), tmp_path / "redrawn")
     assert ws.lineage(tmp_path / "redrawn", base).verdict != "undecided"
 
@@ -227,7 +227,7 @@ def drawn(weights, seed):
 
 
 @pytest.mark.parametrize("seed", range(4))  # what is left of a fit with two copies depends on rounding
-def test_a_base_given_twice_under_two_names_is_no_merge(base, tmp_path, seed):
+def test_base_given_twice_is_no_merge(base, tmp_path, seed):
     folder = written(drawn(read_weights(base), seed), tmp_path / "model")
     shutil.copytree(folder, tmp_path / "copy")
     assert [kind.kind for kind in ws.lineage(folder, [folder, tmp_path / "copy"]).kinds] == ["same bytes"]
@@ -239,24 +239,24 @@ def test_sums_of_what_two_tuned_models_learnt_are_merges(base, tmp_path):
     a, b = noisy(weights, 1, 0.1), noisy(weights, 2, 0.1)
     folders = [base, written(a, tmp_path / "a"), written(b, tmp_path / "b")]
     for shares in ([1, 1, -1], [-1, 1, 1]):
-        found = ws.lineage(written(averaged([weights, a, b], shares), tmp_path / "sum"), folders)
-        assert found.weights == pytest.approx(dict(zip(("base", "a", "b"), shares, strict=True)), abs=0.01)
+        lineage = ws.lineage(written(averaged([weights, a, b], shares), tmp_path / "sum"), folders)
+        assert lineage.weights == pytest.approx(dict(zip(("base", "a", "b"), shares, strict=True)), abs=0.01)
 
 
-def test_key_value_heads_given_to_each_head_are_no_grid(base, tmp_path):
+def test_repeated_key_value_heads_are_no_grid(base, tmp_path):
     few = DERIVATIONS["key-value heads in pairs"].change(read_weights(base))
     copied = {part: np.repeat(w.reshape(len(w), 2, 16), 2, axis=1).reshape(len(w), 64) for part, w in
               few.within("k.w", "v.w")}  # fmt: skip
     folder = written(few.but(copied).resized(kv_heads=4), tmp_path / "own")
-    found = ws.lineage(folder, written(few, tmp_path / "few"))
-    assert (found.verdict, [kind.kind for kind in found.kinds]) == ("related", ["heads grouped: the base"])
+    lineage = ws.lineage(folder, written(few, tmp_path / "few"))
+    assert (lineage.verdict, [kind.kind for kind in lineage.kinds]) == ("related", ["heads grouped: the base"])
 
 
 def test_a_change_of_sign_permutes_no_neurons(base, tmp_path):
     weights = read_weights(base)
     turned = weights.but({part: -w for part, w in weights.within("q.w", "k.w", "up.w", "down.w")})
-    found = ws.lineage(written(turned, tmp_path / "turned"), base)
-    assert {kind.kind for kind in found.kinds} == {"gauge: basis of heads changed"}
+    lineage = ws.lineage(written(turned, tmp_path / "turned"), base)
+    assert {kind.kind for kind in lineage.kinds} == {"gauge: basis of heads changed"}
 
 
 @pytest.mark.parametrize(
@@ -270,30 +270,30 @@ def test_a_change_of_sign_permutes_no_neurons(base, tmp_path):
 def test_strangers_of_few_dimensions_are_not_accused(sizes, tmp_path):
     """Among many layers, some are alike by chance where they are seen through few tokens or in a narrow stream."""
     weights = read_weights(write(tmp_path / "first", sizes))
-    one, other = (written(drawn(weights, seed), tmp_path / str(seed)) for seed in (1, 2))
-    assert ws.lineage(one, other).verdict not in FOUND
-    assert ws.lineage(one, one).verdict == "related"
+    first, second = (written(drawn(weights, seed), tmp_path / str(seed)) for seed in (1, 2))
+    assert ws.lineage(first, second).verdict not in FOUND
+    assert ws.lineage(first, first).verdict == "related"
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_layers_trained_anew_between_others_have_no_counterpart(base, tmp_path, seed):
+def test_retrained_layers_have_no_counterpart(base, tmp_path, seed):
     weights = read_weights(base)
-    other = drawn(weights, seed)
-    mixed = weights.but({part: w for part, w in other.parts.items() if part[0] in (1, 3)})
-    found = ws.lineage(written(mixed, tmp_path / "mixed"), base)
-    assert (found.verdict, layers_of(found)) == ("related", [0, None, 2, None, 4])
-    assert {kind.kind for kind in found.kinds} == {"layers removed", "layers replaced or added"}
+    second = drawn(weights, seed)
+    mixed = weights.but({part: w for part, w in second.parts.items() if part[0] in (1, 3)})
+    lineage = ws.lineage(written(mixed, tmp_path / "mixed"), base)
+    assert (lineage.verdict, layers_of(lineage)) == ("related", [0, None, 2, None, 4])
+    assert {kind.kind for kind in lineage.kinds} == {"layers removed", "layers replaced or added"}
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="has no pipes")
-def test_a_pipe_in_a_registry_is_not_waited_for(base, tmp_path):
+def test_pipe_in_a_registry_is_refused(base, tmp_path):
     os.mkfifo(tmp_path / "pipe.wsf")
     for bases in (tmp_path, tmp_path / "pipe.wsf"):
         with pytest.raises(ws.CheckpointError, match="not a regular file"):
             ws.lineage(base, bases)
 
 
-def test_the_evidence_of_training_names_what_moved(base, tmp_path):
+def test_evidence_of_training_names_what_moved(base, tmp_path):
     weights = read_weights(base)
     moved = weights.but({(2, "up.w"): noisy(weights, 1, 0.1).parts[2, "up.w"]})
     (kind,) = ws.lineage(written(moved, tmp_path / "moved"), base).kinds
@@ -301,13 +301,13 @@ def test_the_evidence_of_training_names_what_moved(base, tmp_path):
     assert "1 other tensor in layers differ by 0.1" in kind.evidence and "Heads" not in kind.evidence
 
 
-def test_another_tower_of_a_checkpoint_is_no_proof_against_it(tmp_path):
+def test_another_tower_is_undecided(tmp_path):
     """A fingerprint says which attention stack it is of; T5's encoder and decoder share nothing but tokens."""
     for tower in ("encoder", "decoder"):
         fingerprint(ws.open_model(FIXTURES / "t5_encoder", tower=tower)).save(tmp_path / f"{tower}.wsf")
-    found = ws.lineage(tmp_path / "encoder.wsf", tmp_path / "decoder.wsf")
-    assert found.verdict == "undecided"
-    assert "encoder tower was compared with the base's decoder tower" in found.doubts[0]
+    lineage = ws.lineage(tmp_path / "encoder.wsf", tmp_path / "decoder.wsf")
+    assert lineage.verdict == "undecided"
+    assert "encoder tower was compared with the base's decoder tower" in lineage.doubts[0]
 
 
 def test_an_empty_name_is_no_registry(base, tmp_path, monkeypatch):
@@ -317,7 +317,7 @@ def test_an_empty_name_is_no_registry(base, tmp_path, monkeypatch):
         ws.lineage(base, "")
 
 
-def test_fingerprints_alone_do_not_say_that_nothing_was_done(base, made, tmp_path):
+def test_fingerprints_alone_do_not_claim_that_nothing_changed(base, made, tmp_path):
     fingerprint(base).save(tmp_path / "base.wsf")
     folder, _ = made("drift 3 %")
     assert "compare the weights" in ws.lineage(folder, tmp_path / "base.wsf").lead
@@ -332,15 +332,15 @@ def test_fingerprints_alone_do_not_say_that_nothing_was_done(base, made, tmp_pat
     ],
     ids=["a mean of all weights", "a gain of one dimension", "uneven gains"],
 )
-def test_what_all_heads_have_in_common_accuses_no_stranger(base, stranger, common, tmp_path):
+def test_traits_of_all_heads_accuse_no_stranger(base, stranger, common, tmp_path):
     """Heads that are not counterparts are alike too then, and the verdict is undecided."""
     folders = [tmp_path / "suspect", tmp_path / "other"]
     for source, folder in zip((base, stranger), folders, strict=True):
         weights = read_weights(source)
         write_weights(weights.but({part: common(w) for part, w in weights.parts.items()}), folder)
-    found = ws.lineage(*folders)
-    assert found.verdict == "undecided"
-    assert "alike even if they are not counterparts" in found.doubts[0]
+    lineage = ws.lineage(*folders)
+    assert lineage.verdict == "undecided"
+    assert "alike even if they are not counterparts" in lineage.doubts[0]
 
 
 LOSSY = [
@@ -361,7 +361,7 @@ BOTH_WAYS = ["copy", "drift 10 %", "rank 4, all", "vocabulary extended", "vocabu
 
 
 @pytest.mark.parametrize("name", LOSSY)
-def test_a_lossy_map_shows_the_direction_and_backwards_is_never_derived(base, made, name):
+def test_lossy_change_shows_the_direction_and_its_reverse_is_never_derived(base, made, name):
     folder, _ = made(name)
     there, back = ws.lineage(folder, base), ws.lineage(base, folder)
     assert (there.verdict, back.verdict) == ("derived", "related")
@@ -383,7 +383,7 @@ def test_a_gguf_file_whose_values_lie_in_their_cells_was_derived(base, tmp_path,
     file = as_gguf(read_weights(base), tmp_path / "model.gguf", kind)
     there, back = ws.lineage(file, base), ws.lineage(base, file)
     assert (there.verdict, back.verdict) == ("derived", "related")
-    assert [[kind.kind for kind in found.kinds] for found in (there, back)] == [
+    assert [[kind.kind for kind in lineage.kinds] for lineage in (there, back)] == [
         [f"quantised (stored as {kind})"],
         ["quantised: the base"],
     ]
@@ -394,8 +394,9 @@ def test_values_of_a_gguf_file_in_another_format_lost_nothing(base, tmp_path):
     file = as_gguf(read_weights(base), tmp_path / "model.gguf", "Q4_1")
     wide = written(replace(read_weights(file), dtype="float32"), tmp_path / "wide")
     for pair in ((wide, file), (file, wide)):
-        found = ws.lineage(*pair)
-        assert (found.verdict, [kind.kind for kind in found.kinds]) == ("related", ["same values in another format"])
+        lineage = ws.lineage(*pair)
+        assert lineage.verdict == "related"
+        assert [kind.kind for kind in lineage.kinds] == ["same values in another format"]
 
 
 def test_a_quantiser_that_does_not_round_to_the_nearest_proves_nothing(base, tmp_path):
@@ -420,38 +421,38 @@ def test_a_quantiser_that_does_not_round_to_the_nearest_proves_nothing(base, tmp
         ("key-value heads in pairs", "heads grouped: the base"),
     ],
 )
-def test_what_only_the_base_lacks_is_named_backwards(base, made, name, kind):
+def test_changes_of_the_base_are_named(base, made, name, kind):
     folder, _ = made(name)
-    found = ws.lineage(base, folder)
-    assert (found.verdict, [each.kind for each in found.kinds]) == ("related", [kind])
-    assert "Nothing differs" not in found.lead
+    lineage = ws.lineage(base, folder)
+    assert (lineage.verdict, [each.kind for each in lineage.kinds]) == ("related", [kind])
+    assert "Nothing differs" not in lineage.lead
 
 
-def test_tensors_in_only_one_are_not_nothing(base, tmp_path):
+def test_tensors_in_only_one_are_a_difference(base, tmp_path):
     weights = read_weights(base)
     parts = {part: w for part, w in weights.parts.items() if part != (None, "unembedding")}
-    found = ws.lineage(base, written(replace(weights, parts=parts), tmp_path / "less"))
-    assert "Nothing differs" not in found.lead and "1 more are in only one of the two" in found.lead
+    lineage = ws.lineage(base, written(replace(weights, parts=parts), tmp_path / "less"))
+    assert "Nothing differs" not in lineage.lead and "1 more are in only one of the two" in lineage.lead
 
 
-def test_norms_that_round_to_the_bases_are_no_cast(base, made):
+def test_norms_that_round_to_the_bases_are_not_a_cast(base, made):
     """Gains near one round to the one that they were."""
     folder, _ = made("drift 1 %")
     assert [kind.kind for kind in ws.lineage(base, folder).kinds] == ["fine-tuned"]
 
 
 @pytest.mark.parametrize("name", BOTH_WAYS)
-def test_what_reads_the_same_both_ways_is_related(base, made, name):
+def test_symmetric_changes_are_related(base, made, name):
     folder, _ = made(name)
     for pair in ((folder, base), (base, folder)):
-        found = ws.lineage(*pair)
-        assert found.verdict == "related"
-        assert "the weights do not show which came first" in found.lead
+        lineage = ws.lineage(*pair)
+        assert lineage.verdict == "related"
+        assert "the weights do not show which came first" in lineage.lead
 
 
 def test_two_tunes_of_one_base_are_related(base, tmp_path):
-    one, other = (written(noisy(read_weights(base), seed, 0.1), tmp_path / str(seed)) for seed in (1, 2))
-    assert ws.lineage(one, other).verdict == ws.lineage(other, one).verdict == "related"
+    first, second = (written(noisy(read_weights(base), seed, 0.1), tmp_path / str(seed)) for seed in (1, 2))
+    assert ws.lineage(first, second).verdict == ws.lineage(second, first).verdict == "related"
 
 
 def test_an_upcast_loses_nothing(base, tmp_path):
@@ -461,7 +462,7 @@ def test_an_upcast_loses_nothing(base, tmp_path):
     assert ws.lineage(wide, narrow).verdict == ws.lineage(narrow, wide).verdict == "related"
 
 
-def test_small_noise_around_rounded_values_is_no_rounding(base, tmp_path):
+def test_small_noise_around_rounded_values_is_not_rounding(base, tmp_path):
     """As after a low-rank update was added and taken away again: rounding gives the other, which came first."""
     narrow = written(replace(read_weights(base), dtype="bfloat16"), tmp_path / "narrow")
     weights = replace(read_weights(narrow), dtype="float32")
@@ -489,11 +490,11 @@ def test_dropped_singular_values_show_the_direction(base, tmp_path, monkeypatch)
     there, back = ws.lineage(folder, base), ws.lineage(base, folder)
     assert (there.verdict, back.verdict) == ("derived", "related")
     assert "rank cut" in [kind.kind for kind in there.kinds]
-    monkeypatch.setattr(direction, "LARGEST_SVD", 64 * 64 - 1)  # larger matrices are not read whole
+    monkeypatch.setattr(recomputed, "LARGEST_SVD", 64 * 64 - 1)  # larger matrices are not read whole
     assert ws.lineage(folder, base).verdict == "related"
 
 
-def test_layers_missing_from_an_expanded_base_were_not_removed(base, tmp_path):
+def test_layers_added_to_the_base_were_not_removed(base, tmp_path):
     """The base has copies that write nothing between its layers (LLaMA Pro); the suspect is what it was made of."""
     weights = DERIVATIONS["each layer twice"].change(read_weights(base))
     silent = {part: 0 * w for part, w in weights.within("o.w", "down.w") if part[0] % 2}
@@ -502,21 +503,20 @@ def test_layers_missing_from_an_expanded_base_were_not_removed(base, tmp_path):
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.06])
-def test_other_tensors_taken_are_found_without_shared_heads(base, stranger, tmp_path, noise):
+def test_shared_tensors_are_found_without_shared_heads(base, stranger, tmp_path, noise):
     """Embeddings, norms and feed-forward networks of one model with the attention of another."""
-    weights, other = read_weights(base), read_weights(str(stranger))
-    heads = {part: w for part, w in other.parts.items() if part[1] in ("q.w", "k.w", "v.w", "o.w")}
+    weights, second = read_weights(base), read_weights(str(stranger))
+    heads = {part: w for part, w in second.parts.items() if part[1] in ("q.w", "k.w", "v.w", "o.w")}
     taken = noisy(weights, 3, noise) if noise else weights
-    found = ws.lineage(written(taken.but(heads), tmp_path / "taken"), base)
-    assert (found.verdict, found.base) == ("related", "base")
-    assert "No shared attention heads were found" in found.lead and "share an origin" in found.lead
+    lineage = ws.lineage(written(taken.but(heads), tmp_path / "taken"), base)
+    assert (lineage.verdict, lineage.base) == ("related", "base")
+    assert "No shared attention heads were found" in lineage.lead and "share an origin" in lineage.lead
 
 
-def test_unrelated_is_said_only_where_every_part_was_compared(base, stranger, tmp_path):
-    whole = ws.lineage(stranger, base)
-    assert (
-        whole.verdict == "unrelated" and "Feed-forward networks, embeddings and norms were compared too" in whole.lead
-    )
+def test_unrelated_needs_every_part_compared(base, stranger, tmp_path):
+    complete = ws.lineage(stranger, base)
+    assert complete.verdict == "unrelated"
+    assert "Feed-forward networks, embeddings and norms were compared too" in complete.lead
     fingerprint(base).save(tmp_path / "base.wsf")
     part = ws.lineage(stranger, tmp_path / "base.wsf")
     assert part.verdict == "undecided" and "a fingerprint does not hold them" in part.lead

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.support.prints import sketches_of
-from weightscope.lineage.matching import JUMP, SURE, aligned, log_tail, matches
+from weightscope.lineage.matching import JUMP, SURE, align_layers, log_tail, matches
 from weightscope.lineage.sketches import POINTS, SKETCH
 
 
@@ -22,15 +22,15 @@ def worth_of(likeness, path, least):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_path_is_the_best_of_all(seed):
+def test_alignment_is_the_best_of_all_paths(seed):
     rng = np.random.default_rng(seed)
     likeness, least = rng.uniform(0, 0.3, (4, 3)), 0.12
     best = max(worth_of(likeness, path, least) for path in product([0, 1, 2, None], repeat=4))
-    assert worth_of(likeness, aligned(likeness, least), least) == pytest.approx(best)
+    assert worth_of(likeness, align_layers(likeness, least), least) == pytest.approx(best)
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [0, 2, 3], [0, 1, 2, 1, 2, 3], [3, 2, 1, 0], [0, 0, 1, 1]])
-def test_layers_are_found_wherever_they_are(order):
+def test_layers_are_found_in_any_order(order):
     rng = np.random.default_rng(0)
     base = rng.standard_normal((4, 6, 2, SKETCH))
     moved = base[order] + 0.3 * rng.standard_normal((len(order), 6, 2, SKETCH))
@@ -44,10 +44,10 @@ def test_heads_are_found_in_any_order():
     base = rng.standard_normal((3, 8, 2, SKETCH))
     order = rng.permutation(8)
     match = matches(sketches_of(base[:, order]), sketches_of(base))["direct"]
-    assert all(np.array_equal(found, order) for found in match.heads)
+    assert all(np.array_equal(places, order) for places in match.heads)
 
 
-def test_strangers_are_as_alike_as_chance():
+def test_unrelated_sketches_are_as_alike_as_chance():
     """The half that judges has not seen the choice: z is standard normal over many pairs, and never sure."""
     z = []
     for seed in range(60):
@@ -66,7 +66,7 @@ def test_other_widths_are_not_compared_directly():
 
 
 @pytest.mark.parametrize("n_layers", [2, 5])
-def test_a_stranger_whose_layers_are_all_nearest_to_one_of_the_base_s_has_no_counterparts(n_layers):
+def test_unrelated_layers_all_nearest_to_one_layer_are_no_match(n_layers):
     """Layers of a base may have slopes of their own, and one of them that of most models."""
     falls, points = np.geomspace(1, 50, n_layers), np.linspace(0, 1, POINTS)
     base = -np.broadcast_to(falls[:, None, None, None] * points, (n_layers, 4, 2, POINTS))
@@ -77,7 +77,7 @@ def test_a_stranger_whose_layers_are_all_nearest_to_one_of_the_base_s_has_no_cou
     assert set(match.layers) == {0} and not match.is_sure
 
 
-def test_spectra_find_what_no_basis_shows():
+def test_spectra_match_layers_in_any_basis():
     rng = np.random.default_rng(3)
     spectra = -np.sort(rng.uniform(0, 3, (6, 4, 2, POINTS)))
     a, b = (rng.standard_normal((6, 4, 2, SKETCH)) for _ in range(2))

@@ -28,7 +28,7 @@ def dense(model, name):
 
 
 @pytest.mark.parametrize(("place", "name"), [(0, "qk"), (1, "vo")])
-def test_cosines_of_sketches_are_those_of_the_maps(model, sketches, place, name):
+def test_cosines_of_sketches_estimate_those_of_maps(model, sketches, place, name):
     flat = dense(model, name)
     flat /= np.linalg.norm(flat, axis=1, keepdims=True)
     estimated = sketches.direct[:, place] @ sketches.direct[:, place].T
@@ -37,7 +37,7 @@ def test_cosines_of_sketches_are_those_of_the_maps(model, sketches, place, name)
     assert errors.std() < 1.5 / np.sqrt(SKETCH)
 
 
-def test_spectra_and_norms_are_those_of_the_dense_maps(model, sketches):
+def test_spectra_and_norms_equal_those_of_dense_maps(model, sketches):
     head = model.layers[1].heads[3]
     values = np.linalg.svd(head.vo.dense().astype(np.float64), compute_uv=False)
     place = int(np.flatnonzero((sketches.layer == 1) & (sketches.head == 3))[0])
@@ -60,7 +60,7 @@ def test_a_7b_model_has_less_than_a_megabyte():
     assert 32 * 32 * of_a_head + 4096 < 1e6
 
 
-def test_signs_are_the_same_for_ever():
+def test_signs_never_change():
     """A registry is read for years: other signs would make every fingerprint in it useless."""
     drawn = signs(SKETCH, 768, "left")
     assert set(np.unique(drawn)) == {-1.0, 1.0}

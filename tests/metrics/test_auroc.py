@@ -51,10 +51,10 @@ def factors(rng, vocab, rank, kind):
 
 def check_against_definition(left, right, counts, way):
     """Every row is the definition's on the very scores that the products give."""
-    found = auroc_by_token(left, right, as_csr(counts), **way, threads=2)
+    auroc = auroc_by_token(left, right, as_csr(counts), **way, threads=2)
     expected = [exact_auroc(row, weights) for row, weights in zip(left @ right.T, counts, strict=True)]
-    np.testing.assert_array_equal(found, expected)
-    return found
+    np.testing.assert_array_equal(auroc, expected)
+    return auroc
 
 
 @st.composite
@@ -187,21 +187,21 @@ class TestFullVocabulary:
         left, right = factors(rng, 9001, 6, "distinct")
         few = np.zeros((9001, 9001), np.int8)
         few[::300] = random_counts(rng, (31, 9001), rng.choice([0.0003, 0.01, 0.1, 0.9], (31, 1)))
-        found = auroc_by_token(left, right, scipy.sparse.csr_array(few), **way)
+        auroc = auroc_by_token(left, right, scipy.sparse.csr_array(few), **way)
         expected = [exact_auroc(row, weights) for row, weights in zip(left[::300] @ right.T, few[::300], strict=True)]
-        np.testing.assert_array_equal(found[::300], expected)
-        assert mean_auroc(found).tokens_scored == 31
+        np.testing.assert_array_equal(auroc[::300], expected)
+        assert mean_auroc(auroc).tokens_scored == 31
 
     def test_scikit_learn_agrees(self, way):
         rng = np.random.default_rng(3)
         left, right = factors(rng, 400, 16, "distinct")
         counts = random_counts(rng, (400, 400), 0.05, most=1000)
-        found = auroc_by_token(left, right, as_csr(counts), **way)
+        auroc = auroc_by_token(left, right, as_csr(counts), **way)
         expected = [
             roc_auc_score(weights > 0, row, sample_weight=np.maximum(weights, 1))
             for row, weights in zip(left @ right.T, counts, strict=True)
         ]
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(auroc, expected, rtol=0, atol=1e-12)
 
     @settings(deadline=None, max_examples=60)
     @given(
@@ -248,10 +248,10 @@ class TestFullVocabulary:
             with subtests.test(place=place):
                 counts = np.zeros((300, 300), np.int64)
                 counts[np.ix_([0, 5, 299], chosen)] = 1 + np.arange(len(chosen))
-                found = check_against_definition(np.ones((300, 1), np.float32), scores[:, None], counts, way)
-                assert np.isnan(found[1])
+                auroc = check_against_definition(np.ones((300, 1), np.float32), scores[:, None], counts, way)
+                assert np.isnan(auroc[1])
                 if not np.ptp(scores):
-                    assert found[0] == 0.5
+                    assert auroc[0] == 0.5
 
     def test_a_step_is_found_wherever_it_falls_in_a_bucket(self, way):
         """Positives and negatives alternate between neighbouring floats, so that every bucket with steps has both."""
@@ -294,13 +294,13 @@ class TestFullVocabulary:
         left, right = factors(rng, 90, 4, "ties")
         counts = random_counts(rng, (90, 90), 0.2)
         counts[[0, 4, 5, 89]], counts[[3, 88]] = 0, 2
-        found = check_against_definition(left, right, counts, way)
-        assert np.isnan(found[[0, 3, 4, 5, 88, 89]]).all()
-        assert mean_auroc(found).tokens_scored == 84
+        auroc = check_against_definition(left, right, counts, way)
+        assert np.isnan(auroc[[0, 3, 4, 5, 88, 89]]).all()
+        assert mean_auroc(auroc).tokens_scored == 84
 
     def test_no_counts_at_all(self, way):
-        found = auroc_by_token(np.ones((5, 2)), np.ones((5, 2)), as_csr(np.zeros((5, 5))), **way)
-        assert np.isnan(found).all()
+        auroc = auroc_by_token(np.ones((5, 2)), np.ones((5, 2)), as_csr(np.zeros((5, 5))), **way)
+        assert np.isnan(auroc).all()
 
     def test_counts_need_not_be_canonical(self, way):
         """Unsorted, given in parts and with zeros stored: the same counts, and left as they were."""
@@ -323,10 +323,10 @@ class TestFullVocabulary:
     def test_progress_adds_up_to_the_vocabulary(self, way):
         rng = np.random.default_rng(13)
         left, right = factors(rng, 600, 2, "distinct")
-        told = []
-        auroc_by_token(left, right, as_csr(random_counts(rng, (600, 600), 0.002)), progress=told.append, **way)
-        assert sum(told) == 600
-        assert len(told) > 2
+        steps = []
+        auroc_by_token(left, right, as_csr(random_counts(rng, (600, 600), 0.002)), progress=steps.append, **way)
+        assert sum(steps) == 600
+        assert len(steps) > 2
 
     def test_an_error_in_progress_comes_through(self, way):
         def stop(done):

@@ -40,9 +40,9 @@ def test_symmetric_share_and_eigenvalues_are_those_of_the_dense_symmetric_part(p
     )
     expected = np.linalg.eigvalsh(symmetric)
     expected = expected[np.argsort(-np.abs(expected), kind="stable")][: 2 * left.shape[1]]
-    found = symmetric_eigenvalues(*products(left, right))
-    np.testing.assert_allclose(np.sort(found), np.sort(expected), atol=1e-5 * np.abs(expected).max())
-    assert found[0] == pytest.approx(expected[0], rel=1e-9) or abs(found[0]) == pytest.approx(
+    computed = symmetric_eigenvalues(*products(left, right))
+    np.testing.assert_allclose(np.sort(computed), np.sort(expected), atol=1e-5 * np.abs(expected).max())
+    assert computed[0] == pytest.approx(expected[0], rel=1e-9) or abs(computed[0]) == pytest.approx(
         abs(expected[1]), rel=1e-9
     )
 
@@ -68,21 +68,21 @@ def test_affine_singular_values_are_those_of_the_dense_map_with_its_border(pair,
     b_v = np.random.default_rng(seed).standard_normal(r) if biased else np.zeros(r)
     dense = np.block([[w_v @ w_o, np.zeros((d, 1))], [(b_v @ w_o)[None], np.ones((1, 1))]])
     expected = np.linalg.svd(dense, compute_uv=False)
-    found = affine_singular_values(triangle(w_v, w_v.T @ w_v), b_v, triangle(w_o.T, w_o @ w_o.T))
-    assert found.shape == (r + 1,)
-    np.testing.assert_allclose(found, expected[: r + 1], rtol=1e-7, atol=1e-9 * expected[0])
+    computed = affine_singular_values(triangle(w_v, w_v.T @ w_v), b_v, triangle(w_o.T, w_o @ w_o.T))
+    assert computed.shape == (r + 1,)
+    np.testing.assert_allclose(computed, expected[: r + 1], rtol=1e-7, atol=1e-9 * expected[0])
 
 
 @settings(deadline=None)
 @given(factors())
 def test_eigenvalues_of_a_product_are_those_of_its_reverse(pair) -> None:
     w_v, w_o = pair[0], pair[1].T
-    found = eigenvalues(w_o @ w_v)
+    computed = eigenvalues(w_o @ w_v)
     dense = w_v @ w_o
     size = np.linalg.norm(dense)  # a trace can be far smaller than what is added up
-    assert found.sum() == pytest.approx(np.trace(dense), rel=0, abs=1e-9 * size)
-    assert (found**2).sum() == pytest.approx(np.trace(dense @ dense), rel=0, abs=1e-9 * size**2)
-    assert (np.diff(np.abs(found)) <= 1e-9 * np.abs(found).max()).all()
+    assert computed.sum() == pytest.approx(np.trace(dense), rel=0, abs=1e-9 * size)
+    assert (computed**2).sum() == pytest.approx(np.trace(dense @ dense), rel=0, abs=1e-9 * size**2)
+    assert (np.diff(np.abs(computed)) <= 1e-9 * np.abs(computed).max()).all()
 
 
 def test_copying_score_is_one_for_the_identity_and_zero_for_its_negative() -> None:
@@ -105,17 +105,17 @@ def ill_conditioned(smallest: float, d: int = 40, r: int = 6) -> np.ndarray:
 def test_the_accurate_route_is_taken_and_said_where_the_fast_one_would_lose_small_values(smallest, route) -> None:
     left = ill_conditioned(smallest)
     right = np.linalg.qr(np.random.default_rng(2).standard_normal((40, 6)))[0]
-    found = triangle(left, left.T @ left)
-    assert found.route == route
-    s = core_singular_values(found, triangle(right, right.T @ right))
+    computed = triangle(left, left.T @ left)
+    assert computed.route == route
+    s = core_singular_values(computed, triangle(right, right.T @ right))
     np.testing.assert_allclose(s, np.geomspace(1, smallest, 6), rtol=1e-3 if smallest < 1e-9 else 1e-6)
 
 
 @pytest.mark.parametrize("factor", [np.zeros((10, 3)), np.ones((10, 3)), np.eye(10)[:, :3] * [1, 0, 1]])
 def test_dependent_columns_take_the_accurate_route(factor: np.ndarray) -> None:
-    found = triangle(factor, factor.T @ factor)
-    assert found.route == "qr"
-    np.testing.assert_allclose(found.r.T @ found.r, factor.T @ factor, atol=1e-12)
+    computed = triangle(factor, factor.T @ factor)
+    assert computed.route == "qr"
+    np.testing.assert_allclose(computed.r.T @ computed.r, factor.T @ factor, atol=1e-12)
     q, r = orthonormal(factor)
     np.testing.assert_allclose(q @ r, factor, atol=1e-12)
     np.testing.assert_allclose(q.T @ q, np.eye(3), atol=1e-12)
@@ -124,18 +124,18 @@ def test_dependent_columns_take_the_accurate_route(factor: np.ndarray) -> None:
 def test_a_factor_that_is_not_finite_has_no_spectrum() -> None:
     broken = np.ones((10, 3))
     broken[4, 1] = np.nan
-    whole = np.random.default_rng(0).standard_normal((10, 3))
-    found = triangle(broken, broken.T @ broken)
-    assert found.route == "none"
-    assert np.isnan(core_singular_values(found, triangle(whole, whole.T @ whole))).all()
-    assert np.isnan(affine_singular_values(found, np.ones(3), triangle(whole, whole.T @ whole))).all()
+    finite = np.random.default_rng(0).standard_normal((10, 3))
+    computed = triangle(broken, broken.T @ broken)
+    assert computed.route == "none"
+    assert np.isnan(core_singular_values(computed, triangle(finite, finite.T @ finite))).all()
+    assert np.isnan(affine_singular_values(computed, np.ones(3), triangle(finite, finite.T @ finite))).all()
 
 
 def test_very_different_columns_do_not_need_the_accurate_route() -> None:
     """Cholesky does not mind the columns' lengths, so neither does the choice of the route."""
     factor = np.random.default_rng(3).standard_normal((50, 4)) * [1, 1e-3, 1e-6, 1e-9]
-    found = triangle(factor, factor.T @ factor)
-    assert found.route == "gram"
+    computed = triangle(factor, factor.T @ factor)
+    assert computed.route == "gram"
     np.testing.assert_allclose(
-        np.linalg.svd(found.r, compute_uv=False), np.linalg.svd(factor, compute_uv=False), rtol=1e-6
+        np.linalg.svd(computed.r, compute_uv=False), np.linalg.svd(factor, compute_uv=False), rtol=1e-6
     )

@@ -30,10 +30,10 @@ def test_rho_is_scipys_within_the_bound(seed: int, wide: float, narrow: float, s
     first = np.exp(wide * rng.standard_normal((2, 8, 30)) + slope * np.log(second)[:, None]).astype(np.float32)
     if ties:
         first, second = first.round(1) + np.float32(0.01), second.round(1)
-    (found,) = counted(first, second, np.zeros((2, 30), int))
-    assert found.pairs == first.size
-    if not np.isnan(found.rho):
-        assert abs(found.rho - exact(first, second)) <= found.error + 1e-12
+    (result,) = counted(first, second, np.zeros((2, 30), int))
+    assert result.pairs == first.size
+    if not np.isnan(result.rho):
+        assert abs(result.rho - exact(first, second)) <= result.error + 1e-12
 
 
 def test_attention_weights_are_ranked_far_better_than_the_bound() -> None:
@@ -42,17 +42,17 @@ def test_attention_weights_are_ranked_far_better_than_the_bound() -> None:
     scores = 2 * rng.standard_normal((16, 128, 128)) - np.log(second)[:, None]
     first = np.exp(scores - scores.max(axis=-1, keepdims=True)).astype(np.float32)
     first /= first.sum(axis=-1, keepdims=True)
-    (found,) = counted(first, second, np.zeros((16, 128), int))
-    assert found.error < 0.01
-    assert abs(found.rho - exact(first, second)) < 2e-4
+    (result,) = counted(first, second, np.zeros((16, 128), int))
+    assert result.error < 0.01
+    assert abs(result.rho - exact(first, second)) < 2e-4
 
 
 def test_values_with_a_bin_each_give_the_exact_rho_ties_included() -> None:
     rng = np.random.default_rng(1)
     steps = np.float32(1) + np.arange(30, dtype=np.float32) / 32
     first, second = rng.choice(steps, (5, 7, 11)), rng.choice(steps, (5, 11))
-    (found,) = counted(first, second, np.zeros((5, 11), int))
-    assert found.rho == pytest.approx(exact(first, second), abs=1e-12)
+    (result,) = counted(first, second, np.zeros((5, 11), int))
+    assert result.rho == pytest.approx(exact(first, second), abs=1e-12)
 
 
 def test_groups_and_batches_are_kept_apart_and_put_together() -> None:
@@ -65,19 +65,19 @@ def test_groups_and_batches_are_kept_apart_and_put_together() -> None:
     assert ranks.results()[:2] == counted(first, second, groups, 2)
     assert ranks.results()[2].pairs == 0
     everywhere = np.broadcast_to(groups[:, None], first.shape)
-    for group, found in enumerate(ranks.results()[:2]):
+    for group, result in enumerate(ranks.results()[:2]):
         of_group = first[everywhere == group]
         values = np.broadcast_to(second[:, None], first.shape)[everywhere == group]
-        assert found.rho == pytest.approx(spearmanr(of_group, values).statistic, abs=found.error)
+        assert result.rho == pytest.approx(spearmanr(of_group, values).statistic, abs=result.error)
 
 
 def test_masked_pairs_do_not_count_and_tiny_weights_do() -> None:
     first = np.array([[0.0, 1e-30, 0.5], [0.0, 0.0, 1.0]], np.float32)
-    (found,) = counted(first, np.array([1, 2, 3], np.float32), np.zeros(3, int))
-    assert found.pairs == 3
+    (result,) = counted(first, np.array([1, 2, 3], np.float32), np.zeros(3, int))
+    assert result.pairs == 3
 
 
 def test_rho_is_unknown_where_all_values_are_one() -> None:
-    (found,) = counted(np.full((4, 5), 0.2, np.float32), np.arange(1, 6, dtype=np.float32), np.zeros(5, int))
-    assert found.pairs == 20
-    assert np.isnan(found.rho)
+    (result,) = counted(np.full((4, 5), 0.2, np.float32), np.arange(1, 6, dtype=np.float32), np.zeros(5, int))
+    assert result.pairs == 20
+    assert np.isnan(result.rho)

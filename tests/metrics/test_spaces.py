@@ -32,22 +32,22 @@ def test_a_sketch_belongs_to_the_space_and_unrelated_spaces_are_not_alike() -> N
     factor = normal(D, R)
     same = factor @ normal(R, R, seed=1)
     assert sketch(factor) @ sketch(same) == pytest.approx(1, abs=1e-4)
-    others = np.stack([sketch(normal(D, R, seed=seed)) for seed in range(2, 60)])
-    assert np.abs(others @ sketch(factor)).max() < 0.5
+    unrelated = np.stack([sketch(normal(D, R, seed=seed)) for seed in range(2, 60)])
+    assert np.abs(unrelated @ sketch(factor)).max() < 0.5
     nearly = factor + 0.1 * normal(D, R, seed=3)
     assert sketch(factor) @ sketch(nearly) > 0.9
 
 
 def pairs(first: np.ndarray, second: np.ndarray) -> list[tuple[int, int]]:
-    found = list(alike(first, second, 0.7))
-    assert all(len(later) == len(correlations) and correlations.min() >= 0.7 for _, later, correlations in found)
-    return [(i, int(j)) for i, later, _ in found for j in later]
+    pairs = list(alike(first, second, 0.7))
+    assert all(len(later) == len(correlations) and correlations.min() >= 0.7 for _, later, correlations in pairs)
+    return [(i, int(j)) for i, later, _ in pairs for j in later]
 
 
 def test_alike_wants_both_spaces_and_knows_nothing_of_nan() -> None:
-    a, b, other = sketch(normal(D, R)), sketch(normal(D, R, seed=1)), sketch(normal(D, R, seed=2))
-    first = np.stack([a, other, a, a, np.full_like(a, np.nan)])
-    second = np.stack([b, b, other, b, b])
+    a, b, third = sketch(normal(D, R)), sketch(normal(D, R, seed=1)), sketch(normal(D, R, seed=2))
+    first = np.stack([a, third, a, a, np.full_like(a, np.nan)])
+    second = np.stack([b, b, third, b, b])
     assert pairs(first, second) == [(0, 3)]
 
 
@@ -69,8 +69,8 @@ def test_principal_angles_are_those_the_spaces_were_made_with(angle: float) -> N
     q = np.linalg.qr(normal(D, 4))[0]
     turned = np.cos(angle) * q[:, 0] + np.sin(angle) * q[:, 3]
     a, b = q[:, :2], np.stack([turned, q[:, 1]], axis=1)
-    found = principal_angles(a @ normal(2, 2, seed=1), b @ normal(2, 2, seed=2))
-    np.testing.assert_allclose(np.sort(found), [0, angle], atol=1e-14, rtol=1e-6)
+    angles = principal_angles(a @ normal(2, 2, seed=1), b @ normal(2, 2, seed=2))
+    np.testing.assert_allclose(np.sort(angles), [0, angle], atol=1e-14, rtol=1e-6)
 
 
 def test_change_is_that_of_the_product_and_blind_to_the_basis_within_a_head() -> None:
@@ -99,17 +99,17 @@ def matrix_with(values: list[float]) -> Factored:
 
 def test_directions_are_single_where_values_are_apart_and_blocks_where_not() -> None:
     w = matrix_with([5.0, 3.0, 2.999, 1.0])
-    found = leading_directions(w, 3)
-    assert [(one.block.start, one.block.stop) for one in found] == [(0, 1), (1, 3), (3, 4)]
-    for one in found:
-        np.testing.assert_allclose(w.dense() @ one.right, one.left * one.block.values, atol=1e-2)
-        np.testing.assert_allclose(one.left.T @ one.left, np.eye(one.block.stop - one.block.start), atol=1e-6)
+    directions = leading_directions(w, 3)
+    assert [(each.block.start, each.block.stop) for each in directions] == [(0, 1), (1, 3), (3, 4)]
+    for each in directions:
+        np.testing.assert_allclose(w.dense() @ each.right, each.left * each.block.values, atol=1e-2)
+        np.testing.assert_allclose(each.left.T @ each.left, np.eye(each.block.stop - each.block.start), atol=1e-6)
 
 
 def test_a_wide_block_names_no_tokens_and_the_null_space_no_direction() -> None:
     (wide,) = leading_directions(matrix_with([1.0] * 20), 1)
     assert (wide.block.start, wide.block.stop, wide.left.shape) == (0, 20, (D, 0))
-    assert [one.block.stop for one in leading_directions(matrix_with([2.0, 1.0, 1e-17]), 5)] == [1, 2]
+    assert [each.block.stop for each in leading_directions(matrix_with([2.0, 1.0, 1e-17]), 5)] == [1, 2]
     assert leading_directions(Factored(np.full((D, 2), np.nan), normal(D, 2)), 2) == []
     assert leading_directions(Factored(np.zeros((D, 2)), normal(D, 2)), 2) == []
 

@@ -20,15 +20,15 @@ def scores(left, right, height, strip):
 def test_rows_and_strips_change_no_bit(rank, width):
     rng = np.random.default_rng(rank)
     left, right = (rng.standard_normal((n, rank)).astype(np.float32) for n in (33, width))
-    whole = scores(left, right, 48, width)
-    np.testing.assert_allclose(whole, left @ right.T, rtol=0, atol=1e-3)
+    complete = scores(left, right, 48, width)
+    np.testing.assert_allclose(complete, left @ right.T, rtol=0, atol=1e-3)
     # Some kernels of OpenBLAS (Haswell) round a row by how many are multiplied with it: there no tiling is exact.
-    exact = all(np.array_equal(whole[-n:], scores(left[-n:], right, n, width)) for n in (2, 16, 32))
+    exact = all(np.array_equal(complete[-n:], scores(left[-n:], right, n, width)) for n in (2, 16, 32))
     rounding = 0 if exact else rank * np.finfo(np.float32).eps * np.linalg.norm(left, axis=1).max()
     for height in (1, 16, 32):  # of the last the remaining tile is one row
         for strip in (1, 100, 256):
             parts = scores(left, right, height, strip)
-            np.testing.assert_allclose(parts, whole, rtol=0, atol=rounding * np.linalg.norm(right, axis=1).max())
+            np.testing.assert_allclose(parts, complete, rtol=0, atol=rounding * np.linalg.norm(right, axis=1).max())
 
 
 def test_more_threads_have_smaller_tiles():

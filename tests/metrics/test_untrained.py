@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from weightscope.metrics.outliers import row_norms
-from weightscope.metrics.untrained import judged_rows, two_groups, undertrained_rows
+from weightscope.metrics.untrained import judge_rows, two_groups, undertrained_rows
 
 D = 96
 RNG = np.random.default_rng(0)
@@ -34,7 +34,7 @@ def quiet(n: int) -> np.ndarray:
 def test_the_untrained_are_found_whichever_are_more(trained, untrained: int, std: float | None) -> None:
     rows = np.concatenate([trained(191), initial(untrained)])
     assert undertrained_rows(rows, std).tolist() == [*range(191, 191 + untrained)]
-    judged = judged_rows(row_norms(rows), lambda: [(0, rows[:100]), (100, rows[100:])], std)
+    judged = judge_rows(row_norms(rows), lambda: [(0, rows[:100]), (100, rows[100:])], std)
     assert judged.initial == pytest.approx(0.02 * D**0.5, rel=0.02)
     assert judged.usual == pytest.approx(np.median(np.linalg.norm(rows[:191], axis=1)))
     assert len(judged.oversized) == 0
@@ -70,5 +70,5 @@ def test_rows_of_zeros_are_untrained_however_many() -> None:
 def test_two_groups_are_seen_where_they_are_clear() -> None:
     low, high = RNG.normal(0, 0.05, 300), RNG.normal(1, 0.3, 100)
     assert 0.1 < two_groups(np.concatenate([low, high])) < 0.5
-    for one in (low, RNG.uniform(size=500), RNG.exponential(size=500), np.ones(50), np.arange(3.0)):
-        assert two_groups(one) is None
+    for values in (low, RNG.uniform(size=500), RNG.exponential(size=500), np.ones(50), np.arange(3.0)):
+        assert two_groups(values) is None

@@ -163,7 +163,7 @@ def test_batches_change_nothing_and_a_seed_draws_the_same(tmp_path: Path, monkey
 def test_what_is_written_is_what_was_found(both: tuple[NormAnalysis, Loops]) -> None:
     norms, _ = both
     files = Files()
-    norms.write(files)
+    norms.write_tables(files)
     n_layers, n_heads = norms.alpha.shape[:2]
     tables = {
         name.removesuffix(".csv"): list(csv.DictReader(content.decode().splitlines()))

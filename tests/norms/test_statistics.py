@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from weightscope.metrics.rank_correlation import Spearman
-from weightscope.norms.measure import Moments, PairSample
-from weightscope.norms.page import lead
+from weightscope.norms.measure import Moments, NormAnalysis, PairSample
 from weightscope.tables import Table
 
 
@@ -60,9 +59,9 @@ def test_a_sample_is_of_the_pairs_and_of_the_size_asked_for(rng: np.random.Gener
 def test_a_kind_that_never_occurs_is_said_to_be_absent() -> None:
     rows = [("BOS", 0.2, 0.1), (". or ,", 0.0, 0.0), ("other", 0.8, 0.9)]
     ranks = [Spearman(pairs, float("nan"), 0.0) for pairs in (10, 0, 90)]
-    norms: Any = SimpleNamespace(shares=Table.of_rows(("kind", "weight", "length"), rows), ranks=ranks, n_sequences=1,
-                                 n_tokens=9)  # fmt: skip
+    shares = Table.of_rows(("kind", "weight", "length"), rows)
+    norms: Any = SimpleNamespace(shares=shares, ranks=ranks, n_sequences=1, n_tokens=9, source="a text")
     said = (
         "BOS takes 20.0% of the attention weight and gives 10.0% of the length of what is added up; no token is . or ,;"
     )
-    assert lead(norms, "a text").startswith(said)
+    assert NormAnalysis.lead.__get__(norms).startswith(said)

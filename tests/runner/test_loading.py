@@ -17,7 +17,7 @@ pytest.importorskip("torch", reason="the runner needs the extra `runner`")
 transformers = pytest.importorskip("transformers", reason="the runner needs the extra `runner`")
 
 from weightscope.runner import open_runner  # noqa: E402
-from weightscope.runner.tokenizer import gguf_tokenizer  # noqa: E402
+from weightscope.runner.framing import gguf_tokenizer  # noqa: E402
 
 pytestmark = pytest.mark.check
 

@@ -149,7 +149,7 @@ def test_a_replaced_output_reaches_the_next_layer(name: str, tmp_path: Path) -> 
 
 def test_a_block_that_shows_no_attention_is_named(embedded: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one does whose projection has a name that the family's row does not know."""
-    monkeypatch.setattr(embedded.model, "family", embedded.model.family.but(output="attn.elsewhere"))
+    monkeypatch.setattr(embedded.model, "family", embedded.model.family.but(heads__out="attn.elsewhere"))
     with pytest.raises(ws.CheckpointError, match="layer 0: transformers' GPT2Block does not show its attention"):
         embedded.observe(TOKENS, lambda seen: None)
 

@@ -24,7 +24,7 @@ def csv_of(found: bias.SinkBias) -> list[str]:
 
 
 def test_what_is_finished_is_not_run_again(tmp_path: Path) -> None:
-    model, texts = ws.open_model("embedded"), read_texts().texts
+    model, texts = ws.open_model("embedded"), read_texts()
     whole = bias.sink_bias(model, texts, SIZES)
     plain, calls = bias.losses_under, []
 

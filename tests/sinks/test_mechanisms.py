@@ -25,11 +25,16 @@ from weightscope.files import Files  # noqa: E402
 from weightscope.runner import Activations, Runner, open_runner  # noqa: E402
 from weightscope.runner.hooks import tower_of  # noqa: E402
 from weightscope.sinks.inputs import Inputs, read_inputs  # noqa: E402
-from weightscope.sinks.mechanisms import MEASURES, SinkMechanisms  # noqa: E402
-from weightscope.sinks.mechanisms_page import write_mechanism_report  # noqa: E402
-from weightscope.sinks.observer import SinkObserver, own_coordinates, sink_mechanisms  # noqa: E402
+from weightscope.sinks.mechanisms import (  # noqa: E402
+    MEASURES,
+    SinkMechanisms,
+    SinkObserver,
+    own_coordinates,
+    sink_mechanisms,
+)
+from weightscope.sinks.page import write_mechanisms_page  # noqa: E402
 from weightscope.text.kinds import ImageTokens, TextTokens, image_tokens, text_tokens  # noqa: E402
-from weightscope.text.tokenizer import load_tokenizer  # noqa: E402
+from weightscope.text.tokenizer import Tokenizer  # noqa: E402
 
 pytestmark = pytest.mark.check
 
@@ -255,10 +260,10 @@ def test_text_models_have_no_patches(embedded: ws.Model) -> None:
 
 
 def test_tokens_of_a_text_are_first_special_punctuation_or_other() -> None:
-    tokenizer = load_tokenizer(EMBEDDED)
+    tokenizer = Tokenizer.load(EMBEDDED)
     tokens = text_tokens(tokenizer)
-    end = tokenizer.token_to_id("<|endoftext|>")
-    ids = np.array([end, *tokenizer.encode("A cat, mine.\n").ids, end])
+    end = tokenizer.ids["<|endoftext|>"]
+    ids = np.array([end, *tokenizer.encode("A cat, mine.\n"), end])
     names = [tokens.names[kind] for kind in tokens.kinds(ids, len(ids))]
     assert names[0] == "first" and names[-1] == "special"
     for position, name in list(enumerate(names))[1:-1]:
@@ -300,7 +305,9 @@ def planted(value_of_sink: Sequence[float], attention_to_sink: Sequence[float]) 
 def mechanisms(seen: Activations) -> list[str]:
     observer = SinkObserver([seen.layer], Inputs({"text": np.arange(N)}, every_third_special(), ""))
     observer(seen)
-    found = observer.result("planted", np.ones((1, seen.layer.n_heads, R)))
+    found = SinkMechanisms(
+        model="planted", **observer.measured(), qk_singular_values=np.ones((1, seen.layer.n_heads, R))
+    )
     assert (found.position[found.event] == SINK).all()
     return found.mechanism[0, 0].tolist()
 
@@ -337,9 +344,9 @@ def test_a_layer_scale_that_silences_the_sinks_direction_makes_a_nop() -> None:
 @pytest.fixture(scope="module")
 def sinks_of_embedded() -> SinkMechanisms:
     """Of the checkpoint that comes along, on four texts of different lengths."""
-    tokenizer = load_tokenizer(EMBEDDED)
+    tokenizer = Tokenizer.load(EMBEDDED)
     text = "It was the best of times, it was the worst of times. " * 4
-    texts = {f"text {n}": np.array([0, *tokenizer.encode(text[n:]).ids])[: 30 - n] for n in range(4)}
+    texts = {f"text {n}": np.array([0, *tokenizer.encode(text[n:])])[: 30 - n] for n in range(4)}
     return sink_mechanisms(open_runner(ws.open_model(EMBEDDED)), Inputs(texts, text_tokens(tokenizer), "four texts"))
 
 
@@ -349,7 +356,7 @@ def read_csv(files: Files, name: str) -> list[dict[str, str]]:
 
 def test_the_tables_agree_with_the_arrays_and_with_each_other(sinks_of_embedded: SinkMechanisms) -> None:
     found, files = sinks_of_embedded, Files()
-    found.write(files)
+    found.write_tables(files)
     assert sorted(files.contents) == ["events.csv", "heads.csv", "layers.csv", "sinks.npz"]
     events = read_csv(files, "events.csv")
     assert tuple(events[0]) == EVENT_COLUMNS and len(events) == found.event.size
@@ -409,7 +416,7 @@ def test_a_page_shows_registers_where_there_are_some(tmp_path: Path) -> None:
         runner, files = runner_of(case_named(name), tmp_path / name), Files()
         images = dict(enumerate(sequences_of(case_named(name))))
         found = sink_mechanisms(runner, Inputs(images, image_tokens(runner.model), ""))
-        write_mechanism_report(files, found)
+        write_mechanisms_page(files, found)
         drawn = {name.removesuffix(".png") for name in files.contents if name.endswith(".png")}
         assert drawn - {"registers"} == {
             "sink-tokens", "head-map", "norms", "plane", "lemmas", "similarity", "spectra", "routing"

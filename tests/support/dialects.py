@@ -20,14 +20,14 @@ KINDS = ("full_attention", "sliding_attention")
 
 
 def of_rotation(base: Values) -> Iterator[tuple[str, Values]]:
-    """A config with rotary parameters in other words, each with what it is called."""
+    """A config with rotary parameters in other words, each with a name."""
     bare = {key: value for key, value in base.items() if key not in ROPE}
-    own = base.get("rope_parameters") or {}
-    nested = any(isinstance(value, Mapping) for value in own.values())
-    flat = next((dict(value) for value in own.values() if value), {}) if nested else dict(own)
+    saved = base.get("rope_parameters") or {}
+    nested = any(isinstance(value, Mapping) for value in saved.values())
+    flat = next((dict(value) for value in saved.values() if value), {}) if nested else dict(saved)
     flat |= {"rope_theta": THETA}
-    by_type = {kind: {"rope_type": "default", "rope_theta": THETA + 1000 * at} for at, kind in enumerate(KINDS)}
-    by_type |= {kind: {"rope_type": "default", "rope_theta": THETA + 7 * len(kind)} for kind in own if nested}
+    by_type = {kind: {"rope_type": "default", "rope_theta": THETA + 1000 * index} for index, kind in enumerate(KINDS)}
+    by_type |= {kind: {"rope_type": "default", "rope_theta": THETA + 7 * len(kind)} for kind in saved if nested}
 
     yield "as it is saved", base
     yield "nothing said", bare
@@ -37,9 +37,9 @@ def of_rotation(base: Values) -> Iterator[tuple[str, Values]]:
             yield f"{kind} scaling by {key}", bare | {"rope_theta": THETA, "rope_scaling": {key: kind, **more}}
         yield f"{kind} in rope_parameters", bare | {"rope_parameters": {**flat, "rope_type": kind, **more}}
         pasted = base | {"rope_scaling": {"rope_type": kind, **more}}
-        yield f"{kind} scaling beside rope_parameters", pasted
-        yield f"{kind} scaling beside rope_parameters and a base", pasted | {"rope_theta": THETA}
-    yield "type beside rope_parameters", base | {"rope_scaling": {"type": "yarn", **YARN}}
+        yield f"{kind} scaling and rope_parameters", pasted
+        yield f"{kind} scaling and rope_parameters and a base", pasted | {"rope_theta": THETA}
+    yield "type and rope_parameters", base | {"rope_scaling": {"type": "yarn", **YARN}}
     yield "two kinds", bare | {"rope_scaling": {"type": "linear", "rope_type": "dynamic", **LINEAR}}
     yield "scaling with a base", bare | {"rope_scaling": {"rope_type": "linear", "rope_theta": THETA, **LINEAR}}
     yield "scaling without a base", bare | {"rope_scaling": {"rope_type": "linear", **LINEAR}}
@@ -55,7 +55,7 @@ def of_rotation(base: Values) -> Iterator[tuple[str, Values]]:
         for what, value in (("null", None), ("empty", {})):
             yield f"{what} {key}", bare | {key: value}
             yield f"{what} {key} and a base", bare | {key: value, "rope_theta": THETA}
-            yield f"{what} {key} beside the other", base | {key: value}
+            yield f"{what} {key} and the other", base | {key: value}
     yield "rope_parameters by type, the old word", bare | {"rope_parameters": {"type": "linear", **LINEAR}}
     yield "rope_parameters without a base", bare | {"rope_parameters": {"rope_type": "linear", **LINEAR}}
     yield "flat rope_parameters", bare | {"rope_parameters": flat}
@@ -67,16 +67,16 @@ def of_rotation(base: Values) -> Iterator[tuple[str, Values]]:
     yield "scaling by layer type", bare | {"rope_scaling": by_type}
     for key in BASES:
         yield f"{key}", bare | {key: THETA}
-        yield f"{key} beside rope_parameters", base | {key: THETA}
+        yield f"{key} and rope_parameters", base | {key: THETA}
     for key in SHARES:
         yield f"{key}", bare | {key: 0.5}
-        yield f"{key} beside rope_parameters", base | {key: 0.5}
+        yield f"{key} and rope_parameters", base | {key: 0.5}
         yield f"{key} and scaling", bare | {key: 0.5, "rope_scaling": {"rope_type": "linear", **LINEAR}}
     yield "a share in rope_parameters", bare | {"rope_parameters": {**flat, "partial_rotary_factor": 0.5}}
     yield "rotary_dim", base | {"rotary_dim": 16}
     yield "unknown keys", base | {"rope_freqs": 3.0, "rope_scale": 2.0, "use_rope": True, "rotary_interleaved": True}
     gone = {name: {k: v for k, v in part.items() if k != "rope_theta"} if isinstance(part, Mapping) else part
-            for name, part in own.items() if name != "rope_theta"}  # fmt: skip
+            for name, part in saved.items() if name != "rope_theta"}  # fmt: skip
     yield "its own rope_parameters without bases", bare | {"rope_parameters": gone}
     yield "its own rope_parameters without bases and a base", bare | {"rope_parameters": gone, "rope_theta": THETA}
 
@@ -104,11 +104,11 @@ def of_sizes(base: Values, synonyms: Mapping[str, str]) -> Iterator[tuple[str, V
             without = {name: given for name, given in base.items() if name != key}
             yield f"no {key}", without
             yield f"null {key}", without | {key: None}
-            other = max(value // 2, 1) if isinstance(value, int) else value * 2
+            changed = max(value // 2, 1) if isinstance(value, int) else value * 2
             for foreign in same:
                 if foreign not in base and foreign not in synonyms:
-                    yield f"{foreign} for {key}", without | {foreign: other}
-                    yield f"{foreign} beside {key}", base | {foreign: other}
+                    yield f"{foreign} for {key}", without | {foreign: changed}
+                    yield f"{foreign} and {key}", base | {foreign: changed}
     for key in ("head_dim", "num_key_value_heads", "attention_head_size", "kv_channels"):
         if key not in base and key not in synonyms:
             yield f"{key}, which the class has not", base | {key: 16}

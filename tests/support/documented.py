@@ -1,4 +1,4 @@
-"""Command lines as README and docs/ have them: whole ones in blocks of code, and those that a sentence names."""
+"""Command lines of README and docs/: complete ones in blocks of code, and parts that a sentence names."""
 
 import re
 import shlex
@@ -18,11 +18,11 @@ IN_A_SENTENCE = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 
 
 class Line(NamedTuple):
-    """A command line, where it stands, and whether a person can type it as it is there."""
+    """A command line, its page, and whether a person can type it as it is there."""
 
     page: str
     words: tuple[str, ...]
-    whole: bool
+    complete: bool
 
     def __str__(self) -> str:
         return f"{self.page}: {shlex.join(self.words)}"
@@ -38,13 +38,13 @@ def words_of(line: str) -> tuple[str, ...]:
 def lines_of(page: Path) -> list[Line]:
     """All command lines of a page."""
     name, text = page.relative_to(ROOT).as_posix(), page.read_text(encoding="utf-8")
-    blocks = [found[1] for found in FENCED.finditer(text)]
+    blocks = [block[1] for block in FENCED.finditer(text)]
     prose = FENCED.sub("", text)
     blocks += INDENTED.findall(prose)
     lines = [Line(name, words_of(line), True) for block in blocks for line in PROMPT.findall(block)]
-    for said in IN_A_SENTENCE.findall(INDENTED.sub("", prose)):
-        begun = said.removeprefix("weightscope ")
-        named = begun != said or (" --" in said and said.split()[0] in main.commands)
+    for code in IN_A_SENTENCE.findall(INDENTED.sub("", prose)):
+        begun = code.removeprefix("weightscope ")
+        named = begun != code or (" --" in code and code.split()[0] in main.commands)
         if named and re.match("[a-z]", begun):
             lines.append(Line(name, words_of(begun.replace("\n", " ")), False))
     return lines
@@ -56,24 +56,24 @@ def check(line: Line) -> None:
     Raises
     ------
     click.UsageError
-        There is no such command, option, choice or number, or something is missing of a whole line.
+        There is no such command, option, choice or number, or something is missing of a complete line.
     """
     name, *words = line.words
     _, command, _ = main.resolve_command(click.Context(main), [name])
     assert command is not None
     context = click.Context(command, info_name=name)
-    if not line.whole and words and words[-1].startswith("-") and not _is_flag(command, words[-1]):
+    if not line.complete and words and words[-1].startswith("-") and not _is_flag(command, words[-1]):
         words.append("1")  # a sentence names the option alone
     given, left, _ = command.make_parser(context).parse_args(words)
     if left:
         raise click.UsageError(f"too much: {shlex.join(left)}")
     for parameter in command.params:
         if parameter.name not in given or parameter.value_is_missing(given[parameter.name]):
-            if line.whole and parameter.required:
+            if line.complete and parameter.required:
                 raise click.MissingParameter(ctx=context, param=parameter)
         elif not isinstance(parameter.type, click.Path):  # whether a file is there is not asked
             parameter.type_cast_value(context, given[parameter.name])
 
 
 def _is_flag(command: click.Command, name: str) -> bool:
-    return any(isinstance(own, click.Option) and own.is_flag and name in own.opts for own in command.params)
+    return any(isinstance(option, click.Option) and option.is_flag and name in option.opts for option in command.params)

@@ -28,10 +28,10 @@ def of_heads(part: int, heads: Iterable[int]) -> np.ndarray:
 
 def permuted(weights: dict[str, np.ndarray], layer: int, order: Sequence[int]) -> dict[str, np.ndarray]:
     """The same functions: head `order[h]` stands where head h stood."""
-    own = {name: values.copy() for name, values in weights.items()}
+    copies = {name: values.copy() for name, values in weights.items()}
     stem = f"h.{layer}.attn."
     columns = np.concatenate([of_heads(part, order) for part in range(3)])
-    own[f"{stem}c_attn.weight"] = own[f"{stem}c_attn.weight"][:, columns]
-    own[f"{stem}c_attn.bias"] = own[f"{stem}c_attn.bias"][columns]
-    own[f"{stem}c_proj.weight"] = own[f"{stem}c_proj.weight"][of_heads(0, order)]
-    return own
+    copies[f"{stem}c_attn.weight"] = copies[f"{stem}c_attn.weight"][:, columns]
+    copies[f"{stem}c_attn.bias"] = copies[f"{stem}c_attn.bias"][columns]
+    copies[f"{stem}c_proj.weight"] = copies[f"{stem}c_proj.weight"][of_heads(0, order)]
+    return copies

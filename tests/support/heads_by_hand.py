@@ -32,10 +32,10 @@ def dense_scores(a: Head, b: Head) -> dict[str, tuple[float, float]]:
     centred = b.layer.norm is not None and b.layer.norm.centred
     d = b.qk.shape[0]
     centring = np.eye(d) - centred / d
-    written, vo, own = (x.astype(np.float64) @ centring for x in (a.vo.right.T, a.vo.dense(), b.vo.dense()))
+    written, vo, reader_vo = (x.astype(np.float64) @ centring for x in (a.vo.right.T, a.vo.dense(), b.vo.dense()))
     qk = b.qk.dense().astype(np.float64)
     space = projection(written.T)
-    factors = {"q": (b.qk.left, qk), "k": (b.qk.right, qk.T), "v": (b.vo.left, own)}
+    factors = {"q": (b.qk.left, qk), "k": (b.qk.right, qk.T), "v": (b.vo.left, reader_vo)}
     return {
         kind: (
             float(np.trace(space @ projection(factor))),

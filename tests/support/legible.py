@@ -11,35 +11,35 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation, Text
 
-FAR = 0.1  # of an axis: a label farther from what it names seems to name something else
+FAR = 0.1  # of an axis: a label farther from its point seems to name something else
 INDEX = re.compile(r"(attention |output of )?(layer|head|dimension|index|kind|checkpoint)\b")
 TOUCHING = 1.0  # pixels that boxes may share, since they are a little larger than their letters
 
 
 def faults(figure: Figure) -> list[str]:
-    """Texts that leave the canvas or cover each other, labels far from what they name, index axes with half ticks.
+    """Texts that leave the canvas or cover each other, labels far from their points, index axes with half ticks.
 
     Panels with nothing in them are faults too.
     """
     figure.draw_without_rendering()
     shown = [(text, text.get_window_extent()) for text in texts(figure)]
     canvas = figure.bbox.padded(TOUCHING)
-    found = [
+    faults = [
         f"{text.get_text()!r} leaves the canvas"
         for text, box in shown
         if not (canvas.x0 <= box.x0 and box.x1 <= canvas.x1 and canvas.y0 <= box.y0 and box.y1 <= canvas.y1)
     ]
-    found += [
-        f"{one.get_text()!r} covers {other.get_text()!r}"
-        for (one, a), (other, b) in combinations(shown, 2)
+    faults += [
+        f"{first.get_text()!r} covers {second.get_text()!r}"
+        for (first, a), (second, b) in combinations(shown, 2)
         if min(a.x1, b.x1) - max(a.x0, b.x0) > TOUCHING and min(a.y1, b.y1) - max(a.y0, b.y0) > TOUCHING
     ]
-    found += [f"{text.get_text()!r} is far from its point" for text, _ in shown if distance(text) > FAR]
+    faults += [f"{text.get_text()!r} is far from its point" for text, _ in shown if distance(text) > FAR]
     for axes in figure.axes:
-        found += half_ticks(figure, axes)
+        faults += half_ticks(figure, axes)
         if axes.axison and not axes.has_data() and not any(text.get_text() for text in axes.texts):
-            found.append("an empty panel")
-    return found
+            faults.append("an empty panel")
+    return faults
 
 
 def texts(artist: Artist) -> Iterator[Text]:
@@ -72,7 +72,7 @@ def tick_labels(axis: Axis) -> Iterator[Text]:
 
 
 def distance(text: Text) -> float:
-    """From a label's box to what it names, as a share of the axis; 0 for a text that names nothing."""
+    """From a label's box to its point, as a share of the axis; 0 for a text without a point."""
     if not isinstance(text, Annotation) or text.axes is None or text.xycoords != "data":
         return 0.0
     point, box = text.axes.transData.transform(text.xy), text.get_window_extent()
@@ -87,7 +87,7 @@ def half_ticks(figure: Figure, axes: Axes) -> Iterator[str]:
         (axes.yaxis, "y", figure.get_supylabel()),
     ):
         same = getattr(axes, f"get_shared_{name}_axes")().get_siblings(axes)
-        label = next(filter(None, (getattr(other, f"get_{name}label")() for other in same)), over)
+        label = next(filter(None, (getattr(sibling, f"get_{name}label")() for sibling in same)), over)
         if INDEX.match(label):
             for text in (tick.get_text() for tick in tick_labels(axis)):
                 if re.fullmatch(r"[−-]?\d*\.\d*[1-9]\d*", text):

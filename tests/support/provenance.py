@@ -25,7 +25,7 @@ def header_of(path: Path) -> tuple[int, str]:
 
 
 def envelope_in(text: str, command: list[object], *folders: Path, digest: bool = False) -> dict[str, Any]:
-    """The result in JSON, whose envelope is that of a command over checkpoints of one file."""
+    """The result in JSON, in the envelope of a command over checkpoints of one file."""
     result: dict[str, Any] = json.loads(text)
     assert result.keys() >= ENVELOPE and "headline" not in result
     assert (result["version"], result["command"]) == (weightscope.__version__, typed(command))
@@ -45,9 +45,9 @@ def envelope_in(text: str, command: list[object], *folders: Path, digest: bool =
 
 def footer_of(page: Path) -> str:
     """The end of a page, unescaped."""
-    found = re.search(r"<footer>(.*)</footer>", page.read_text(), re.DOTALL)
-    assert found is not None
-    return html.unescape(found[1])
+    footer = re.search(r"<footer>(.*)</footer>", page.read_text(), re.DOTALL)
+    assert footer is not None
+    return html.unescape(footer[1])
 
 
 def without_command(printed: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ def rows(name: str) -> tuple[dict[str, str], ...]:
 
 
 def column(name: str, column: str, **where: Any) -> np.ndarray:
-    """A column of a CSV, of those of its rows that hold these values."""
+    """A column of a CSV, of the rows that hold these values."""
     cells = [row[column] for row in rows(name) if all(row[key] == str(value) for key, value in where.items())]
     assert cells, f"{name} has no row with {where}"
     return np.array([float(cell or "nan") for cell in cells])

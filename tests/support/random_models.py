@@ -12,8 +12,8 @@ from tests.support.cases import Case
 def random_model(case: Case) -> torch.nn.Module:
     """The case's model with every parameter drawn anew, norms and biases included."""
     config = transformers.AutoConfig.for_model(case.model_type, **case.config)
-    if own := getattr(transformers, case.head, None) if case.head else None:
-        model = own._from_config(config, attn_implementation="eager").eval()
+    if head_class := getattr(transformers, case.head, None) if case.head else None:
+        model = head_class._from_config(config, attn_implementation="eager").eval()
     else:
         auto = getattr(transformers, f"AutoModelFor{case.head}" if case.head else "AutoModel")
         model = auto.from_config(config, attn_implementation="eager").eval()

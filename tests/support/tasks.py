@@ -58,7 +58,7 @@ def killed_once(marker: Path, number: int) -> int:
 
 def cores_and_blas_threads() -> tuple[int, set[int]]:
     """What a task is left: cores for its threads, and threads of every BLAS that is loaded."""
-    return usable_cores(), {found["num_threads"] for found in threadpool_info() if found["user_api"] == "blas"}
+    return usable_cores(), {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
 
 
 def tables_alone(

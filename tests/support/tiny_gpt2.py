@@ -36,6 +36,6 @@ def write_checkpoint(folder: Path, weights: dict[str, np.ndarray], **config: Any
     n_layers = len({name.split(".")[1] for name in weights if name.startswith("h.")})
     sizes = {"n_layer": n_layers, "n_head": 4, "n_embd": d, "n_positions": n_positions}
     folder.mkdir(parents=True, exist_ok=True)
-    save_file({name: np.ascontiguousarray(own) for name, own in weights.items()}, folder / "model.safetensors")
+    save_file({name: np.ascontiguousarray(array) for name, array in weights.items()}, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", **sizes, **config}))
     return folder

@@ -71,6 +71,6 @@ def softmax(scores: np.ndarray, sinks: np.ndarray | None) -> np.ndarray:
 
 
 def centred(scores: np.ndarray, seen: np.ndarray) -> np.ndarray:
-    """Scores less each row's mean over the keys that are `seen`, zero elsewhere: what a softmax can tell of them."""
+    """Scores less each row's mean over the keys that are `seen`, zero elsewhere: a softmax depends on nothing else."""
     kept = np.where(seen, scores, 0)
     return np.where(seen, kept - kept.sum(-1, keepdims=True) / seen.sum(-1, keepdims=True), 0)

@@ -7,7 +7,6 @@ import weightscope as ws
 from weightscope.text.kinds import token_kinds
 from weightscope.text.sequences import (
     Framing,
-    added_tokens,
     excerpts,
     paragraph_pairs,
     paragraphs,
@@ -15,6 +14,7 @@ from weightscope.text.sequences import (
     sentences,
     token_windows,
 )
+from weightscope.text.tokenizer import Tokenizer
 
 tokenizers = pytest.importorskip("tokenizers", reason="needs the extra `bigrams`")
 
@@ -23,7 +23,7 @@ TEXT = "# Heading\n\n" + "\n\n".join(f"{name} {WORDS}" for name in ("red", "gree
 
 
 @pytest.fixture
-def tokenizer() -> "tokenizers.Tokenizer":
+def library() -> "tokenizers.Tokenizer":
     """Words as tokens, and BERT's template around them."""
     words = dict.fromkeys(["[UNK]", "[CLS]", "[SEP]", ",", ".", "red", "green", "blue", "black", "a", *WORDS.split()])
     made = tokenizers.Tokenizer(
@@ -35,19 +35,24 @@ def tokenizer() -> "tokenizers.Tokenizer":
 
 
 @pytest.fixture
+def tokenizer(library) -> Tokenizer:
+    return Tokenizer.of_library(library)
+
+
+@pytest.fixture
 def framing(tokenizer) -> Framing:
-    return Framing(tokenizer, added_tokens(tokenizer))
+    return Framing(tokenizer, tokenizer.around)
 
 
-def test_framing_is_what_the_tokenizer_adds_or_what_is_put_before(tokenizer, framing) -> None:
+def test_framing_is_what_the_tokenizer_adds_or_what_is_put_before(library, tokenizer, framing) -> None:
     assert (framing.special, framing.takes_pairs) == ((1, 2), True)
-    assert framing.begun("red") == [1, tokenizer.token_to_id("red")]
-    tokenizer.post_processor = tokenizers.processors.TemplateProcessing("[CLS] $A", "[CLS] $A $B", [("[CLS]", 1)])
-    assert added_tokens(tokenizer) == (1,)
+    assert framing.begun("red") == [1, tokenizer.ids["red"]]
+    library.post_processor = tokenizers.processors.TemplateProcessing("[CLS] $A", "[CLS] $A $B", [("[CLS]", 1)])
+    assert Tokenizer.of_library(library).around == (1,)
     assert not Framing(tokenizer, (1,)).takes_pairs
-    tokenizer.post_processor = tokenizers.processors.TemplateProcessing("$A", "$A $B", [])
-    assert added_tokens(tokenizer) == ()
-    assert Framing(tokenizer).begun("red") == [tokenizer.token_to_id("red")]
+    library.post_processor = tokenizers.processors.TemplateProcessing("$A", "$A $B", [])
+    assert Tokenizer.of_library(library).around == ()
+    assert Framing(tokenizer).begun("red") == [tokenizer.ids["red"]]
     (pair,) = paragraph_pairs(Framing(tokenizer, before=(9,)), [TEXT], 1, longest=6)
     assert (pair[0], len(pair)) == (9, 6)
 
@@ -61,7 +66,7 @@ def test_pairs_are_consecutive_and_in_berts_form(tokenizer, framing) -> None:
     made = paragraph_pairs(framing, [TEXT], 10)
     assert len(made) == 3
     for ids in made:
-        words = [tokenizer.id_to_token(token) for token in ids]
+        words = [tokenizer.tokens[token] for token in ids]
         first, second, empty = " ".join(words[1:]).split("[SEP]")
         assert words[0] == "[CLS]"
         assert not empty
@@ -69,9 +74,9 @@ def test_pairs_are_consecutive_and_in_berts_form(tokenizer, framing) -> None:
         assert (first.strip(), second.strip()) == (f"{first.split()[0]} {WORDS}", f"{second.split()[0]} {WORDS}")
 
 
-def test_pairs_are_cut_to_length_and_the_tokenizer_left_as_it_was(tokenizer, framing) -> None:
+def test_pairs_are_cut_to_length_and_the_tokenizer_left_as_it_was(library, framing) -> None:
     assert {len(ids) for ids in paragraph_pairs(framing, [TEXT], 10, longest=12)} == {12}
-    assert tokenizer.truncation is None
+    assert library.truncation is None
 
 
 def test_kinds(framing) -> None:
@@ -119,12 +124,12 @@ def test_sentences_end_with_their_marks_and_with_blank_lines() -> None:
     ]
 
 
-def test_sentence_sequences_are_whole_drawn_once_and_cut_to_length(tokenizer, framing) -> None:
+def test_sentence_sequences_are_whole_drawn_once_and_cut_to_length(library, tokenizer, framing) -> None:
     found = ["red one two", "green one two three", "blue one", ""]
     made = [tuple(ids.tolist()) for ids in sentence_sequences(framing, found, 10)]
-    assert sorted(made) == sorted(tuple(tokenizer.encode(sentence).ids) for sentence in found)
+    assert sorted(made) == sorted(tuple(tokenizer.encode(sentence)) for sentence in found)
     assert {len(ids) for ids in sentence_sequences(framing, found[:2], 2, longest=4)} == {4}
     assert all(ids[0] == 9 for ids in sentence_sequences(Framing(tokenizer, before=(9,)), found, 4))
-    assert tokenizer.truncation is None
+    assert library.truncation is None
     with pytest.raises(ws.CheckpointError, match="no sentences"):
         sentence_sequences(framing, [], 3)

@@ -17,15 +17,7 @@ from weightscope.cli import main
 from weightscope.pages.style import Drawing
 from weightscope.text import sandbox
 from weightscope.text.counts import Counts
-from weightscope.text.tokenizer import (
-    PARSED_HERE,
-    TokenList,
-    load_tokenizer,
-    of_sentencepiece,
-    token_id,
-    token_text,
-    vocab_size,
-)
+from weightscope.text.tokenizer import PARSED_HERE, Tokenizer, TokenList
 
 WORDS = [
     "[PAD]",
@@ -75,19 +67,19 @@ def test_a_large_list_is_parsed_in_a_process_of_its_own(monkeypatch: pytest.Monk
     """Where its time and memory have limits; what comes back is the same."""
     content = sentencepiece(LARGE)
     assert len(content) > PARSED_HERE
-    assert of_sentencepiece(content, "tokenizer.model").get_vocab() == {name: i for i, name in enumerate(LARGE)}
+    assert TokenList.of_sentencepiece(content, "tokenizer.model").ids == {name: i for i, name in enumerate(LARGE)}
     monkeypatch.setattr(sandbox, "SECONDS", 0.001)
     with pytest.raises(ws.CheckpointError, match=r"^spiece\.model: it takes .* more than 0 seconds"):
-        of_sentencepiece(content * 5, "spiece.model")
+        TokenList.of_sentencepiece(content * 5, "spiece.model")
 
 
 def test_a_list_of_long_names_is_refused_by_that_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "MOST_CHARACTERS", 1000)
     with pytest.raises(ws.CheckpointError, match=r"^long: its tokens have .* characters; at most 1000 are read"):
-        of_sentencepiece(sentencepiece(LARGE), "long")
+        TokenList.of_sentencepiece(sentencepiece(LARGE), "long")
     monkeypatch.setattr(sandbox, "MOST_TOKENS", 100)
     with pytest.raises(ws.CheckpointError, match=r"^many: has 20000 tokens; at most 100 are read"):
-        of_sentencepiece(sentencepiece(LARGE), "many")
+        TokenList.of_sentencepiece(sentencepiece(LARGE), "many")
 
 
 def test_lines_are_counted_before_they_are_listed(tmp_path: Path) -> None:
@@ -96,7 +88,7 @@ def test_lines_are_counted_before_they_are_listed(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "X"}')
     tracemalloc.start()
     with pytest.raises(ws.CheckpointError, match="lists 50000000 tokens; from 1 to"):
-        load_tokenizer(tmp_path)
+        Tokenizer.load(tmp_path)
     assert tracemalloc.get_traced_memory()[1] < 150_000_000
     tracemalloc.stop()
 
@@ -108,40 +100,40 @@ def test_lines_are_counted_before_they_are_listed(tmp_path: Path) -> None:
 )
 def test_word_piece_splits_as_transformers_does(config: dict[str, object], tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    ours = load_tokenizer(vocabulary(tmp_path, tokenizer_class="BertTokenizer", **config))
+    ours = Tokenizer.load(vocabulary(tmp_path, tokenizer_class="BertTokenizer", **config))
     theirs = transformers.BertTokenizer(vocab=dict(zip(WORDS, range(len(WORDS)), strict=True)), **config)
     for text in ("The cats, unable", "CAFÉ café 中the", "a [MASK] cat", ""):
-        assert ours.encode(text).ids == theirs(text)["input_ids"]
-    assert token_text(ours, token_id(ours, "##s")) == "##s" and token_text(ours, 10, 9) == "cats"
+        assert ours.encode(text) == theirs(text)["input_ids"]
+    assert ours.text(ours.id_of("##s")) == "##s" and ours.text(10, 9) == "cats"
 
 
 def test_words_of_another_kind_are_named_and_not_split(tmp_path: Path) -> None:
-    tokenizer = load_tokenizer(vocabulary(tmp_path, tokenizer_class="BertJapaneseTokenizer"))
-    assert token_id(tokenizer, "cat") == 10 and token_text(tokenizer, 13, 14) == "unable"
+    tokenizer = Tokenizer.load(vocabulary(tmp_path, tokenizer_class="BertJapaneseTokenizer"))
+    assert tokenizer.id_of("cat") == 10 and tokenizer.text(13, 14) == "unable"
     with pytest.raises(ws.CheckpointError, match=r"vocab\.txt: cannot split texts: only its list of tokens is read"):
-        tokenizer.encode_batch_fast(["a cat"])
+        tokenizer.encode_batch(["a cat"])
 
 
 def test_sentencepiece_names_its_pieces(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(sentencepiece(PIECES))
     for source in (tmp_path, tmp_path / "tokenizer.model"):
-        tokenizer = load_tokenizer(source)
-        assert [tokenizer.id_to_token(i) for i in range(vocab_size(tokenizer))] == PIECES
-        assert token_text(tokenizer, 4, 5, 6) == " the cats"
-        assert token_id(tokenizer, " cat") == token_id(tokenizer, "▁cat") == 5
+        tokenizer = Tokenizer.load(source)
+        assert [tokenizer.tokens[i] for i in range(tokenizer.size)] == PIECES
+        assert tokenizer.text(4, 5, 6) == " the cats"
+        assert tokenizer.id_of(" cat") == tokenizer.id_of("▁cat") == 5
     with pytest.raises(ws.CheckpointError, match=r"tokenizer\.model: has no token ' dog': only its list"):
-        token_id(tokenizer, " dog")
+        tokenizer.id_of(" dog")
 
 
 @pytest.mark.parametrize("length", range(0, 60, 7))
 def test_a_sentencepiece_model_cut_anywhere_is_refused_or_shorter(length: int) -> None:
     content = sentencepiece(PIECES)
     try:
-        cut = of_sentencepiece(content[:length], "tokenizer.model")
+        cut = TokenList.of_sentencepiece(content[:length], "tokenizer.model")
     except ws.CheckpointError as error:
         assert str(error).startswith("tokenizer.model: ") and "\n" not in str(error)
     else:
-        assert [cut.id_to_token(i) for i in range(cut.get_vocab_size())] == PIECES[: cut.get_vocab_size()]
+        assert [*cut.tokens.values()] == PIECES[: len(cut.tokens)]
 
 
 @pytest.mark.parametrize(
@@ -158,7 +150,7 @@ def test_a_sentencepiece_model_cut_anywhere_is_refused_or_shorter(length: int) -
 )
 def test_what_is_no_sentencepiece_model_is_refused(content: bytes) -> None:
     with pytest.raises(ws.CheckpointError, match=r"tokenizer\.model: (is not a SentencePiece model|lists 0 tokens)"):
-        of_sentencepiece(content, "tokenizer.model")
+        TokenList.of_sentencepiece(content, "tokenizer.model")
 
 
 @pytest.mark.parametrize(
@@ -178,19 +170,19 @@ def test_the_list_in_a_gguf_file_names_tokens(kind: str, tokens: list[str], text
     writer.write_kv_data_to_file()
     writer.close()
     for source in (tmp_path / "model.gguf", tmp_path):
-        tokenizer = load_tokenizer(source)
+        tokenizer = Tokenizer.load(source)
         assert isinstance(tokenizer, TokenList)
-        assert token_id(tokenizer, text) == 4 - (kind == "gpt2")
-        assert token_text(tokenizer, token_id(tokenizer, text)) == text
+        assert tokenizer.id_of(text) == 4 - (kind == "gpt2")
+        assert tokenizer.text(tokenizer.id_of(text)) == text
     if kind == "bert":
-        assert token_text(tokenizer, 1, 2) == "cats" and tokenizer.id_to_token(3) == "[X]"
+        assert tokenizer.text(1, 2) == "cats" and tokenizer.tokens[3] == "[X]"
 
 
 def test_a_gguf_files_tokens_are_text(tmp_path: Path) -> None:
     numbers = key(b"tokenizer.ggml.tokens", 9, struct.pack("<IQII", 4, 2, 7, 8))
     (tmp_path / "model.gguf").write_bytes(llama(keys=numbers, n_keys=1))
     with pytest.raises(ws.CheckpointError, match=r"model\.gguf: has no list of tokens"):
-        load_tokenizer(tmp_path / "model.gguf")
+        Tokenizer.load(tmp_path / "model.gguf")
 
 
 @pytest.fixture

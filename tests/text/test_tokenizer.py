@@ -8,15 +8,7 @@ import pytest
 
 from tests.support.weights import shared
 from weightscope.errors import CheckpointError
-from weightscope.text.tokenizer import (
-    END_OF_TEXT,
-    load_tokenizer,
-    safe_cut,
-    token_id,
-    token_text,
-    tokenizer_hash,
-    vocab_size,
-)
+from weightscope.text.tokenizer import END_OF_TEXT, Tokenizer, safe_cut
 
 tokenizers = pytest.importorskip("tokenizers", reason="needs the 'bigrams' extra")
 
@@ -59,17 +51,21 @@ def folder(tmp_path):
     return tmp_path
 
 
+def hash_of(tokenizer):
+    return Tokenizer.of_library(tokenizer).hash
+
+
 def test_both_spellings_are_the_same_tokenizer(folder):
-    merged, apart = load_tokenizer(folder / "merged"), load_tokenizer(folder / "apart")
+    merged, apart = Tokenizer.load(folder / "merged"), Tokenizer.load(folder / "apart")
     for text in (*PROSE, f"a{END_OF_TEXT}b"):
-        assert merged.encode(text).ids == apart.encode(text).ids
-    assert tokenizer_hash(merged) == tokenizer_hash(apart)
-    assert vocab_size(merged) == vocab_size(apart) == 280
+        assert merged.encode(text) == apart.encode(text)
+    assert merged.hash == apart.hash
+    assert merged.size == apart.size == 280
 
 
 def test_documents_are_read_to_their_end(folder):
     """A tokenizer.json may switch truncation and padding on."""
-    tokenizer = load_tokenizer(folder / "merged")
+    tokenizer = Tokenizer.load(folder / "merged")
     assert len(tokenizer.encode(" the" * 20)) == 20
     assert len(tokenizer.encode(" the")) == 1
 
@@ -78,7 +74,7 @@ def test_documents_are_read_to_their_end(folder):
 def test_a_file_of_the_folder_will_do(folder, source):
     (folder / "apart" / "model.safetensors").touch()
     shutil.copy(folder / "merged" / "tokenizer.json", folder / "renamed.json")
-    assert tokenizer_hash(load_tokenizer(folder / source)) == tokenizer_hash(trained())
+    assert Tokenizer.load(folder / source).hash == hash_of(trained())
 
 
 def test_any_other_source_is_resolved(folder, monkeypatch):
@@ -89,7 +85,7 @@ def test_any_other_source_is_resolved(folder, monkeypatch):
         return folder / "apart"
 
     monkeypatch.setattr("weightscope.text.tokenizer.resolve_folder", resolve_folder)
-    assert vocab_size(load_tokenizer("someone/model", "main")) == 280
+    assert Tokenizer.load("someone/model", "main").size == 280
     assert asked == [("someone/model", "main")]
 
 
@@ -97,70 +93,70 @@ def test_the_hash_knows_ids_and_nothing_else():
     other = trained()
     other.pre_tokenizer = None
     other.enable_truncation(5)
-    assert tokenizer_hash(other) == tokenizer_hash(trained())
+    assert hash_of(other) == hash_of(trained())
     other.add_tokens(["mats and cats"])
-    assert tokenizer_hash(other) != tokenizer_hash(trained())
+    assert hash_of(other) != hash_of(trained())
 
 
 def test_a_hash_stays_the_same_for_good():
     """Counts on people's disks carry it."""
-    assert tokenizer_hash(word_piece()) == "a5d55ef71a1599bbc8dbc42d140a5491ddfe2d7d29469eb2aef32a49947dd949"
+    assert hash_of(word_piece()) == "a5d55ef71a1599bbc8dbc42d140a5491ddfe2d7d29469eb2aef32a49947dd949"
 
 
 def test_a_token_by_its_text():
-    tokenizer = trained()
-    assert token_id(tokenizer, " the") == tokenizer.token_to_id("Ġthe")
-    assert token_id(tokenizer, "Ġthe") == tokenizer.token_to_id("Ġthe")
-    assert token_id(tokenizer, END_OF_TEXT) == 0
+    tokenizer = Tokenizer.of_library(trained())
+    assert tokenizer.id_of(" the") == tokenizer.id_of("Ġthe") == tokenizer.ids["Ġthe"]
+    assert tokenizer.id_of(END_OF_TEXT) == 0
     with pytest.raises(
         CheckpointError, match=r"' thes' is not one token of this tokenizer; it splits into ' the' \+ 's'"
     ):
-        token_id(tokenizer, " thes")
+        tokenizer.id_of(" thes")
     with pytest.raises(CheckpointError, match="splits into nothing"):
-        token_id(tokenizer, "")
+        tokenizer.id_of("")
     with pytest.raises(CheckpointError, match="cannot encode"):
-        token_id(tokenizer, "\ud800")
+        tokenizer.id_of("\ud800")
 
 
 def test_a_word_piece_by_its_text():
-    tokenizer = word_piece()
-    assert token_id(tokenizer, "##ing") == 2
-    assert token_id(tokenizer, "[UNK]") == 0
+    tokenizer = Tokenizer.of_library(word_piece())
+    assert tokenizer.id_of("##ing") == 2
+    assert tokenizer.id_of("[UNK]") == 0
     with pytest.raises(CheckpointError, match=r"'playing' is not one token .* 'play' \+ '##ing'"):
-        token_id(tokenizer, "playing")
+        tokenizer.id_of("playing")
     with pytest.raises(CheckpointError, match="'dog' is not one token"):  # unknown is not a token of that text
-        token_id(tokenizer, "dog")
+        tokenizer.id_of("dog")
 
 
 def test_the_text_of_tokens():
-    tokenizer = trained()
+    tokenizer = Tokenizer.of_library(trained())
     for text in PROSE:
-        assert token_text(tokenizer, *tokenizer.encode(text).ids) == text
-    assert token_text(tokenizer, tokenizer.token_to_id("Ġthe")) == " the"
-    assert token_text(tokenizer, tokenizer.token_to_id("é")) == "\\xe9"  # the byte E9, no whole character
-    assert token_text(tokenizer, 5000) == "<id 5000>"
-    assert token_text(word_piece(), 1, 2, 3) == "playing cat"
-    assert token_text(word_piece(), 2) == "##ing"
+        assert tokenizer.text(*tokenizer.encode(text)) == text
+    assert tokenizer.text(tokenizer.ids["Ġthe"]) == " the"
+    assert tokenizer.text(tokenizer.ids["é"]) == "\\xe9"  # the byte E9, no whole character
+    assert tokenizer.text(5000) == "<id 5000>"
+    pieces = Tokenizer.of_library(word_piece())
+    assert pieces.text(1, 2, 3) == "playing cat" and pieces.text(2) == "##ing"
 
 
 def test_the_text_of_sentencepiece_tokens():
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE({"▁the": 0, "re": 1}, []))
     tokenizer.decoder = tokenizers.decoders.Metaspace()
-    assert token_text(tokenizer, 0, 1) == " there"
+    assert Tokenizer.of_library(tokenizer).text(0, 1) == " there"
 
 
 def test_a_token_of_kilobytes_is_shown_cut():
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a" * 200: 0, "b" * 20_000: 1}, unk_token="?"))
-    assert token_text(tokenizer, 0) == "a" * 200
-    assert token_text(tokenizer, 1) == "b" * 200 + "…"
-    assert len(token_text(tokenizer, 0, 1)) == 401
+    words = tokenizers.models.WordLevel({"a" * 200: 0, "b" * 20_000: 1}, unk_token="?")
+    tokenizer = Tokenizer.of_library(tokenizers.Tokenizer(words))
+    assert tokenizer.text(0) == "a" * 200
+    assert tokenizer.text(1) == "b" * 200 + "…"
+    assert len(tokenizer.text(0, 1)) == 401
 
 
 def test_a_file_of_gigabytes_is_not_read(tmp_path):
     with (tmp_path / "tokenizer.json").open("wb") as file:
         file.truncate(3 << 30)  # a hole, which takes no room
     with pytest.raises(CheckpointError, match=r"tokenizer\.json: has more than 100000000 bytes; no more are read"):
-        load_tokenizer(tmp_path)
+        Tokenizer.load(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -177,9 +173,9 @@ def test_a_file_of_gigabytes_is_not_read(tmp_path):
 )
 def test_no_text_is_cut_where_a_token_might_reach_over(changed):
     tokenizer = trained()
-    assert safe_cut(tokenizer) is not None
+    assert safe_cut(Tokenizer.of_library(tokenizer)) is not None
     changed(tokenizer)
-    assert safe_cut(tokenizer) is None
+    assert safe_cut(Tokenizer.of_library(tokenizer)) is None
 
 
 ATTACKS = {
@@ -204,7 +200,7 @@ def test_a_bad_tokenizer_is_one_clear_error(tmp_path, attack):
     for name, content in files.items():
         (tmp_path / name).write_bytes(content.encode(errors="surrogatepass"))
     with pytest.raises(CheckpointError, match=message) as error:
-        load_tokenizer(tmp_path)
+        Tokenizer.load(tmp_path)
     assert str(error.value).isprintable()
 
 
@@ -217,13 +213,13 @@ def test_a_missing_library_is_named_with_its_remedy(tmp_path, monkeypatch):
     (tmp_path / "tokenizer.json").write_text("{}")
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(CheckpointError, match=r"tokenizers library: pip install tokenizers$"):
-        load_tokenizer(tmp_path)
+        Tokenizer.load(tmp_path)
 
 
 @pytest.mark.check
 def test_gpt2():
-    tokenizer = load_tokenizer(shared("gpt2-tokenizer"))
-    assert vocab_size(tokenizer) == 50257
-    assert tokenizer.encode("Hello world").ids == [15496, 995]  # as OpenAI's own encoder gives them
-    assert token_id(tokenizer, END_OF_TEXT) == 50256
-    assert token_text(tokenizer, 15496, 995) == "Hello world"
+    tokenizer = Tokenizer.load(shared("gpt2-tokenizer"))
+    assert tokenizer.size == 50257
+    assert tokenizer.encode("Hello world") == [15496, 995]  # as OpenAI's own encoder gives them
+    assert tokenizer.id_of(END_OF_TEXT) == 50256
+    assert tokenizer.text(15496, 995) == "Hello world"

@@ -22,10 +22,9 @@ from weightscope.architectures.cells import Inputs
 from weightscope.architectures.config import KEYS
 from weightscope.architectures.family import Unless, When
 from weightscope.architectures.layer import read_layer
-from weightscope.architectures.reading import WAYS
+from weightscope.architectures.reading import WAYS, prefixes_of
 from weightscope.architectures.rope import Rope
-from weightscope.architectures.stacks import prefixes_of
-from weightscope.architectures.stanzas import cells_of, file_of, stanza_of
+from weightscope.architectures.stanzas import file_of, row_changes, stanza_of, written
 from weightscope.architectures.steps.bounds import Clip, Softcap
 from weightscope.checkpoint import Checkpoint, open_checkpoint
 from weightscope.checkpoint.config import digest_of, without_code
@@ -70,18 +69,24 @@ def proposals(
             if prefix + row.layer.format(i=0) in stems or any(
                 prefix + row.layer.format(i=i) in stems for i in range(8)
             ):
-                defaults = {key: value for key in row.defaults if (value := left_out(key)) is not None}
+                defaults = {key: value for key in row.config.defaults if (value := left_out(key)) is not None}
                 same = row.but(prefixes=(prefix,), gguf=None, **own)
-                same = replace(same.without_network(), defaults=defaults, outputs=None, inputs=_sure(row.inputs))
-                fitting.setdefault(str(cells_of(replace(same, prefixes=("",), defaults={}))), same)
+                same = _with_defaults(same.without_network(), defaults).but(outputs=None, inputs=_sure(row.inputs))
+                plain = _with_defaults(same, {}).but(prefixes=("",))
+                fitting.setdefault(str(written(row_changes(plain))), same)
     return sorted(fitting.values(), key=lambda row: len(stanza_of(row)))
+
+
+def _with_defaults(row: Family, defaults: Mapping[str, Any]) -> Family:
+    """The row with these defaults alone."""
+    return replace(row, config=replace(row.config, defaults=defaults))
 
 
 def _foreign(row: Family, usual: dict[str, Any]) -> bool:
     """Whether a row reads a setting that the architecture lacks, so that no tiny model can test it."""
-    tried = (*KEYS.values(), row.kv_heads, row.head_dim)
+    tried = (*KEYS.values(), row.heads.kv_heads, row.heads.head_dim)
     common = {key for keys in tried if not isinstance(keys, int) for key in keys}
-    settings = {key for key, value in row.defaults.items() if value not in (False, None)}
+    settings = {key for key, value in row.config.defaults.items() if value not in (False, None)}
     return bool(settings - usual.keys() - common)
 
 
@@ -118,17 +123,17 @@ def _reading(row: Family, derived: Derived, key: str) -> Iterator[Family]:
     """The row with a constant read of a config key instead: eps, the base of its rotation, a size."""
     value, config = derived.first.config[key], derived.first.config
     usual = derived.left_out(key)
-    row = row if usual is None else row.but(defaults={key: usual})
-    fixed = [norm for norm in (row.norm, row.qk_norm) if norm is not None]
+    row = row if usual is None else row.but(config__defaults={key: usual})
+    fixed = [norm for norm in (row.norms.before, row.scores.qk_norm) if norm is not None]
     if fixed and all(norm.eps == value for norm in fixed):
-        qk_norm = row.qk_norm and replace(row.qk_norm, eps=None)
-        norm = row.norm and replace(row.norm, eps=None)
-        yield replace(row, norm=norm, qk_norm=qk_norm, keys={**row.keys, "norm_eps": (key,)})
+        qk_norm = row.scores.qk_norm and replace(row.scores.qk_norm, eps=None)
+        norm = row.norms.before and replace(row.norms.before, eps=None)
+        yield row.but(norms__before=norm, scores__qk_norm=qk_norm, config__keys={**row.config.keys, "norm_eps": (key,)})
     if isinstance(row.rope, Rope) and row.rope.theta_key not in config and not row.rope.thetas:
-        yield row.but(rope__theta_key=key)
+        yield row.but(positions__rope__theta_key=key)
     for cell in ("head_dim", "kv_heads", "value_dim"):
-        if type(value) is int and not getattr(row, cell):
-            yield row.but(**{cell: (key,)})
+        if type(value) is int and not getattr(row.heads, cell):
+            yield row.but(**{f"heads__{cell}": (key,)})
 
 
 def _unproved(what: str) -> str:
@@ -138,8 +143,8 @@ def _unproved(what: str) -> str:
 def _refusing(row: Family, derived: Derived, condition: When) -> Family:
     """The row with a condition under which it refuses, and what the architecture takes where the config lacks it."""
     usual = derived.left_out(condition.key)
-    row = row.but(variants=(*row.variants, condition))
-    return row if usual is None else row.but(defaults={condition.key: usual})
+    row = row.but(when=(*row.when, condition))
+    return row if usual is None else row.but(config__defaults={condition.key: usual})
 
 
 def _open(derived: Derived) -> list[str]:
@@ -149,7 +154,7 @@ def _open(derived: Derived) -> list[str]:
 
 def _switches(row: Family, derived: Derived) -> Iterator[tuple[str, bool]]:
     """Boolean config values that the row does not read and that may concern attention."""
-    read = {row.biases.query, row.biases.key, row.biases.value, row.biases.output}
+    read = {row.heads.bias.q, row.heads.bias.k, row.heads.bias.v, row.heads.bias.out}
     switches = [(key, value) for key, value in derived.first.config.items() if isinstance(value, bool)]
     yield from [switch for switch in switches if switch[0] not in read and not NO_ATTENTION.fullmatch(switch[0])][:MOST]
 
@@ -159,7 +164,7 @@ def _options(row: Family, derived: Derived) -> Iterator[tuple[str, tuple[Any, ..
 
     Sizes are left out, and what the second tiny model had otherwise: the row reads those, or is not exact.
     """
-    settled = {when.key for when in row.variants}
+    settled = {when.key for when in row.when}
     config = {
         key: value for key, value in derived.first.config.items()
         if key not in settled and not any(pattern.fullmatch(key) for pattern in (NO_ATTENTION, NO_OPTION))
@@ -301,10 +306,10 @@ def _tidy(row: Family, search: Search) -> Family:
     for flagged in search.flagged(row):
         row = row if search.tried(flagged).problem else flagged
     needed = {}
-    for key, value in row.defaults.items():
+    for key, value in row.config.defaults.items():
         if not _read_without(key, row, tiny, search.stack):
             needed[key] = value
-    return replace(row, defaults=needed)
+    return _with_defaults(row, needed)
 
 
 def _read_without(key: str, row: Family, tiny: Tiny, stack: str) -> bool:
@@ -316,7 +321,7 @@ def _read_without(key: str, row: Family, tiny: Tiny, stack: str) -> bool:
         return {name: without(value) for name, value in values.items() if name != key}
 
     bare = replace(tiny, checkpoint=tiny.checkpoint.with_config(without(tiny.checkpoint.config.raw)))
-    return not nearness(replace(row, defaults=without(row.defaults)), bare, stack).problem
+    return not nearness(_with_defaults(row, without(row.config.defaults)), bare, stack).problem
 
 
 def _placements(row: Family, checkpoint: Checkpoint) -> Iterable[Family]:
@@ -339,7 +344,7 @@ class _Shapes(LayerTensors):
 def misfit(row: Family, checkpoint: Checkpoint) -> str:
     """Why a row does not fit a checkpoint (missing, misshapen or unread attention tensors); empty if it fits."""
     try:
-        model = Model(checkpoint, row.but(origin=f"adopted, proved against {PROOF}"))
+        model = Model.of_row(checkpoint, row.but(origin=f"adopted, proved against {PROOF}"))
         types = {model.config.layer_types[index]: index for index in reversed(model.attention_layers)}
         tensors = model.tensors()
         shapes = _Shapes(tensors.checkpoint, tensors.prefix, tensors.needed_by)
@@ -362,7 +367,7 @@ def misread(row: Family, checkpoint: Checkpoint, understood: dict[str, Any]) -> 
     """
     try:
         stored_numbers, understood_numbers = (
-            numbers_read(Model(source, row)) for source in (checkpoint, checkpoint.with_config(understood))
+            numbers_read(Model.of_row(source, row)) for source in (checkpoint, checkpoint.with_config(understood))
         )
     except CheckpointError as error:
         return str(error).splitlines()[0]

@@ -262,7 +262,7 @@ def matched(models: Sequence[ws.Model], names: Mapping[str, set[str]]) -> Mappin
 def _projections(model: ws.Model, index: int) -> set[str]:
     """The names of the tensors that make a layer's queries, keys, values and output."""
     row, stem = model.family.in_layer(model.config.layer_types[index]), model.stem(index)
-    modules = {row.query, row.key, row.value, row.output, *row.others, *row.reads.modules}
+    modules = {row.heads.q, row.heads.k, row.heads.v, row.heads.out, *row.heads.others, *row.reads.modules}
     return {name for module in modules if module for name in model.checkpoint.names_under(f"{stem}{module}.")} | {
         stem + name for name in row.lone
     }
@@ -324,7 +324,7 @@ def _problem_of_module(
     whole and a tower), each must. Models that make other values of it read another softmax of each call: every softmax
     must be one model's, and every model have one.
     """
-    if len({model.stem(index) + model.family.value for model, index in readings}) > 1:
+    if len({model.stem(index) + model.family.heads.v for model, index in readings}) > 1:
         return _problem_of_softmaxes(readings, calls, tolerance)
     first_problem = ""
     for model, index, which, call in _in_turn(readings, calls):

@@ -78,7 +78,7 @@ def drafted(checkpoint: Checkpoint) -> str:
     head = [
         "# A draft: names and shapes were looked at, and nothing was compared with a model. Results say `unproved`.",
         f"# {verdict}",
-        "# Cells and their meanings: docs/adopting.md. Proof: weightscope adopt SOURCE --with module:Class",
+        "# Cells and their meanings: docs/rows.md. Proof: weightscope adopt SOURCE --with module:Class",
     ]
     return printable_lines("\n".join([*head, "", stanza, *draft.open, ""]))
 
@@ -237,7 +237,7 @@ def _opened(stanza: str, checkpoint: Checkpoint) -> str:
             with new_file(folder / "draft.toml") as file:
                 file.write(stanza.encode() + b"\n")
             (row,) = read_rows(folder / "draft.toml", FAMILIES.row)
-        model = Model(checkpoint, row)
+        model = Model.of_row(checkpoint, row)
         for index in model.attention_layers:
             model.attention_tensors(index)
         layer = model.layer(model.attention_layers[0])

@@ -26,7 +26,7 @@ from weightscope.adopting.trial import Tiny
 from weightscope.architectures import Family
 from weightscope.attention.layer import Layer
 from weightscope.checkpoint import Checkpoint, Tensor
-from weightscope.checkpoint.tensor import DerivedTensor, WholeTensor
+from weightscope.checkpoint.checkpoint import DerivedTensor, WholeTensor
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
 from weightscope.progress import bar
@@ -237,7 +237,7 @@ class _Trial:
 
     def __init__(self, rows: Mapping[str, Family], config: Any, checkpoint: Checkpoint, tiny: Tiny) -> None:
         self.checkpoint, self.rows = checkpoint, rows
-        self.models = {stack: Model(checkpoint, row) for stack, row in rows.items()}
+        self.models = {stack: Model.of_row(checkpoint, row) for stack, row in rows.items()}
         self.problems = dict.fromkeys(rows, "")
         self.reached = {stack: _Reach() for stack in rows}
         self.ends = False  # it does not run on texts or positions beyond those that it has
@@ -466,7 +466,7 @@ class _Trial:
             calls = again()
             memories, call = call.memories, calls[which]
             call = replace(call, memories=memories) if layer.keys_of is not None else call
-            layer, top = Model(changed, self.rows[stack]).layer(index), max(size, _top(call))
+            layer, top = Model.of_row(changed, self.rows[stack]).layer(index), max(size, _top(call))
             how = f" with scores as large as {size:.0f}"
         elif size in NEAR[1:]:
             return ""  # its own are as large
@@ -525,8 +525,8 @@ def _factors(model: Model, index: int, layer: Layer, call: Observed, growth: flo
     largest = [float(np.abs(vectors).max()) or 1.0 for vectors in made]
     size = sqrt(growth * largest[0] * largest[1])
     row = model.family.in_layer(model.config.layer_types[index])
-    norms = row.qk_norm
-    modules = ((row.query, norms.query if norms else ""), (row.key, norms.key if norms else ""), (row.value,))
+    norms = row.scores.qk_norm
+    modules = ((row.heads.q, norms.query if norms else ""), (row.heads.k, norms.key if norms else ""), (row.heads.v,))
     stem = model.stem(index)
     factors: dict[str, float] = {}
     for names, now in zip(modules, largest, strict=True):

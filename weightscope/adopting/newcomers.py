@@ -12,7 +12,7 @@ import weightscope as ws
 from weightscope.adopting.comparison import REFUSED, TOLERANCE, line_of
 from weightscope.adopting.tiny_models import HEADS
 from weightscope.adopting.trial import Tiny, problem_of, tiny_models
-from weightscope.architectures import FAMILIES, proved, stacks_of
+from weightscope.architectures import FAMILIES, stacks_of, table
 from weightscope.errors import CheckpointError
 
 SECONDS = 100  # of a processor, for a type
@@ -41,7 +41,7 @@ def limited_time() -> Iterator[None]:
 def model_types() -> list[str]:
     """Every model_type whose config some auto class builds a model of, and every other one that a row reads."""
     autos = [getattr(transformers, f"AutoModelFor{head}" if head else "AutoModel", None) for head in HEADS]
-    kinds, read_types = [], {kind for row in FAMILIES for kind in row.model_types}
+    kinds, read_types = [], {kind for row in FAMILIES for kind in row.types}
     for kind in CONFIG_MAPPING:
         try:
             config = CONFIG_MAPPING[kind]
@@ -54,7 +54,7 @@ def model_types() -> list[str]:
 
 def newcomers() -> list[str]:
     """The model_types that the installed transformers builds and the committed census does not know."""
-    return sorted({*model_types()} - proved.census().keys())
+    return sorted({*model_types()} - table.census().keys())
 
 
 def verdicts(kind: str) -> Iterator[str]:

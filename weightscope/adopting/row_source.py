@@ -1,8 +1,7 @@
 """A row as a person would write it: complete, or what differs from one of the roots, whichever is shorter."""
 
 from weightscope.architectures import FAMILIES, Family
-from weightscope.architectures.schema import ROOTS
-from weightscope.architectures.stanzas import stanza_of
+from weightscope.architectures.stanzas import ROOTS, stanza_of
 
 
 def as_stanza(row: Family) -> str:

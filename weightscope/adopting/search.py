@@ -13,11 +13,11 @@ from typing import Any
 
 from weightscope.adopting.shapes import Derived
 from weightscope.adopting.trial import NOWHERE, Nearness, Tiny, nearness, slopes_seen
-from weightscope.architectures import cells
+from weightscope.architectures import rules
 from weightscope.architectures.cells import QkNorm
 from weightscope.architectures.config import KEYS
 from weightscope.architectures.distances import GeometricSlopes, StoredSlopes
-from weightscope.architectures.family import Family
+from weightscope.architectures.family import Family, turning
 from weightscope.architectures.layouts import (
     ORDERS,
     StackedAs,
@@ -28,7 +28,7 @@ from weightscope.architectures.layouts import (
 )
 from weightscope.architectures.rope import Rope
 from weightscope.architectures.stanzas import as_toml
-from weightscope.architectures.step import Step
+from weightscope.architectures.steps import Step
 from weightscope.architectures.steps.bounds import Softcap
 from weightscope.architectures.steps.head_factors import FACTORS, HeadFactors
 from weightscope.architectures.steps.sinks import OuterSinks, Sinks
@@ -38,14 +38,16 @@ from weightscope.progress import bar
 FUSED = (stacked, grouped, in_four_blocks, grouped_with_loose_biases, *map(StackedAs, ORDERS))  # of one tensor
 # What is an architecture's mathematics, whatever its modules are called.
 MATHEMATICS = (
-    "rope", "additive", "scale", "listed", "sizes", "layer_types", "attention_types", "stored_layer", "attentions",
+    "positions__rope", "positions__bias", "scores__scale", "config__listed", "config__sizes", "config__layer_types",
+    "config__attention_types", "config__stored_layer", "config__attentions",
 )  # fmt: skip
 KEY_CELLS = {"theta_key": ("theta", "base"), "fraction_key": ("partial", "pct", "fraction", "percent"),
              "dims_key": ("rotary_dim", "rotary_emb_dim", "rope_dim")}  # fmt: skip
 SMALLEST_BASE = 50  # that a number of the config whose key says nothing is tried as
 SHARES = (0.25, 0.5, 0.75, 0.9)  # of a head that turns, where the config does not say it
 LESS_USUAL = ("thetas", "dims_key", "start_key", "interleaved_key", "scaled_in")
-SOME_LAYERS = (cells.sliding, cells.windowed, cells.windowed_if_any, cells.listed, cells.with_parameters)
+SOME_LAYERS = (rules.sliding, rules.windowed, rules.windowed_if_any, rules.listed, rules.with_parameters)
+NO_POSITIONS = {"positions__rope": None, "positions__bias": None, "heads__shared": (), "heads__others": ()}
 Changes = Mapping[str, Any]
 
 
@@ -116,13 +118,15 @@ class Search:
 
     def norms(self, row: Family | None = None) -> list[Changes]:
         """Kinds of the norm before attention."""
-        return [{"norm": norm} for norm in self.derived.norm(self.derived.before)]
+        return [{"norms__before": norm} for norm in self.derived.norm(self.derived.before)]
 
     def flagged(self, row: Family) -> Iterator[Family]:
         """The row with the config's flags for the biases of its modules."""
         if self.derived.flags:
             yield from (
-                row.but(biases=base.biases) for base in self.derived.rows([row.layout]) if base.query == row.query
+                row.but(heads__bias=base.heads.bias)
+                for base in self.derived.rows([row.heads.layout])
+                if base.heads.q == row.heads.q
             )
 
     @property
@@ -139,27 +143,35 @@ class Search:
             for step in (Sinks(name), OuterSinks(name), *(HeadFactors(name, factor) for factor in FACTORS))
         ]
         choices += [
-            {"additive": StoredSlopes(row.layer, name), "loose": (*row.loose, name), "rope": rope}
+            {
+                "positions__bias": StoredSlopes(row.layer, name),
+                "heads__loose": (*row.heads.loose, name),
+                **turning(rope),
+            }
             for name in first.head_parameters()
             for rope in dict.fromkeys((None, row.rope))
         ]
         terms = {
-            type(table_row.additive): table_row.additive
+            type(table_row.positions.bias): table_row.positions.bias
             for table_row in self.rows
-            if hasattr(table_row.additive, "layer")
+            if hasattr(table_row.positions.bias, "layer")
         }
         for table, term in product(first.tables, terms.values()):
             for per_layer, causal in product((False, True), (False, True)):
-                where = {"others": (table,)} if per_layer else {"shared": (f"{row.layer.format(i=0)}{table}.weight",)}
+                where = (
+                    {"heads__others": (table,)}
+                    if per_layer
+                    else {"heads__shared": (f"{row.layer.format(i=0)}{table}.weight",)}
+                )
                 placed: Any = replace(term, layer=row.layer, causal=causal, own=per_layer)  # type: ignore[type-var]
-                choices.append({"additive": placed, **where})
+                choices.append({"positions__bias": placed, **where})
         return choices
 
     @cached_property
     def scales(self) -> dict[Any, dict[str, Any]]:
         """Scales of scores, the more usual first, and what the architecture takes for the keys they read."""
-        counted = Counter(row.scale for row in self.rows)
-        row_of_scale = {row.scale: row for row in reversed(self.rows)}
+        counted = Counter(row.scores.scale for row in self.rows)
+        row_of_scale = {row.scores.scale: row for row in reversed(self.rows)}
         return {scale: self.defaults(row_of_scale[scale]) for scale, _ in counted.most_common()}
 
     def mathematics(self, row: Family) -> Iterator[Changes]:
@@ -168,24 +180,27 @@ class Search:
         for table_row in self.rows:
             if (row.memory is None and table_row.memory is not None) or not self.may_turn(table_row.rope):
                 continue
-            changes: dict[str, Any] = {name: getattr(table_row, name) for name in MATHEMATICS} | _placed(table_row, row)
+            changes: dict[str, Any] = {
+                path: value for name in MATHEMATICS for path, value in _cell(table_row, name).items()
+            } | _placed(table_row, row)
             changes["steps"] = (*(step for step in row.steps if not step.portable), *_portable(table_row))
             known = str({name: as_toml(value) for name, value in changes.items()})
             if known not in seen:
                 seen.add(known)
-                yield changes | {"defaults": self.defaults(table_row)}
+                yield changes | {"config__defaults": self.defaults(table_row)}
 
     def contents(self, row: Family) -> Iterator[Changes]:
         """Norms of queries and keys, scales, caps and temperatures, each with each."""
         bare = [QkNorm("", "", centred=centred, eps=eps) for centred, eps in product((False, True), (None, 1e-5, 1e-6))]
-        norms = [row.qk_norm, *(self.derived.qk_norms() if self.derived.first.inner_norms else bare)]
+        norms = [row.scores.qk_norm, *(self.derived.qk_norms() if self.derived.first.inner_norms else bare)]
         caps = [key for key, value in self.derived.first.config.items() if "cap" in key and isinstance(value, float)]
         # What cross-attention makes of its memory does not tell the norm of the stream: scores do.
-        before = self.derived.norm(self.derived.before) if row.memory else [row.norm]
+        before = self.derived.norm(self.derived.before) if row.memory else [row.norms.before]
         for norm, stream in product(dict.fromkeys(norms), before):
             for (scale, defaults), cap in product(self.scales.items(), ("", *caps)):
                 capped = {"steps__softcap": Softcap(cap) if cap else None}
-                yield {"norm": stream, "qk_norm": norm, "scale": scale, "defaults": defaults} | capped
+                change = {"norms__before": stream, "scores__qk_norm": norm, "scores__scale": scale}
+                yield {**change, "config__defaults": defaults, **capped}
         temperatures = {
             step: self.defaults(table_row)
             for table_row in self.rows
@@ -194,29 +209,29 @@ class Search:
         }
         plain = _without(row, OfPosition)
         for norm in dict.fromkeys(norms):
-            yield {"qk_norm": norm, "steps": plain}
+            yield {"scores__qk_norm": norm, "steps": plain}
             for temperature, defaults in temperatures.items():
-                yield {"qk_norm": norm, "steps": (*plain, temperature), "defaults": defaults}
+                yield {"scores__qk_norm": norm, "steps": (*plain, temperature), "config__defaults": defaults}
 
     def slopes(self, row: Family) -> Iterator[Changes]:
         """A bias by distance whose slopes are a power of two of the head's number, as the scores show them."""
-        plain = row.but(rope=None, additive=None, shared=(), others=())
+        plain = row.but(**NO_POSITIONS)
         fits = [slopes_seen(plain, tiny, self.stack) for tiny in self.tinies]
         if None not in fits:
             (heads, rise, start), (other_heads, other_rise, _) = fits  # type: ignore[misc]
             steps = (rise - other_rise) / (1 / heads - 1 / other_heads) if heads != other_heads else 0.0
             slopes = (round(number, 3) + 0.0 for number in (steps, rise - steps / heads, start))
-            yield {"rope": None, "additive": GeometricSlopes(*slopes), "shared": (), "others": ()}
+            yield NO_POSITIONS | {"positions__bias": GeometricSlopes(*slopes)}
 
     def positions(self, row: Family) -> Iterator[Changes]:
         """Rotations of the table and of the config's keys, with norms before and after."""
-        norms: list[Any] = [row.qk_norm]
-        if row.qk_norm is not None:
-            norms.append(replace(row.qk_norm, rotated=not row.qk_norm.rotated))
+        norms: list[Any] = [row.scores.qk_norm]
+        if row.scores.qk_norm is not None:
+            norms.append(replace(row.scores.qk_norm, rotated=not row.scores.qk_norm.rotated))
         usual: list[Any] = [(rope, {}) for rope in (None, *self.listed_bases(), *self.own_rotations())]
         table = [(table_row.rope, self.defaults(table_row)) for table_row in self.rows if self.may_turn(table_row.rope)]
         for norm, (rope, defaults) in product(norms, [*usual, *table]):
-            yield {"rope": rope, "qk_norm": norm, "defaults": defaults}
+            yield {**turning(rope), "scores__qk_norm": norm, "config__defaults": defaults}
 
     def listed_bases(self) -> Iterator[Rope]:
         """Rotations with a base for each layer, which the config lists."""
@@ -246,14 +261,14 @@ class Search:
 
     def older(self, row: Family, config: Mapping[str, Any]) -> Iterator[Family]:
         """The row with other keys of rotations and of layers' types, as the checkpoint's own config may have."""
-        turning = dict.fromkeys((*self.own_rotations(config), *(table_row.rope for table_row in self.rows)))
-        listing = {str(as_toml(table_row.layer_types)): table_row for table_row in self.rows}.values()
+        rotations = dict.fromkeys((*self.own_rotations(config), *(table_row.rope for table_row in self.rows)))
+        listing = {str(as_toml(table_row.config.layer_types)): table_row for table_row in self.rows}.values()
         for layer_types, defaults in [
-            (row.layer_types, {}),
-            *((table_row.layer_types, self.defaults(table_row)) for table_row in listing),
+            (row.config.layer_types, {}),
+            *((table_row.config.layer_types, self.defaults(table_row)) for table_row in listing),
         ]:
-            for rope in (row.rope, *turning) if row.rope is not None else (None,):
-                yield row.but(rope=rope, layer_types=layer_types, defaults=defaults)
+            for rope in (row.rope, *rotations) if row.rope is not None else (None,):
+                yield row.but(**turning(rope), config__layer_types=layer_types, config__defaults=defaults)
 
     def may_turn(self, rope: Any) -> bool:
         """Whether a rotation of the table asks for no key that the config has not."""
@@ -262,22 +277,31 @@ class Search:
 
     def single(self, row: Family) -> Iterator[Changes]:
         """Every other value that a cell has in the table, a cell at a time."""
-        for name in (*MATHEMATICS, "in_layers"):
+        for name in (*MATHEMATICS, "in_"):
             for table_row in {
-                str(as_toml(getattr(row_with_cell, name))): row_with_cell for row_with_cell in reversed(self.rows)
+                str(as_toml([*_cell(row_with_cell, name).values()])): row_with_cell
+                for row_with_cell in reversed(self.rows)
             }.values():
-                more = _placed(table_row, row) if name == "additive" else {}
-                yield {name: getattr(table_row, name), "defaults": self.defaults(table_row), **more}
+                more = _placed(table_row, row) if name == "positions__bias" else {}
+                yield {**_cell(table_row, name), "config__defaults": self.defaults(table_row), **more}
         yield from ({f"steps__{step.name}": None} for step in _portable(row))
         steps = {step: table_row for table_row in reversed(self.rows) for step in _portable(table_row)}
         for step, table_row in steps.items():
-            yield {"steps": (*_without(row, _kind(step)), step), "defaults": self.defaults(table_row)}
+            yield {"steps": (*_without(row, _kind(step)), step), "config__defaults": self.defaults(table_row)}
 
     def defaults(self, other: Family) -> dict[str, Any]:
         """What the architecture takes where the config lacks the keys that another row's cells may read."""
         sizes = {key for keys in KEYS.values() for key in keys}
-        usual = {key: self.derived.left_out(key) for key in other.defaults if key not in sizes}
+        usual = {key: self.derived.left_out(key) for key in other.config.defaults if key not in sizes}
         return {key: value for key, value in usual.items() if value is not None}
+
+
+def _cell(row: Family, path: str) -> dict[str, Any]:
+    """A cell of a row, as a change; the rotation is that of any cell."""
+    if path == "positions__rope":
+        return turning(row.rope)
+    group, _, name = path.partition("__")
+    return {path: getattr(getattr(row, group), name) if name else getattr(row, group)}
 
 
 def _portable(row: Family) -> tuple[Step, ...]:
@@ -299,13 +323,13 @@ def _without(row: Family, kind: type[Step]) -> tuple[Step, ...]:
 def _placed(other: Family, row: Family) -> dict[str, Any]:
     """Cells of position terms that name tensors, with the other row's layer for this one's."""
     changes: dict[str, Any] = {}
-    if other.additive is not None:
+    if other.positions.bias is not None:
         before = other.layer.format(i=0)
-        changes["others"], changes["loose"] = other.others, other.loose
-        changes["shared"] = tuple(
+        changes["heads__others"], changes["heads__loose"] = other.heads.others, other.heads.loose
+        changes["heads__shared"] = tuple(
             row.layer.format(i=0) + name.removeprefix(before) if name.startswith(before) else name
-            for name in other.shared
+            for name in other.heads.shared
         )
-        if hasattr(other.additive, "layer"):
-            changes["additive"] = replace(other.additive, layer=row.layer)  # type: ignore[type-var]
+        if hasattr(other.positions.bias, "layer"):
+            changes["positions__bias"] = replace(other.positions.bias, layer=row.layer)  # type: ignore[type-var]
     return changes

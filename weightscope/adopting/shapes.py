@@ -19,14 +19,25 @@ from weightscope.adopting.config_keys import EPSILON, VARIED, inside, unnamed
 from weightscope.adopting.hooks import Observed
 from weightscope.adopting.tiny_models import parameters_of
 from weightscope.adopting.trial import Tiny
-from weightscope.architectures.cells import Biases, Inputs, Memory, QkNorm, StoredNorm
+from weightscope.architectures.cells import (
+    Biases,
+    FromConfig,
+    Heads,
+    Inputs,
+    Memory,
+    Norms,
+    Positions,
+    QkNorm,
+    Scores,
+    StoredNorm,
+)
 from weightscope.architectures.config import KEYS
 from weightscope.architectures.family import Family
 from weightscope.architectures.layouts import conv1d_fused, keys_beside_values, keys_with_values, packed, separate
+from weightscope.architectures.reading import prefixes_of
 from weightscope.architectures.rope import Rope
-from weightscope.architectures.stacks import prefixes_of
-from weightscope.architectures.steps.gate import Gate
-from weightscope.architectures.steps.gathered_norms import SubNorm
+from weightscope.architectures.steps.gates import Gate
+from weightscope.architectures.steps.norms import SubNorm
 from weightscope.attention.gathered import GATES
 
 NAMED = {"query": r"(?:^|[._])(?:w?q|to_q|q_\w+|query\w*)$", "key": r"(?:^|[._])(?:w?k|to_k|k_\w+|key\w*)$",
@@ -391,7 +402,7 @@ class Derived:
         has_own_type = isinstance(part, str) and part != model
         kind = str(part if has_own_type else model)
         nested = "" if has_own_type else self.first.part
-        return {"name": kind, "model_types": (kind,), "nested": nested, "tower": self._tower()}
+        return {"name": kind, "types": (kind,), "part": nested, "tower": self._tower()}
 
     def rows(self, fused: Sequence[Any]) -> Iterator[Family]:
         """Every row that names and shapes allow, most likely first."""
@@ -427,36 +438,34 @@ class Derived:
         sub_norm = self.norm(first.gathered_norm)[0] if first.gathered_norm else None
         row = Family(
             **self.identity,
-            prefixes=("",),
-            layer="",
-            layout=layout,
-            query=modules[0],
-            key=modules[1],
-            value=modules[2],
-            output=first.relative(first.output),
-            inputs=Inputs(),
-            norm=self.norm(self.before)[0],
+            heads=Heads(
+                layout, q=modules[0], k=modules[1], v=modules[2], out=first.relative(first.output),
+                ignored=self._ignored(),
+                transposed=tuple({name.rpartition(".")[2] for name in (*modules, first.relative(first.output))})
+                if first.transposed else (),
+                bias=Biases(query, key, value, last),
+                kv_heads=self._kv_heads(roles, 2 if layout in JOINT else 1) if has_modules else (),
+                head_dim=self._wide("head_dim", _head_dim(roles)) if has_modules else (),
+                value_dim=self._wide("value_dim", _value_dim(roles)) if has_modules and layout is separate else (),
+            ),
+            norms=Norms(before=self.norm(self.before)[0]),
             memory=Memory() if first.cross else None,
-            ignored=self._ignored(),
+            positions=Positions(Rope() if any(re.search("rope|rotary", key) for key in first.config) else None),
+            scores=Scores(qk_norm=self.qk_norms()[0]),
+            config=FromConfig(keys),
             steps=(*([gate] if gate else []), *([SubNorm(sub_norm)] if sub_norm else [])),
-            biases=Biases(query, key, value, last),
-            qk_norm=self.qk_norms()[0],
-            rope=Rope() if any(re.search("rope|rotary", key) for key in first.config) else None,
-            transposed=tuple({name.rpartition(".")[2] for name in (*modules, first.relative(first.output))})
-            if first.transposed else (),
-            kv_heads=self._kv_heads(roles, 2 if layout in JOINT else 1) if has_modules else (),
-            head_dim=self._wide("head_dim", _head_dim(roles)) if has_modules else (),
-            value_dim=self._wide("value_dim", _value_dim(roles)) if has_modules and layout is separate else (),
-            keys=keys,
         )  # fmt: skip
         row = self._placed(row)
         named = {key for meaning in ("norm_eps", "n_positions") for key in row.size_keys[meaning]}
         named |= {
-            key for cell in (row.kv_heads, row.head_dim, row.value_dim) if isinstance(cell, tuple) for key in cell
+            key
+            for cell in (row.heads.kv_heads, row.heads.head_dim, row.heads.value_dim)
+            if isinstance(cell, tuple)
+            for key in cell
         }
         named |= {flag for flag in (query, key, value, last) if isinstance(flag, str)}
         known = {key: self.left_out(key) for key in sorted(named) if key in first.config}
-        return row.but(defaults={key: value for key, value in known.items() if value is not None})
+        return row.but(config__defaults={key: value for key, value in known.items() if value is not None})
 
     def left_out(self, key: str) -> Any:
         """What the architecture takes where the config lacks a key; None where that depends on others."""

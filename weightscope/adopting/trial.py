@@ -136,7 +136,7 @@ def nearness(row: Family, tiny: Tiny, stack: str) -> Nearness:
     """How near a row comes to one stack of a tiny model."""
     members = tiny.stacks[stack]
     try:
-        model = Model(tiny.checkpoint, row)
+        model = Model.of_row(tiny.checkpoint, row)
         for index in model.attention_layers:
             model.attention_tensors(index)
         results = [_best(layer, call) for layer, call in pairs(model, members, tiny.stored)]
@@ -160,7 +160,7 @@ def slopes_seen(row: Family, tiny: Tiny, stack: str) -> tuple[int, float, float]
     The bias is what the first layer's scores have that the row's lack: linear in the key's position in every head.
     """
     try:
-        layer, call = next(pairs(Model(tiny.checkpoint, row), tiny.stacks[stack], tiny.stored))
+        layer, call = next(pairs(Model.of_row(tiny.checkpoint, row), tiny.stacks[stack], tiny.stored))
         x = next(stream for stream in call.streams if stream.shape[1] == layer.d_model)
         lacking = call.scores.astype(np.float64) - layer.scores(x)
     except (CheckpointError, ValueError, TypeError, IndexError, StopIteration):  # cells that do not go together
@@ -187,7 +187,7 @@ def proved(row: Family, tinies: Sequence[Tiny], stack: str) -> str:
     """What is wrong with a row of one stack in any of the models; nothing where it is exact in all."""
     for tiny in tinies:
         try:
-            problem, unread = problem_of(Model(tiny.checkpoint, row), tiny, stack, EXACT)
+            problem, unread = problem_of(Model.of_row(tiny.checkpoint, row), tiny, stack, EXACT)
         except CheckpointError as error:
             return str(error).splitlines()[0]
         if problem or unread:

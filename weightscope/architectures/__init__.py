@@ -3,16 +3,8 @@
 from weightscope.architectures.cells import LayerTensors
 from weightscope.architectures.config import ModelConfig
 from weightscope.architectures.family import Family
-from weightscope.architectures.reading import (
-    Reading,
-    as_published,
-    completed_part,
-    decide,
-    read_as,
-    read_config,
-    stacks_of,
-)
-from weightscope.architectures.stacks import Stack
+from weightscope.architectures.numbers import completed_part, read_config
+from weightscope.architectures.reading import Reading, Stack, as_published, decide, read_as, stacks_of
 from weightscope.architectures.table import FAMILIES
 
 __all__ = [

@@ -1,15 +1,22 @@
-"""The cells of a row: norms, biases, embeddings, logits, networks, formats; and a layer's tensors."""
+"""The cells of a row: a field of a class here is a cell, its annotation what it takes, its `doc` what it means.
+
+A cell's name in a stanza is its path: `heads.q` is the field `q` of `Heads`. `family.Family` holds the groups.
+"""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import MISSING, dataclass, field, replace
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from weightscope.architectures.config import ModelConfig
+from weightscope.architectures.config import LayerTypes, ModelConfig, OneOf, Within, all_full, listed_sizes
+from weightscope.architectures.rope import GridRope, Rope
+from weightscope.architectures.rules import always, default_scale, same_layer
+from weightscope.attention.layer import Layer
 from weightscope.attention.norms import Norm
+from weightscope.attention.positions import Buckets, Slopes, WindowBias
 from weightscope.checkpoint import Checkpoint, Tensor
-from weightscope.checkpoint.config import Config
+from weightscope.checkpoint.config import LARGEST, Config
 from weightscope.compute.half import Weights
 from weightscope.errors import CheckpointError
 
@@ -21,23 +28,12 @@ LEGACY = {".weight": ".gamma", ".bias": ".beta"}
 
 @dataclass(frozen=True)
 class LayerTensors:
-    """The tensors under one prefix, for instance those of one layer.
-
-    Attributes
-    ----------
-    checkpoint : Checkpoint
-    prefix : str
-        Stands before every name asked for.
-    needed_by : str
-        Named in errors: the family and the sizes that set the shapes expected.
-    lent : mapping of str
-        Modules that stand under another prefix: those of keys and values that another layer makes.
-    """
+    """The tensors under one prefix, for instance those of one layer."""
 
     checkpoint: Checkpoint
-    prefix: str
-    needed_by: str
-    lent: Mapping[str, str] = field(default_factory=dict)
+    prefix: str  # before every name asked for
+    needed_by: str  # for errors: the family and the sizes that set the shapes
+    lent: Mapping[str, str] = field(default_factory=dict)  # modules under another prefix: keys that another layer makes
 
     def _full(self, name: str) -> str:
         return self.lent.get(name.rpartition(".")[0], self.prefix) + name
@@ -75,120 +71,32 @@ class LayerTensors:
         return self.tensor(name, shape).weights()
 
 
-# Which layers of a model have something that others lack: rotation, norms of queries and keys.
+# The cells: modules and tensors by name, and what a config says of them.
+
+Names = tuple[str, ...]
+Layout = Callable[[LayerTensors, Any, ModelConfig], Layer]  # of a layer's tensors, its row as configured, the config
+Additive = Callable[[LayerTensors, ModelConfig, int], Slopes | Buckets | WindowBias]
+Epsilon = Annotated[float, Within(0.0, 1.0)] | None
 
 
-def always(config: ModelConfig, layer: int) -> bool:
-    """Every layer."""
-    return True
-
-
-def sliding(config: ModelConfig, layer: int) -> bool:
-    """Those that see a window (Cohere 2, Trinity)."""
-    return config.layer_types[layer] == "sliding_attention"
-
-
-def windowed(config: ModelConfig, layer: int) -> bool:
-    """Those that see a window; none where the config has none, whatever the layers are called."""
-    return sliding(config, layer) and config.has("sliding_window")
-
-
-def windowed_if_any(config: ModelConfig, layer: int) -> bool:
-    """Those that see a window; all where the config has none (EXAONE 4)."""
-    return sliding(config, layer) or not config.has("sliding_window")
-
-
-def listed(config: ModelConfig, layer: int) -> bool:
-    """Those that no_rope_layers has 1 for; without it all but every fourth, or whatever no_rope_layer_interval says."""
-    given = config.get("no_rope_layers")
-    if not given:
-        return (layer + 1) % config.size("no_rope_layer_interval") != 0
-    if not isinstance(given, list) or len(given) <= layer or given[layer] not in (0, 1):
-        raise config.error("no_rope_layers", "a list with 0 or 1 for every layer")
-    return bool(given[layer])
-
-
-def with_parameters(config: ModelConfig, layer: int) -> bool:
-    """Those whose type has an entry in rope_parameters that is not null."""
-    given = config.inside("rope_parameters")
-    return given.get(config.layer_types[layer], given) is not None
-
-
-def with_a_base(config: ModelConfig, layer: int) -> bool:
-    """All where rope_parameters has a base, else none (OLMo Hybrid)."""
-    return config.inside("rope_parameters").has("rope_theta")
-
-
-# What converting to ggml's format does to matrices, undone: functions of an array and of head counts.
-
-Undo = Callable[[np.ndarray, int, int], np.ndarray]  # of stored values, query heads, key-value heads
-
-
-def queries_in_halves(rows: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
-    """Queries whose rows ggml has 0, r/2, 1, r/2 + 1 ... within a head, since it rotates neighbours."""
-    pairs = rows.reshape(n_heads, len(rows) // (2 * n_heads), 2, *rows.shape[1:])  # (H, r/2, 2, in)
-    return pairs.swapaxes(1, 2).reshape(rows.shape)
-
-
-def keys_in_halves(rows: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
-    """Keys likewise."""
-    return queries_in_halves(rows, n_kv_heads, n_kv_heads)
-
-
-def turned(w: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
-    """GPT-2's weights are (in, out), ggml's (out, in)."""
-    return w.T
-
-
-def in_groups(rows: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
-    """All queries, all keys, all values: back to groups of queries with the key and value that they share."""
-    r = len(rows) // (n_heads + 2 * n_kv_heads)
-    q, k, v = np.split(rows, [n_heads * r, (n_heads + n_kv_heads) * r])
-    groups = [part.reshape(n_kv_heads, -1, *rows.shape[1:]) for part in (q, k, v)]  # (G, heads r, in)
-    return np.concatenate(groups, axis=1).reshape(rows.shape)
-
-
-def less_one(gamma: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
-    """Norms of gain 1 + w are stored as 1 + w."""
-    return gamma - np.float32(1)
-
-
-HALVES: dict[str, Undo] = {"self_attn.q_proj": queries_in_halves, "self_attn.k_proj": keys_in_halves}
-
-
-# The cells of a row: where norms, biases, embeddings and logits of an architecture stand, and how.
+def cell(doc: str, default: Any = MISSING, *, make: Callable[[], Any] | None = None, **more: Any) -> Any:
+    """A field that is a cell: its meaning, and its default or what makes it."""
+    given: dict[str, Any] = {"default": default} if make is None else {"default_factory": make}
+    return field(**given, metadata={"doc": doc, **more})
 
 
 @dataclass(frozen=True)
 class StoredNorm:
-    """A norm: the module of its gamma and beta, and its kind.
+    """A norm: the module of its gamma and beta, and its kind."""
 
-    Attributes
-    ----------
-    module : str
-        Its name; empty where it has no parameters.
-    centred : bool
-        LayerNorm centres, RMSNorm does not.
-    bias : bool
-        It has a beta.
-    offset : float
-        gamma = offset + weight: 1 in Gemma.
-    eps : float or None
-        Where the architecture fixes it; None for the config's.
-    without : tuple of int
-        Layers that have none.
-    gain, shift : str
-        What its gamma and beta are called within the module.
-    """
-
-    module: str
-    centred: bool
-    bias: bool = False
-    offset: float = 0.0
-    eps: float | None = None
-    without: tuple[int, ...] = ()
-    gain: str = "weight"
-    shift: str = "bias"
+    module: str  # empty where it has no parameters
+    centred: bool  # LayerNorm centres, RMSNorm does not
+    bias: bool = False  # it has a beta
+    offset: float = 0.0  # gamma = offset + weight: 1 in Gemma
+    eps: Epsilon = None  # where the architecture fixes it; None for the config's
+    without: tuple[int, ...] = ()  # layers that have none
+    gain: str = "weight"  # gamma's name within the module
+    shift: str = "bias"  # beta's
 
     def unread(self, config: ModelConfig) -> Norm:
         """The norm without gamma and beta, for its sigma."""
@@ -221,129 +129,169 @@ def rms_norm(module: str, *, offset: float = 0.0, eps: float | None = None) -> S
 class QkNorm:
     """Where the gammas of a norm of queries and keys stand, one module for each, and what they are shared by.
 
-    Attributes
-    ----------
-    query, key : str
-        Modules; empty where the norm has no parameters.
-    scope : {"shared", "own", "listed", "joint"}
-        One gamma of a head's width for all heads; one a head in one tensor; one a head in tensors of their own; or one
-        norm over all heads together.
-    centred, bias, offset, eps, gain, shift
-        As of `StoredNorm`.
-    rotated : bool
-        It comes after rotation; otherwise before. Only an RMSNorm with one gamma for all heads may.
-    within : function of (ModelConfig, layer index) -> bool
-        Which layers have it.
+    `scope`: one gamma of a head's width for all heads ("shared"); one a head in one tensor ("own"); one a head in
+    tensors of their own ("listed"); or one norm over all heads together ("joint").
     """
 
-    query: str = "self_attn.q_norm"
+    query: str = "self_attn.q_norm"  # module; empty where the norm has no parameters
     key: str = "self_attn.k_norm"
-    scope: str = "shared"
+    scope: Annotated[str, OneOf("shared", "own", "listed", "joint")] = "shared"
     centred: bool = False
     bias: bool = False
     offset: float = 0.0
-    eps: float | None = None
-    rotated: bool = False
-    within: Callable[[ModelConfig, int], bool] = always
+    eps: Epsilon = None
+    rotated: bool = False  # it comes after rotation; only an RMSNorm with one gamma for all heads may
+    within: Callable[[ModelConfig, int], bool] = always  # which layers have it
     gain: str = "weight"
     shift: str = "bias"
 
 
 @dataclass(frozen=True)
 class Memory:
-    """The second input of cross-attention: what an encoder hands over, of the width that the keys' tensor has.
+    """The second input of cross-attention: what an encoder hands over, of the width that the keys' tensor has."""
 
-    Attributes
-    ----------
-    norm : StoredNorm or None
-        A norm of it that belongs to the layer. The encoder's own final norm is in what it hands over.
-    """
-
-    norm: StoredNorm | None = None
+    norm: StoredNorm | None = None  # a norm of it that belongs to the layer; the encoder's final norm does not
 
 
 @dataclass(frozen=True)
 class Biases:
     """Which projections have a bias: true, false, or the config key that says so."""
 
-    query: bool | str = False
-    key: bool | str = False
-    value: bool | str = False
-    output: bool | str = False
+    SHORT: ClassVar[Mapping[str, Names]] = {"": ("q", "k", "v", "out"), "qkv": ("q", "k", "v")}
+
+    q: bool | str = False
+    k: bool | str = False
+    v: bool | str = False
+    out: bool | str = False
 
 
-NO_BIASES = Biases()
+@dataclass(frozen=True)
+class Heads:
+    """The projections."""
+
+    # One cell for several: with braces for the parts in which they differ, self_attn.{q,k,v,o}_proj.
+    SHORT: ClassVar[Mapping[str, Names]] = {"modules": ("q", "k", "v", "out"), "qkv": ("q", "k", "v")}
+
+    layout: Layout = cell("how heads lie in the projections: separate, stacked, grouped, latent ...", None)
+    q: str = cell("module of the queries; the same as of keys and values where one tensor holds all", "")
+    k: str = cell("module of the keys", "")
+    v: str = cell("module of the values", "")
+    out: str = cell("module of the output", "")
+    others: Names = cell("further modules that the layout reads", ())
+    loose: Names = cell("tensors of a layer that it reads and that belong to no module", ())
+    shared: Names = cell("tensors of the model that every layer reads", ())
+    ignored: Names = cell("modules within attention that heads are not computed from", ())
+    transposed: Names = cell("modules whose weights are stored as (in, out), by the last part of their names", ())
+    bias: Biases = cell("true, false or the config key that says so; or { qkv = true, out = false }", Biases())
+    kv_heads: Annotated[int, Within(1, LARGEST)] | Names = cell(
+        "config keys of the number of key-value heads, or that number; as many as query heads without any", ()
+    )
+    head_dim: Names = cell("config keys that add up to a head's width; d / H unless all are there", ())
+    value_dim: Names = cell("config keys that add up to the width of a head's values", ())
+
+    @property
+    def projections(self) -> Names:
+        """The modules of queries, keys, values and output."""
+        return self.q, self.k, self.v, self.out
 
 
-def biases(qkv: bool | str, output: bool | str) -> Biases:
-    """Query, key and value alike."""
-    return Biases(qkv, qkv, qkv, output)
+@dataclass(frozen=True)
+class Norms:
+    """The norms around attention, each "rms:module", "layer:module" or { norm = "rms:module", offset = 1 }."""
+
+    before: StoredNorm | None = cell("the norm that feeds attention; false where it reads the stream as it is", None)
+    after: StoredNorm | None = cell("the norm that a layer's output has passed (post-norm models)", None)
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """What enters the first layer.
+    """What enters the first layer."""
 
-    Attributes
-    ----------
-    tokens : str
-        Token embedding tensor; empty in a vision tower.
-    positions : str
-        Learned position embedding tensor; empty where there is none.
-    formula : function of ModelConfig, or None
-        Gives the rows of positions, (n_positions, d), where no file stores them.
-    positions_batched : bool
-        It has a leading axis of one.
-    offset : int or str
-        Row of position 0; or the config key of the row before it.
-    types : str
-        Token-type embedding tensor; its row 0 is added to every token.
-    width : str
-        Config key of the embedding's width, where it may differ from the model's.
-    before, after : str
-        Projections to the model's width, before or after the norm; there only where the widths differ.
-    always_projected : bool
-        `after` is there even where the widths are equal.
-    norm : StoredNorm or None
-        A norm of the sum.
-    scale : str, float or None
-        Factor on token rows, or its config key; "sqrt" means the square root of the width.
-    more : str
-        What else enters the first layer, in words, where that is neither tokens nor positions nor one kind of token.
-    """
-
-    tokens: str = ""
-    positions: str = ""
-    formula: Callable[[ModelConfig], np.ndarray] | None = None
-    positions_batched: bool = False
-    offset: int | str = 0
-    types: str = ""
-    width: str = ""
-    before: str = ""
-    after: str = ""
-    always_projected: bool = False
-    norm: StoredNorm | None = None
-    scale: str | float | None = None
-    more: str = ""
+    tokens: str = cell("token embedding tensor; empty in a vision tower", "")
+    positions: str = cell("learned position embedding tensor", "")
+    formula: Callable[[ModelConfig], np.ndarray] | None = cell(
+        "makes the rows of positions where no file stores them", None
+    )
+    offset: int | str = cell("row of position 0, or the config key of the row before it", 0)
+    types: str = cell("token-type embedding tensor; its row 0 is added", "")
+    width: str = cell("config key of the embedding's width, where it may differ from the model's", "")
+    before: str = cell("projection to the model's width before the norm, where widths differ", "")
+    after: str = cell("projection to the model's width after the norm, where widths differ", "")
+    always_projected: bool = cell("`after` is there even where the widths are equal", False)
+    norm: StoredNorm | None = cell("a norm of the sum", None)
+    scale: str | float | None = cell("factor on token rows, its config key, or sqrt for the root of the width", None)
+    more: str = cell("what else enters the first layer, in words", "")
+    leading: tuple[tuple[str, int | str], ...] = cell(
+        "kinds of token before an image's patches: [[kind, number or config key]]", ()
+    )
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """How logits are made of what leaves the last layer, where that is a norm and one matrix.
+    """How logits are made of what leaves the last layer, where that is a norm and one matrix."""
 
-    Attributes
-    ----------
-    norm : StoredNorm or None
-        The final norm, its module named under the prefix that layers have.
-    tokens : tuple of str
-        Unembedding tensor, whichever of these there is, under that prefix or under the beginning of it.
-    after : str
-        Projection to the embedding's width, between norm and unembedding; there only where the widths differ.
-    """
+    norm: StoredNorm | None = cell("the final norm, under the prefix that layers have", None)
+    tokens: Names = cell("unembedding tensor, the first of these that is there", ("lm_head.weight",))
+    after: str = cell("projection to the embedding's width before the unembedding, where widths differ", "")
 
-    norm: StoredNorm | None
-    tokens: tuple[str, ...] = ("lm_head.weight",)
-    after: str = ""
+
+@dataclass(frozen=True)
+class Positions:
+    """What positions do to scores; a row has `rope` or `grid`."""
+
+    rope: Rope | None = cell("rotary positions, and the dialect of their config keys", None)
+    grid: GridRope | None = cell("rotation by row and column", None)
+    bias: Additive | None = cell("a term by distance: alibi, distances (T5's buckets), window_table ...", None)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How scores are made of queries and keys."""
+
+    scale: Callable[[ModelConfig, int], float] = cell(
+        "what multiplies scores, 1 / sqrt(head_dim) unless it is named", default_scale
+    )
+    qk_norm: QkNorm | None = cell(
+        "the norm of queries and keys; true for q_norm and k_norm, one gamma for all heads", None
+    )
+
+
+@dataclass(frozen=True)
+class FeedForward:
+    """A layer's feed-forward network, and the norms around it; `circuits` follows tokens through it."""
+
+    up: str = cell("module that leads to the hidden width", "")
+    down: str = cell("module that leads back", "")
+    gate: str = cell("act(x gate) * (x up) enters `down`; `up` again where one tensor holds both, the gate first", "")
+    norm: StoredNorm | None = cell("the norm before them; false in post-norm models", None)
+    after_attention: StoredNorm | None = cell("of post-norm models: the norm between attention and the network", None)
+    attention_norm: StoredNorm | None = cell(
+        "the norm that attention's output passes before it joins the stream (Gemma 2)", None
+    )
+    output_norm: StoredNorm | None = cell("the norm that the network's output passes before it joins the stream", None)
+    activation: str = cell("where the config does not say it", "silu")
+    activation_keys: Names = cell("config keys that say it", ("hidden_act", "activation_function", "activation"))
+    bias: bool | str = cell("the maps have one; or the config key that says so", False)
+    transposed: bool = cell("weights are stored as (in, out)", False)
+    causal: bool = cell("a token sees none that comes after it", True)
+    known: bool = cell("false where the config asks for a layer that no cell describes", True)
+
+
+@dataclass(frozen=True)
+class FromConfig:
+    """What config.json calls things, and what follows from it."""
+
+    keys: Mapping[str, Names] = cell('config keys of sizes where they are unusual: { n_layers = "depth" }', make=dict)
+    defaults: Mapping[str, Any] = cell("what config.json may leave out, if no class says it", make=dict)
+    derived: Callable[[Config], Mapping[str, Any]] | None = cell(
+        "values that follow from others: the sizes of one stage", None
+    )
+    sizes: Callable[[ModelConfig, int], Mapping[str, Any]] = cell("values that differ in one layer", listed_sizes)
+    listed: str = cell("config key of the list of the layers' types", "layer_types")
+    layer_types: LayerTypes = cell("the layers' types where the config does not list them", all_full)
+    attention_types: Names = cell("types of layers that are attention; all unless it is named", ())
+    stored_layer: Callable[[ModelConfig, int], int] = cell("under which index a layer's tensors are", same_layer)
+    attentions: int = cell("layers of attention in each layer of the model", 1)
 
 
 def nothing_more(keys: Config, modules: Collection[str]) -> dict[str, Any]:
@@ -352,66 +300,22 @@ def nothing_more(keys: Config, modules: Collection[str]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class FeedForward:
-    """A layer's feed-forward network, and the norms around it; `circuitry` follows tokens through it."""
-
-    up: str
-    down: str
-    norm: StoredNorm | None  # before them; None in post-norm models
-    gate: str = ""  # act(x gate) * (x up) enters `down`; the same as `up` where one tensor holds both, the gate first
-    activation: str = "silu"  # where the config does not say it
-    activation_keys: tuple[str, ...] = ("hidden_act", "activation_function", "activation")  # that say it
-    bias: bool | str = False  # the maps have one; or the config key that says so
-    transposed: bool = False  # weights are stored as (in, out), as GPT-2's are
-    after_attention: StoredNorm | None = None  # of post-norm models, between attention and the maps
-    attention_norm: StoredNorm | None = None  # of attention's output alone, before it joins the stream
-    output_norm: StoredNorm | None = None  # of the network's output alone, before it joins the stream
-    causal: bool = True  # a token sees none that comes after it
-    known: bool = True  # False where the config asks for a layer that no cell describes
-
-
-@dataclass(frozen=True)
 class Gguf:
-    """What converting an architecture to ggml's format does to its checkpoints.
+    """What converting an architecture to ggml's format does to its checkpoints, if not what it does to all."""
 
-    Attributes
-    ----------
-    architecture : str
-        What such a file calls it.
-    modules : dict of str
-        ggml's names of modules, and theirs here; within a layer where ggml's name begins with `blk.3.`.
-    undo : dict of function
-        How the weights of some modules here become what they were.
-    config : function of (a Config of the file's keys, ggml's names of the modules there are) -> dict
-        What of config.json stands under a key of its own, or in no key at all.
-    renamed : dict of dict
-        Modules that are others where the file has a module of this name.
-    experts : bool
-        Feed-forward networks may be mixtures; attention is the same.
-    """
-
-    architecture: str
-    modules: Mapping[str, str]
-    undo: Mapping[str, Undo] = field(default_factory=dict)
-    config: Callable[[Config, Collection[str]], dict[str, Any]] = nothing_more
-    renamed: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    experts: bool = False
+    architecture: str = cell("what a GGUF file calls this row; the row that says it reads such files", "")
+    roles: Mapping[str, str] = cell("ggml's names of modules that have another role here than elsewhere", make=dict)
+    halves: bool = cell("rows of queries and keys are reordered, since ggml rotates neighbours", False)
+    config: Callable[[Config, Collection[str]], dict[str, Any]] = cell(
+        "values of config.json that have no key of their own in a GGUF file", nothing_more
+    )
+    experts: bool = cell("feed-forward networks may be mixtures", False)
 
 
 @dataclass(frozen=True)
 class Images:
-    """How photographs are prepared for a model that sees them.
+    """How photographs are prepared for a model that sees them."""
 
-    Attributes
-    ----------
-    processor : str
-        transformers' image processor for checkpoints that do not name theirs.
-    settings : dict
-        What the family's published checkpoints set otherwise than that processor does by default.
-    any_size : bool
-        The model takes images of other sizes than its config names.
-    """
-
-    processor: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    any_size: bool = False
+    processor: str  # transformers' image processor for checkpoints that do not name theirs
+    settings: Mapping[str, Any] = field(default_factory=dict)  # where the published ones differ from its defaults
+    any_size: bool = False  # the model takes images of other sizes than its config names

@@ -14,13 +14,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from weightscope.architectures.config import Every, inner_types, values_of
-from weightscope.architectures.dialects import GIVEN, SCALING, TRAINED, renamed, standardised, writer_of
 from weightscope.architectures.family import Family
 from weightscope.architectures.gguf import KEYS as OF_GGUF
 from weightscope.architectures.gguf import shortest
-from weightscope.architectures.reading import completed_part, read_config
+from weightscope.architectures.numbers import (
+    GIVEN,
+    SCALING,
+    TRAINED,
+    completed_part,
+    read_config,
+    renamed,
+    standardised,
+)
+from weightscope.architectures.reading import part_of, parts
 from weightscope.architectures.rope import Rope
-from weightscope.architectures.stacks import part_of, parts
 from weightscope.architectures.stanzas import stanza_of
 from weightscope.architectures.table import known_rows
 from weightscope.checkpoint import Checkpoint
@@ -56,7 +63,7 @@ PLAIN_TURNS = ("default", "axial")  # kinds of rotation that nothing scales
 # What transformers takes for a key without a value where another key has one: key -> (other, its value, what is taken).
 IMPLIED = {"num_ln_in_parallel_attn": ("new_decoder_architecture", True, 2)}
 FOLLOWS = {"qk_head_dim", "head_dim"}  # computed of other keys wherever it is
-# What a GGUF file has besides the sizes: its key -> names of configs, of which a model's class knows one.
+# What a GGUF file has besides the sizes: its key -> the names that configs may have for it.
 BESIDES = {
     "logit_scale": ("logits_scaling", "logit_scale"),
     "attn_logit_softcapping": ("attn_logit_softcapping",),
@@ -107,51 +114,34 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True)
 class Stated:
-    """What a config says, in one dialect.
+    """What a config says, in one dialect."""
 
-    Attributes
-    ----------
-    values : dict
-        Values by dotted key, defaults filled in.
-    spelled : dict
-        The file's own spelling of keys that have another one there.
-    said : set of str
-        Keys that the file itself has a value for.
-    follows : set of str
-        Keys that, where a file leaves them out, follow from others.
-    read : set of str
-        Words of the row that read it: keys among them decide what is computed.
-    metadata : dict or None
-        Of a GGUF file its own keys, which may say less than a config.json.
-    idle : set of str
-        Keys of sizes that decide nothing that is computed.
-    """
-
-    values: Mapping[str, Any]
+    values: Mapping[str, Any]  # values by dotted key, defaults filled in
+    # the file's own spelling of keys that have another one there
     spelled: Mapping[str, str] = field(default_factory=dict)
-    said: frozenset[str] = frozenset()
-    follows: frozenset[str] = frozenset()
-    read: frozenset[str] = frozenset()
-    metadata: Mapping[str, Any] | None = None
-    idle: frozenset[str] = frozenset()
+    present: frozenset[str] = frozenset()  # keys that the file itself has a value for
+    follows: frozenset[str] = frozenset()  # keys that, where a file leaves them out, follow from others
+    read: frozenset[str] = frozenset()  # words of the row that read it: keys among them decide what is computed
+    metadata: Mapping[str, Any] | None = None  # of a GGUF file its own keys, which may say less than a config.json
+    idle: frozenset[str] = frozenset()  # keys of sizes that decide nothing that is computed
 
 
 def differences(a: Stated, b: Stated) -> list[Difference]:
     """The keys in which two configs differ, those that decide the computation first."""
-    read, found = a.read | b.read, []
+    read, differing = a.read | b.read, []
     for key in sorted({*a.values, *b.values}):
         x, y = (_plain(key, side.values.get(key)) for side in (a, b))
-        silent = any(side.metadata is not None and key not in side.said for side in (a, b))
+        silent = any(side.metadata is not None and key not in side.present for side in (a, b))
         silent |= (
             (a.metadata is None) != (b.metadata is None) and key in OF_GGUF and None in (x, y)
         )  # no such key there
-        follows = key in a.follows | b.follows and not {key} <= a.said & b.said
+        follows = key in a.follows | b.follows and not {key} <= a.present & b.present
         if not (silent or follows or _same(x, y)):
             key = key.removesuffix(AS_WRITTEN)
             spelled = (b if y is not None else a).spelled.get(key, key)
-            found.append(Difference(spelled, x, y, NONE if key in a.idle & b.idle else _effect(key, read)))
-    found += _of_files(a, b, read)
-    return sorted(found, key=lambda one: (COMPUTATION, UNKNOWN, NONE).index(one.effect))
+            differing.append(Difference(spelled, x, y, NONE if key in a.idle & b.idle else _effect(key, read)))
+    differing += _of_files(a, b, read)
+    return sorted(differing, key=lambda difference: (COMPUTATION, UNKNOWN, NONE).index(difference.effect))
 
 
 def _of_files(a: Stated, b: Stated, read: frozenset[str]) -> Iterator[Difference]:
@@ -162,16 +152,16 @@ def _of_files(a: Stated, b: Stated, read: frozenset[str]) -> Iterator[Difference
             if not _same(x, y) and key.partition(".")[2] not in OF_GGUF.values():
                 yield Difference(key, x, y, _effect(key, read))
         return
-    file, other = (b, a) if a.metadata is None else (a, b)
+    file, config = (b, a) if a.metadata is None else (a, b)
     for key, value in sorted((file.metadata or {}).items()):
-        own = key.partition(".")[2]
-        names = BESIDES.get(own, ())
-        if own in OF_GGUF.values() or NOTHING_MORE.fullmatch(own) or file.said & {*names}:
+        plain_key = key.partition(".")[2]
+        names = BESIDES.get(plain_key, ())
+        if plain_key in OF_GGUF.values() or NOTHING_MORE.fullmatch(plain_key) or file.present & {*names}:
             continue
-        name = next((name for name in other.values if name.rpartition(".")[2] in names), key)
-        x, y = _plain(name, shortest(value)), _plain(name, other.values.get(name))
+        name = next((name for name in config.values if name.rpartition(".")[2] in names), key)
+        x, y = _plain(name, shortest(value)), _plain(name, config.values.get(name))
         if not _same(x, y):
-            yield Difference(other.spelled.get(name, name), *((x, y) if file is a else (y, x)), _effect(name, read))
+            yield Difference(config.spelled.get(name, name), *((x, y) if file is a else (y, x)), _effect(name, read))
 
 
 def stated(checkpoint: Checkpoint, row: Family) -> Stated:
@@ -180,25 +170,25 @@ def stated(checkpoint: Checkpoint, row: Family) -> Stated:
     path = next((path for path, inner in parts(config) if inner.raw is part.raw), "")
     values: dict[str, Any] = {}
     spelled: dict[str, str] = {}
-    said: set[str] = set()
+    present: set[str] = set()
     follows: set[str] = set()
     for place, section, kind in _sections(config, path):
         before = f"{place}." if place else ""
-        own = _normal(config, row, section, kind, part if place == path else None)
-        values |= {before + key: value for key, value in own.values.items()}
-        spelled |= {before + key: before + name for key, name in own.spelled.items()}
-        said |= {before + key for key in own.said}
-        follows |= {before + key for key in own.follows}
+        normal = _normal(config, row, section, kind, part if place == path else None)
+        values |= {before + key: value for key, value in normal.values.items()}
+        spelled |= {before + key: before + name for key, name in normal.spelled.items()}
+        present |= {before + key for key in normal.present}
+        follows |= {before + key for key in normal.follows}
     metadata = next((_metadata(file.config) for file in checkpoint.files[:1] if isinstance(file, GgufFile)), None)
     if metadata is not None:  # whose architecture stands for several model_types, and has no list of layers
-        said -= {"model_type", row.listed}
+        present -= {"model_type", row.config.listed}
     before = f"{path}." if path else ""
     turns = {value for key, value in values.items() if key.startswith(before + GIVEN) and key.endswith("rope_type")}
     any_length = isinstance(row.rope, Rope) and turns <= ANY_LENGTH and not row.inputs.positions
     sizes = ("vocab_size", "n_positions") if any_length else ("vocab_size",)
     idle = {before + name for size in sizes for name in row.size_keys.get(size, ())}
     words = frozenset(re.findall(r"[a-z_]\w+", stanza_of(row)))
-    return Stated(values, spelled, frozenset(said), frozenset(follows), words, metadata, frozenset(idle))
+    return Stated(values, spelled, frozenset(present), frozenset(follows), words, metadata, frozenset(idle))
 
 
 def _metadata(keys: Config) -> dict[str, Any]:
@@ -207,12 +197,15 @@ def _metadata(keys: Config) -> dict[str, Any]:
     return {key: value for key, value in keys.items() if key.startswith(start)}
 
 
-def _sections(config: Config, own: str) -> Iterator[tuple[str, Config, str]]:
+def _sections(config: Config, chosen: str) -> Iterator[tuple[str, Config, str]]:
     """The parts of a config that have a class of their own: where they are, without parts in them, their model_type."""
     kinds = inner_types(config.get("model_type"))
     inner = {path: part for path, part in parts(config) if path}
     classes = {path: str(part.get("model_type") or kinds.get(path) or "") for path, part in inner.items()}
-    classes = {"": str(config.get("model_type") or ""), **{p: kind for p, kind in classes.items() if kind or p == own}}
+    classes = {
+        "": str(config.get("model_type") or ""),
+        **{p: kind for p, kind in classes.items() if kind or p == chosen},
+    }
     for path, kind in classes.items():
         section = inner[path] if path else config
         start = f"{path}." if path else ""
@@ -220,10 +213,10 @@ def _sections(config: Config, own: str) -> Iterator[tuple[str, Config, str]]:
         yield path, Config({key: value for key, value in section.items() if key not in nested}, config.file), kind
 
 
-def _normal(whole: Config, row: Family, section: Config, kind: str, own: Config | None) -> Stated:
+def _normal(whole: Config, row: Family, section: Config, kind: str, chosen: Config | None) -> Stated:
     """One section with its sizes, heads, layers and rotation as the row that reads it says them.
 
-    `own` is the part of the config that the row was chosen for, if the section is that part.
+    `chosen` is the part of the config that the row was chosen for, if the section is that part.
     """
     aliases = _table()["names"].get(kind, {})
     raw = {aliases.get(key, key): value for key, value in section.items() if aliases.get(key, key) not in section}
@@ -232,13 +225,10 @@ def _normal(whole: Config, row: Family, section: Config, kind: str, own: Config 
     usual = {**values_of([kind]), **usual_values(kind)}
     values = {**{key: value for key, value in usual.items() if key not in raw}, **raw}
     follows = {key for key, kinds in _table()["derived"].items() if kind in kinds.split()} | FOLLOWS
-    said = {key for key, value in raw.items() if value is not None}
-    for read in (row,) if own is not None else _rows(kind):
+    present = {key for key, value in raw.items() if value is not None}
+    for read in (row,) if chosen is not None else _rows(kind):
         try:
-            if own is not None:
-                config = completed_part(whole, own, read)
-            else:
-                config = _read(section, read, kind, writer_of(whole))
+            config = completed_part(whole, chosen, read) if chosen is not None else _read(section, read, kind, whole)
             family = read.configured(config)
             numbers = read_config(config, family)
         except CheckpointError:  # as it stands, then
@@ -251,45 +241,47 @@ def _normal(whole: Config, row: Family, section: Config, kind: str, own: Config 
             stored = aliases.get(name, name)
             if meaning in LEAST:
                 _replace(values, spelled, section, names, stored, getattr(numbers, meaning))
-                said |= {stored} if said & {*names} else set()
-        if isinstance(family.kv_heads, tuple) and family.kv_heads:
-            _replace(values, spelled, section, family.kv_heads, family.kv_heads[0], numbers.n_kv_heads)
-        if len(family.head_dim) < 2:
-            _replace(values, spelled, section, ("head_dim", *family.head_dim), "head_dim", numbers.head_dim)
+                present |= {stored} if present & {*names} else set()
+        if isinstance(family.heads.kv_heads, tuple) and family.heads.kv_heads:
+            _replace(values, spelled, section, family.heads.kv_heads, family.heads.kv_heads[0], numbers.n_kv_heads)
+        if len(family.heads.head_dim) < 2:
+            _replace(values, spelled, section, ("head_dim", *family.heads.head_dim), "head_dim", numbers.head_dim)
         if "n_layers" in family.size_keys:
-            listed = family.layer_types.key if isinstance(family.layer_types, Every) else "layer_types"
-            names = (family.listed, "layer_types", listed, "sliding_window_pattern")
-            _replace(values, spelled, section, names, family.listed, [*numbers.layer_types])
-        said |= {key for key in ("head_dim", family.listed) if key in values}
+            listed = family.config.layer_types.key if isinstance(family.config.layer_types, Every) else "layer_types"
+            names = (family.config.listed, "layer_types", listed, "sliding_window_pattern")
+            _replace(values, spelled, section, names, family.config.listed, [*numbers.layer_types])
+        present |= {key for key in ("head_dim", family.config.listed) if key in values}
         if isinstance(family.rope, Rope):
-            said |= _rotation(values, spelled, section, family.rope, config.get(GIVEN))
+            present |= _rotation(values, spelled, section, family.rope, config.get(GIVEN))
         break
     if not any(key.startswith(f"{GIVEN}.") for key in values):
         _as_stated(values, spelled, section)
-    for key, (other, wanted, implied) in IMPLIED.items():
-        if values.get(other) == wanted and values.get(key) is None:
+    for key, (condition, wanted, implied) in IMPLIED.items():
+        if values.get(condition) == wanted and values.get(key) is None:
             values[key] = implied
     return Stated(
         dict(_flat(values)),
         spelled,
-        frozenset(key for key, _ in _flat(values) if _top(key) in said),
+        frozenset(key for key, _ in _flat(values) if _top(key) in present),
         frozenset(follows),
     )
 
 
-def _read(section: Config, row: Family, kind: str, writer: int | None) -> Config:
+def _read(section: Config, row: Family, kind: str, whole: Config) -> Config:
     """A section of another stack in the dialect of transformers 5."""
-    said = Config(renamed(section, row, kind), section.file)
-    present = row.synonyms([key for key in said if said.has(key)])
-    usual = {key: value for key, value in {**usual_values(kind), **row.defaults}.items() if key not in present}
-    values = {key: value for key, value in {**usual, **said}.items() if value is not None}
+    written = Config(renamed(section, row, kind), section.file)
+    same_meaning = row.synonyms([key for key in written if written.has(key)])
+    usual = {
+        key: value for key, value in {**usual_values(kind), **row.config.defaults}.items() if key not in same_meaning
+    }
+    values = {key: value for key, value in {**usual, **written}.items() if value is not None}
     completed = row.completed(values, section.file)
-    return standardised(section, completed.raw, row.configured(completed), kind, writer)
+    return standardised(section, completed.raw, row.configured(completed), kind, whole)
 
 
 def _rows(kind: str) -> tuple[Family, ...]:
     """The rows to read a section of another stack by, the best first."""
-    return tuple(row for row in known_rows(kinds={kind}) if kind in row.model_types) if kind else ()
+    return tuple(row for row in known_rows(kinds={kind}) if kind in row.types) if kind else ()
 
 
 def _replace(
@@ -297,10 +289,10 @@ def _replace(
 ) -> None:
     """Put a number in the place of all the names that it may have; one that says something else stays."""
     for name in names:
-        other = section.get(name)
-        if other is None or other == value or name == stored or isinstance(value, list):
+        given = section.get(name)
+        if given is None or given == value or name == stored or isinstance(value, list):
             values.pop(name, None)
-            if other is not None and name != stored:
+            if given is not None and name != stored:
                 spelled[stored] = name
     values.pop(stored + AS_WRITTEN, None)
     if section.get(stored) not in (None, value) and not isinstance(value, list):

@@ -9,6 +9,26 @@ from typing import Any
 from weightscope.checkpoint.config import Config, read_json
 from weightscope.errors import CheckpointError
 
+# What an annotation of a cell may ask of a value, besides its type.
+
+LARGEST_NUMBER = 1e12
+
+
+@dataclass(frozen=True)
+class Within:
+    """A number from `smallest` to `largest`."""
+
+    smallest: float
+    largest: float
+
+
+class OneOf(tuple[str, ...]):
+    """A string that is one of these."""
+
+    def __new__(cls, *choices: str) -> "OneOf":
+        return super().__new__(cls, choices)
+
+
 # A model's config, whichever names its file uses for the same thing.
 
 # Meaning -> keys to try in order.
@@ -26,34 +46,19 @@ MOST_LAYERS = 10**4
 
 @dataclass(frozen=True, eq=False)
 class ModelConfig(Config):
-    """A model's config with its sizes normalised over dialects; other values are read as of any `Config`.
-
-    Attributes
-    ----------
-    model_type : str
-    n_layers, d_model, n_heads, n_kv_heads, head_dim : int
-        head_dim is the width of a head's queries and keys.
-    norm : str
-        "layer_norm" or "rms_norm", or "none" where attention reads the residual stream as it is.
-    norm_eps : float
-    layer_types : tuple of str
-        Every layer's kind, as transformers names them.
-    rope : mapping of layer type to Config
-        Rotary parameters (theta, fraction, kind, scaling) by layer type; empty without rotation.
-    n_positions, vocab_size : int or None
-    raw, file
-        As of any `Config`, the architecture's defaults filled in.
-    """
+    """A model's config with its sizes normalised over dialects; other values are read as of any `Config`."""
 
     model_type: str
+    # n_layers, d_model, n_heads, n_kv_heads, head_dim: head_dim is the width of a head's queries and keys
     n_layers: int
     d_model: int
     n_heads: int
     n_kv_heads: int
     head_dim: int
-    norm: str
+    norm: str  # "layer_norm" or "rms_norm", or "none" where attention reads the residual stream as it is
     norm_eps: float
-    layer_types: tuple[str, ...]
+    layer_types: tuple[str, ...]  # every layer's kind, as transformers names them
+    # rotary parameters (theta, fraction, kind, scaling) by layer type; empty without rotation
     rope: Mapping[str, Config] = field(repr=False)
     n_positions: int | None
     vocab_size: int | None
@@ -69,17 +74,9 @@ class ModelConfig(Config):
 
 @dataclass(frozen=True)
 class Every:
-    """Layer types by a period: layer i is `then` when i % period is `phase` (counted from the end if negative).
+    """Layer types by a period: layer i is `then` when i % period is `phase` (counted from the end if negative)."""
 
-    Attributes
-    ----------
-    key : str
-        The config's key for the period.
-    phase : int
-    then, otherwise : str
-    """
-
-    key: str
+    key: str  # the config's key for the period
     phase: int = -1
     then: str = "full_attention"
     otherwise: str = "sliding_attention"

@@ -7,8 +7,8 @@ import numpy as np
 
 from weightscope.architectures.cells import LayerTensors
 from weightscope.architectures.config import ModelConfig
-from weightscope.architectures.family import default_scale
 from weightscope.architectures.rope import sides_of
+from weightscope.architectures.rules import default_scale
 from weightscope.attention.gathered import sigmoid
 from weightscope.attention.positions import Buckets, Slopes, WindowBias
 
@@ -100,18 +100,10 @@ class GeometricSlopes:
 
 @dataclass(frozen=True)
 class StoredSlopes:
-    """Learned slopes, one for each head.
+    """Learned slopes, one for each head."""
 
-    Attributes
-    ----------
-    layer : str
-        A layer's name.
-    tensor : str
-        Its tensor of slopes.
-    """
-
-    layer: str
-    tensor: str
+    layer: str  # A layer's name
+    tensor: str  # its tensor of slopes
 
     def __call__(self, tensors: LayerTensors, config: ModelConfig, layer: int) -> Slopes:
         """Those of one layer."""
@@ -132,24 +124,13 @@ TABLE = "SelfAttention.relative_attention_bias"
 
 @dataclass(frozen=True)
 class Distances:
-    """T5's buckets of distances; the table is the first layer's or each layer's own.
+    """T5's buckets of distances; the table is the first layer's or each layer's own."""
 
-    Attributes
-    ----------
-    layer : str
-        A layer's name.
-    causal : bool
-    own : bool
-    table : str
-        The table's module within a layer.
-    sizes : (str, str)
-        Config keys of how many buckets there are, and from which distance on everything is in the last.
-    """
-
-    layer: str
+    layer: str  # A layer's name
     causal: bool = False
     own: bool = False
-    table: str = TABLE
+    table: str = TABLE  # the table's module within a layer
+    # config keys of how many buckets there are, and from which distance on everything is in the last
     sizes: tuple[str, str] = ("relative_attention_num_buckets", "relative_attention_max_distance")
 
     def __call__(self, tensors: LayerTensors, config: ModelConfig, layer: int) -> Buckets:
@@ -164,20 +145,12 @@ class Distances:
 
 @dataclass(frozen=True)
 class WindowTable:
-    """A table of biases by offset in a window, as it is stored: offset after offset, then those of a class token.
+    """A table of biases by offset in a window, as it is stored: offset after offset, then those of a class token."""
 
-    Attributes
-    ----------
-    tensors : dict of str
-        Of the model, with `{i}` for the layer where each has its own, and the config key that says whether it is there;
-        empty where it always is. Several add up.
-    side : str
-        Config key of a window's side in patches; empty where the window is the image.
-    class_token : bool
-    """
-
+    # of the model, with `{i}` for the layer where each has its own, and the config key that says whether it is there;
+    # empty where it always is. Several add up
     tensors: Mapping[str, str]
-    side: str = ""
+    side: str = ""  # config key of a window's side in patches; empty where the window is the image
     class_token: bool = False
 
     def __call__(self, tensors: LayerTensors, config: ModelConfig, layer: int) -> WindowBias:
@@ -201,20 +174,11 @@ class WindowTable:
 
 @dataclass(frozen=True)
 class WindowNetwork:
-    """Biases by offset in a window that a small network makes of the offset's logarithm (Swin v2, section 3.3).
+    """Biases by offset in a window that a small network makes of the offset's logarithm (Swin v2, section 3.3)."""
 
-    Attributes
-    ----------
-    network : str
-        Of the model, with `{i}` for the layer: two Linears with a ReLU between.
-    stage : int
-        How often the image was halved before.
-    pretrained : str
-        Config key of the windows' sides in training, a stage each; empty where they are those of the model.
-    """
-
-    network: str
-    stage: int = 0
+    network: str  # of the model, with `{i}` for the layer: two Linears with a ReLU between
+    stage: int = 0  # how often the image was halved before
+    # config key of the windows' sides in training, a stage each; empty where they are those of the model
     pretrained: str = ""
 
     def __call__(self, tensors: LayerTensors, config: ModelConfig, layer: int) -> WindowBias:

@@ -1,38 +1,44 @@
 """What a family of architectures is: a row of data."""
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from weightscope.architectures.cells import (
-    NO_BIASES,
-    Biases,
     FeedForward,
+    FromConfig,
     Gguf,
+    Heads,
     Images,
     Inputs,
-    LayerTensors,
     Memory,
+    Names,
+    Norms,
     Outputs,
-    QkNorm,
+    Positions,
+    Scores,
     StoredNorm,
+    cell,
 )
-from weightscope.architectures.config import KEYS, LayerTypes, ModelConfig, all_full, listed_sizes
+from weightscope.architectures.config import KEYS, ModelConfig
 from weightscope.architectures.rope import GridRope, Rope
-from weightscope.architectures.step import Reads, Step
-from weightscope.attention.layer import Layer
-from weightscope.attention.positions import Buckets, Slopes, WindowBias
+from weightscope.architectures.steps import Reads, Step
 from weightscope.checkpoint.config import Config
 
 
 class When:
-    """Cells of a row that change when the config holds a value: `When("do_layer_norm_before", False, norm=None)`.
+    """Cells of a row that change when the config holds a value: `When("pre_norm", False, norms__before=None)`.
 
-    `cell__part` reaches into a cell: `inputs__types=""`; `steps__gate` is the step of that name, None for none.
+    `group__cell` is a cell of a group; `steps__gate` is the step of that name, None for none.
     """
 
     def __init__(self, key: str, value: object, **cells: Any) -> None:
         self.key, self.value, self.cells = key, value, cells
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    __hash__ = object.__hash__
 
     def holds(self, values: Mapping[str, Any]) -> bool:
         """Whether a config with these values is meant."""
@@ -57,93 +63,61 @@ class In:
     def __init__(self, layer_type: str, **cells: Any) -> None:
         self.layer_type, self.cells = layer_type, cells
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, In) and vars(self) == vars(other)
 
-def default_scale(config: ModelConfig, layer: int) -> float:
-    """1 / sqrt(d'), the usual scale of attention scores."""
-    return float(config.head_dim**-0.5)
-
-
-def same_layer(config: ModelConfig, layer: int) -> int:
-    """Layer i has tensors of its own, under index i."""
-    return layer
+    __hash__ = object.__hash__
 
 
-Layout = Callable[[LayerTensors, "Family", ModelConfig], Layer]
-Additive = Callable[[LayerTensors, ModelConfig, int], Slopes | Buckets | WindowBias]
+def turning(rope: Rope | GridRope | None) -> dict[str, Any]:
+    """The change of a row that gives it this rotation."""
+    return {"positions__grid" if isinstance(rope, GridRope) else "positions__rope": rope}
+
+
+def group(doc: str, default: Any = None, **more: Any) -> Any:
+    """A field whose own fields are cells: a stanza says some of them and inherits the others."""
+    return cell(doc, default, group=True, **more)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """One row of the table of architectures: cells for what many have, and steps for what few have."""
 
-    name: str
-    model_types: tuple[str, ...]  # the `model_type` values of config.json that the row reads
-
-    # where: names of modules and tensors
-    prefixes: tuple[str, ...]  # before every tensor's name; the one is taken that inputs or the first layer are under
-    layer: str  # a layer's name before its modules, with `{i}` for its index
-    stored_layer: Callable[[ModelConfig, int], int] = same_layer  # the index under which a layer's tensors are stored
-    attentions: int = 1  # layers of attention in each layer of the model
+    name: str = ""
+    types: Names = ()  # the `model_type` values of config.json that the row reads
     tower: str = ""  # "text", "vision", "encoder", "cross" ... in models of several stacks; each has a row then
-    nested: str = ""  # key of the part of config.json that describes this model, where it has such a part
-    inputs: Inputs
-    outputs: Outputs | None = None  # None without logits of tokens, or where what makes them is not linear
-    others: tuple[str, ...] = ()  # further modules of a layer that the layout reads
-    loose: tuple[str, ...] = ()  # further tensors of a layer that belong to no module
-    shared: tuple[str, ...] = ()  # tensors of the model that every layer reads
-    # Modules within attention that are not read: norms of its output, what a caveat names.
-    ignored: tuple[str, ...] = ()
 
-    # heads: how projections lie in the file
-    layout: Layout
-    query: str  # its module; the same as of keys and values where one tensor holds all
-    key: str
-    value: str
-    output: str
-    biases: Biases = NO_BIASES
-    kv_heads: int | tuple[str, ...] = ()  # their number, or config keys to try; as many as query heads without any
-    head_dim: tuple[str, ...] = ()  # config keys that add up to a head's width; d / H unless all are there
-    value_dim: tuple[str, ...] = ()  # likewise of a head's values; the width of queries and keys where there are none
-    memory: Memory | None = None  # the second input of cross-attention
-
-    # norms
-    norm: StoredNorm | None  # before attention; None where attention reads the layer's input as it is
-    closing: StoredNorm | None = None  # of post-norm models: the norm that a layer's output has come out of
-
-    # positions
-    rope: Rope | GridRope | None = None
-    additive: Additive | None = None  # a term of scores by distance, read of the model's tensors
-
-    # scores
-    scale: Callable[[ModelConfig, int], float] = default_scale
-    qk_norm: QkNorm | None = None
-
-    # mlp
-    mlp: FeedForward | None = None  # None where the network is not known
-    parallel: bool = False  # attention and the network read the same stream
-
-    # config
-    keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # unusual keys of sizes, by meaning (config.KEYS)
-    listed: str = "layer_types"  # key of the layers' types, where the config lists them
-    layer_types: LayerTypes = all_full  # every layer's type where it does not
-    attention_types: tuple[str, ...] = ()  # types of layers that are attention; empty means all
-    sizes: Callable[[ModelConfig, int], Mapping[str, Any]] = listed_sizes  # values of keys that differ in one layer
-    derived: Callable[[Config], Mapping[str, Any]] | None = None  # values of keys that follow from others
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # what config.json may leave out
-
-    # formats
-    gguf: Gguf | None = None  # rows made from this one have it too; the first of them reads such files
-    transposed: tuple[str, ...] = ()  # last parts of the names of modules whose weights are stored as (in, out)
-    images: Images | None = None  # None in a model that sees none
-    leading: tuple[tuple[str, int | str], ...] = ()  # tokens before an image's patches: kinds, and numbers or their key
-    in_transformers: Mapping[str, str] = field(default_factory=dict)  # cells that differ in transformers' own modules
-
-    # steps, and what a config or a layer changes
+    prefixes: Names = cell("what may stand before every tensor's name; the first that fits is taken", ("",))
+    layer: str = cell("a layer's name before its modules, with {i} for its index", "")
+    part: str = cell("key of the part of config.json that describes this stack, where there is one", "")
+    heads: Heads = group("the projections", Heads())
+    norms: Norms = group("norms before and after attention", Norms())
+    memory: Memory | None = cell(
+        "true in cross-attention; or { norm = ... }, the layer's norm of its second input", None
+    )
+    inputs: Inputs = group("what enters the first layer", Inputs())
+    outputs: Outputs | None = group("how logits are made; false without logits of tokens, or where that is not linear")
+    positions: Positions = group("what positions do to scores", Positions())
+    scores: Scores = group("how scores are made", Scores())
+    mlp: FeedForward | None = group(
+        "the feed-forward network; not inherited, but `mlp = true` is that of the row it is like", stated=True
+    )
+    parallel: bool = cell("attention and the network read the same stream", False)
+    config: FromConfig = group("what config.json calls things", FromConfig())
+    images: Images | None = cell("how photographs are prepared: transformers' image processor and its settings", None)
+    in_transformers: Mapping[str, Any] = cell(
+        "cells that differ in transformers' own model: { heads.q = ... }", make=dict
+    )
+    gguf: Gguf | None = group(
+        "what a GGUF file changes; rows that start from this one read such files too", stated=True
+    )
+    notes: Names = cell("what else the matrices leave out", ())
+    refused: str = cell("why such a model is not read", "")
     steps: tuple[Step, ...] = ()
-    in_layers: tuple[In, ...] = ()
-    variants: tuple[When, ...] = ()  # applied in order
-    caveats: tuple[str, ...] = ()  # what else the matrices leave out
-    refused: str = ""  # why a model so configured cannot be read
+    when: tuple[When, ...] = cell(
+        "[{ key, is or is_not, cells ... }]: cells that change with a value of the config; applied in order", ()
+    )
+    in_: tuple[In, ...] = cell("[{ layers, cells ... }]: cells that differ in layers of a type", ())
     proved_for: str = ""  # digest of the config that an adopted row was proved with
     origin: str = ""  # of a row that is not the table's, or reads what it does not list: where it comes from
 
@@ -162,44 +136,78 @@ class Family:
         return sum((step.reads() for step in self.steps), Reads())
 
     @property
-    def modules(self) -> tuple[str, ...]:
-        """Every module of a layer that the row reads, and `others`."""
-        qk = (self.qk_norm.query, self.qk_norm.key) if self.qk_norm else ()
-        norms = [norm.module for norm in (self.norm, self.memory and self.memory.norm) if norm]
-        named = (self.query, self.key, self.value, self.output, *self.others, *norms, *qk, *self.reads.modules)
+    def rope(self) -> Rope | GridRope | None:
+        """How queries and keys turn, whichever cell says it."""
+        return self.positions.rope or self.positions.grid
+
+    @property
+    def modules(self) -> Names:
+        """Every module of a layer that the row reads, and `heads.others`."""
+        heads, qk_norm = self.heads, self.scores.qk_norm
+        qk = (qk_norm.query, qk_norm.key) if qk_norm else ()
+        norms = [norm.module for norm in (self.norms.before, self.memory and self.memory.norm) if norm]
+        named = (*heads.projections, *heads.others, *norms, *qk, *self.reads.modules)
         return tuple(dict.fromkeys(filter(None, named)))
+
+    @property
+    def roles(self) -> dict[str, str]:
+        """The module of each role that the row names, one that holds several as "q+k+v".
+
+        Those of the layer are named within it, those of the model (tokens, positions, types, unembedding, norm.inputs,
+        norm.outputs) as the tensors are, without their prefix.
+        """
+        heads, inputs, outputs, mlp = self.heads, self.inputs, self.outputs, self.mlp
+        named = [("q", heads.q), ("k", heads.k), ("v", heads.v), ("o", heads.out)]
+        norms = [("norm.before", self.norms.before), ("norm.after", self.norms.after), ("norm.inputs", inputs.norm)]
+        if self.scores.qk_norm:
+            named += [("q_norm", self.scores.qk_norm.query), ("k_norm", self.scores.qk_norm.key)]
+        if mlp:
+            named += [("gate", mlp.gate), ("up", mlp.up), ("down", mlp.down)]
+            norms += [
+                ("norm.mlp", mlp.norm), ("norm.after_attention", mlp.after_attention),
+                ("norm.attention_output", mlp.attention_norm), ("norm.mlp_output", mlp.output_norm),
+            ]  # fmt: skip
+        named += [("tokens", inputs.tokens), ("positions", inputs.positions), ("types", inputs.types)]
+        if outputs:
+            named += [("unembedding", next(iter(outputs.tokens), ""))]
+            norms += [("norm.outputs", outputs.norm)]
+        roles: dict[str, list[str]] = {}
+        for role, module in named:
+            roles.setdefault(module.removesuffix(".weight"), []).append(role)
+        modules = {"+".join(names): module for module, names in roles.items() if module}
+        return modules | {role: norm.module for role, norm in norms if norm and norm.module}
 
     @property
     def output_module(self) -> str:
         """The module whose output attention adds to the stream: W_O, or a scale after it."""
-        return next((step.output_module for step in self.steps if step.output_module), self.output)
+        return next((step.output_module for step in self.steps if step.output_module), self.heads.out)
 
     @property
-    def of_keys(self) -> tuple[str, ...]:
+    def of_keys(self) -> Names:
         """The modules that make a layer's keys and values."""
-        return tuple(filter(None, (self.key, self.value, self.qk_norm.key if self.qk_norm else "")))
+        qk_norm = self.scores.qk_norm
+        return tuple(filter(None, (self.heads.k, self.heads.v, qk_norm.key if qk_norm else "")))
 
     @property
-    def lone(self) -> tuple[str, ...]:
+    def lone(self) -> Names:
         """Every tensor of a layer that belongs to none of its modules."""
-        return (*self.loose, *self.reads.tensors)
+        return (*self.heads.loose, *self.reads.tensors)
 
     @property
-    def size_keys(self) -> Mapping[str, tuple[str, ...]]:
+    def size_keys(self) -> Mapping[str, Names]:
         """Config keys of every size, by meaning: the usual ones, but for those that the row has of its own.
 
         First the one that the row has a default for: it is what the code reads, whatever else a file has.
         """
-        keys = {**KEYS, **self.keys}
-        return {
-            meaning: tuple(sorted(names, key=lambda name: name not in self.defaults)) for meaning, names in keys.items()
-        }
+        keys, defaults = {**KEYS, **self.config.keys}, self.config.defaults
+        return {meaning: tuple(sorted(names, key=lambda name: name not in defaults)) for meaning, names in keys.items()}
 
     @property
     def names(self) -> set[str]:
         """Every config key that the row reads a size from."""
-        of_heads = (self.kv_heads, self.head_dim, self.value_dim)
-        keys = (*self.size_keys.values(), *(names for names in of_heads if isinstance(names, tuple)), (self.listed,))
+        of_heads = (self.heads.kv_heads, self.heads.head_dim, self.heads.value_dim)
+        listed = (self.config.listed,)
+        keys = (*self.size_keys.values(), *(names for names in of_heads if isinstance(names, tuple)), listed)
         return {key for names in keys for key in names}
 
     def synonyms(self, keys: Collection[str]) -> set[str]:
@@ -208,7 +216,8 @@ class Family:
 
     def norm_of(self, layer: int) -> StoredNorm | None:
         """The norm that feeds attention in one layer."""
-        return None if self.norm is None or layer in self.norm.without else self.norm
+        norm = self.norms.before
+        return None if norm is None or layer in norm.without else norm
 
     def keys_of(self, config: ModelConfig, layer: int) -> int:
         """The layer whose keys and values a layer attends to: itself, unless a step says otherwise."""
@@ -217,44 +226,44 @@ class Family:
 
     def stored_name(self, config: ModelConfig, layer: int) -> str:
         """A layer's name in the file, before its modules."""
-        return self.layer.format(i=self.stored_layer(config, layer))
+        return self.layer.format(i=self.config.stored_layer(config, layer))
 
     def but(self, **changes: Any) -> "Family":
-        """The same row with some cells changed; `cell__part` reaches into a cell, `defaults` are added to.
+        """The same row with some cells changed; `group__cell` is a cell of a group, `config__defaults` are added to.
 
-        `steps__name` replaces the step of that name or adds it, None removes it. A part of a cell that is None is left.
-        A default takes the place of one that has the same meaning under another key: that is not what the code reads.
+        `steps__name` replaces the step of that name or adds it, None removes it. A cell of a group that is None is
+        left. One way to turn takes the place of another. A default takes the place of one that has the same meaning
+        under another key: that is not what the code reads.
         """
-        cells: dict[str, Any] = {}
-        for name, value in changes.items():
-            cell, _, part = name.partition("__")
-            current = cells.get(cell, getattr(self, cell))
-            if cell == "steps" and part:
+        fields: dict[str, Any] = {}
+        for path, value in changes.items():
+            name, _, part = path.partition("__")
+            current = fields.get(name, getattr(self, name))
+            if name == "steps" and part:
                 value = _with_step(current, part, value)
-            elif part:
-                value = current and replace(current, **{part: value})
-            elif name == "defaults":
+            elif path == "config__defaults":
                 stated = self.synonyms(value)
-                value = {key: usual for key, usual in self.defaults.items() if key not in stated} | {**value}
-            cells[cell] = value
-        return replace(self, **cells)
+                kept = {key: usual for key, usual in current.defaults.items() if key not in stated}
+                value = replace(current, defaults=kept | {**value})
+            elif part:
+                value = _with_part(current, part, value)
+            fields[name] = value
+        return replace(self, **fields)
 
     def without_network(self) -> "Family":
         """The row of attention alone: its feed-forward network is not known."""
-        kept = [
-            type(when)(when.key, when.value, **attention) for when in self.variants if (attention := when.of_attention)
-        ]
-        return replace(self, mlp=None, parallel=False, variants=tuple(kept))
+        kept = [type(when)(when.key, when.value, **attention) for when in self.when if (attention := when.of_attention)]
+        return replace(self, mlp=None, parallel=False, when=tuple(kept))
 
     def completed(self, values: Mapping[str, Any], file: object) -> Config:
         """A config of these values with those that follow from them."""
         config = Config(values, file)
-        return config if self.derived is None else Config({**values, **self.derived(config)}, file)
+        return config if self.config.derived is None else Config({**values, **self.config.derived(config)}, file)
 
     def in_layer(self, layer_type: str) -> "Family":
         """The row as layers of a type have it."""
         row = self
-        for addition in self.in_layers:
+        for addition in self.in_:
             if addition.layer_type == layer_type:
                 row = row.but(**addition.cells)
         return row
@@ -262,10 +271,22 @@ class Family:
     def configured(self, values: Mapping[str, Any]) -> "Family":
         """The row as a config with these values makes it."""
         row = self
-        for when in self.variants:
+        for when in self.when:
             if when.holds(values):
                 row = row.but(**when.cells)
         return row
+
+
+def _with_part(cell: Any, path: str, value: Any) -> Any:
+    """A cell with another value of one of its parts; None where there is no such cell."""
+    if cell is None:
+        return None
+    part, _, inner = path.partition("__")
+    if inner:
+        value = _with_part(getattr(cell, part), inner, value)
+    elif isinstance(cell, Positions) and part in ("rope", "grid"):
+        cell = replace(cell, rope=None, grid=None)
+    return replace(cell, **{part: value})
 
 
 def _with_step(steps: tuple[Step, ...], name: str, step: Step | None) -> tuple[Step, ...]:

@@ -7,14 +7,49 @@ from typing import Any
 
 import numpy as np
 
-from weightscope.architectures.cells import Gguf, Undo, in_groups, keys_in_halves, queries_in_halves, turned
+from weightscope.architectures.cells import Gguf
 from weightscope.architectures.family import Family
+from weightscope.architectures.layouts import grouped
 from weightscope.architectures.rope import Rope
 from weightscope.checkpoint import Checkpoint, Tensor
+from weightscope.checkpoint.checkpoint import DerivedTensor, WholeTensor
 from weightscope.checkpoint.config import Config
-from weightscope.checkpoint.gguf import GgufFile, GgufTensor
-from weightscope.checkpoint.tensor import DerivedTensor, WholeTensor
+from weightscope.checkpoint.gguf import GgufTensor
 from weightscope.errors import CheckpointError
+
+# What converting to ggml's format does to matrices, undone: functions of an array and of head counts.
+
+Undo = Callable[[np.ndarray, int, int], np.ndarray]  # of stored values, query heads, key-value heads
+
+
+def queries_in_halves(rows: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
+    """Queries whose rows ggml has 0, r/2, 1, r/2 + 1 ... within a head, since it rotates neighbours."""
+    pairs = rows.reshape(n_heads, len(rows) // (2 * n_heads), 2, *rows.shape[1:])  # (H, r/2, 2, in)
+    return pairs.swapaxes(1, 2).reshape(rows.shape)
+
+
+def keys_in_halves(rows: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
+    """Keys likewise."""
+    return queries_in_halves(rows, n_kv_heads, n_kv_heads)
+
+
+def turned(w: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
+    """GPT-2's weights are (in, out), ggml's (out, in)."""
+    return w.T
+
+
+def in_groups(rows: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
+    """All queries, all keys, all values: back to groups of queries with the key and value that they share."""
+    r = len(rows) // (n_heads + 2 * n_kv_heads)
+    q, k, v = np.split(rows, [n_heads * r, (n_heads + n_kv_heads) * r])
+    groups = [part.reshape(n_kv_heads, -1, *rows.shape[1:]) for part in (q, k, v)]  # (G, heads r, in)
+    return np.concatenate(groups, axis=1).reshape(rows.shape)
+
+
+def less_one(gamma: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
+    """Norms of gain 1 + w are stored as 1 + w."""
+    return gamma - np.float32(1)
+
 
 # What of config.json stands under no key of its own in a GGUF file, by architecture.
 
@@ -86,6 +121,15 @@ def bert_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
 # rotates
 # neighbouring coordinates, Hugging Face the two halves of a head.
 
+# The role of each module (`Family.roles`) by ggml's name for it, whatever the architecture.
+ROLES = {
+    "token_embd": "tokens", "position_embd": "positions", "token_types": "types", "token_embd_norm": "norm.inputs",
+    "output_norm": "norm.outputs", "output": "unembedding", "attn_norm": "norm.before", "attn_q": "q", "attn_k": "k",
+    "attn_v": "v", "attn_qkv": "q+k+v", "attn_output": "o", "attn_q_norm": "q_norm", "attn_k_norm": "k_norm",
+    "attn_output_norm": "norm.after_attention", "post_attention_norm": "norm.attention_output", "ffn_norm": "norm.mlp",
+    "ffn_gate": "gate", "ffn_up": "up", "ffn_down": "down", "post_ffw_norm": "norm.mlp_output",
+    "layer_output_norm": "norm.after",
+}  # fmt: skip
 # Meaning in config.json -> key after the architecture's name.
 KEYS = {
     "num_hidden_layers": "block_count",
@@ -106,15 +150,13 @@ LOW, HIGH, ORIGINAL = 1.0, 4.0, 8192  # of the rotations of every Llama 3; only 
 
 
 def as_published(checkpoint: Checkpoint, families: Callable[[], Sequence[Family]]) -> Checkpoint:
-    """The checkpoint under Hugging Face's names and in Hugging Face's order; one that is not GGUF as it is.
+    """The checkpoint under Hugging Face's names and in Hugging Face's order.
 
     Raises
     ------
     CheckpointError
         The file is of an architecture that is not read, or says what cannot be.
     """
-    if not isinstance(checkpoint.files[0], GgufFile):
-        return checkpoint
     named, file = checkpoint.config.get("general.architecture"), checkpoint.config.file
     rows = [(row, row.gguf) for row in families() if row.gguf is not None]
     row, gguf = next(((row, gguf) for row, gguf in rows if gguf.architecture == named), (None, None))
@@ -122,11 +164,12 @@ def as_published(checkpoint: Checkpoint, families: Callable[[], Sequence[Family]
         known = ", ".join(dict.fromkeys(gguf.architecture for _, gguf in rows))
         raise CheckpointError(f"is of architecture '{str(named)[:40]}'; read are {known}", file=file)
     present = {name.split(".", 2)[2] if name.startswith("blk.") else name for name in checkpoint}
-    config = {"model_type": row.model_types[0], **_config(checkpoint.config, row, gguf, present)}
+    config = {"model_type": row.types[0], **_config(checkpoint.config, row, gguf, present)}
     heads = config["num_attention_heads"], config["num_key_value_heads"]
-    modules = dict(gguf.modules)
-    for module, renames in gguf.renamed.items():
-        modules |= renames if f"{module}.weight" in present else {}
+    if gguf.roles:  # which depend on the config
+        row = row.configured({**row.config.defaults, **config})
+    modules = modules_of(row, gguf)
+    undone = _undone(row, gguf)
     tensors: dict[str, Tensor] = {}
     for name, stored in checkpoint.items():
         if name in ROPE_FACTORS:
@@ -135,25 +178,62 @@ def as_published(checkpoint: Checkpoint, families: Callable[[], Sequence[Family]
         if full in tensors:
             raise CheckpointError("has two tensors that mean the same", file=file, tensor=name)
         renamed = replace(stored, name=full) if isinstance(stored, GgufTensor) else stored
-        undo = gguf.undo.get(module) if len(stored.shape) > (gguf.undo.get(module) is turned) else None
-        tensors[full] = renamed if undo is None else RestoredTensor(renamed, undo, *heads)
+        undo = undone.get(module)
+        if undo is None or len(stored.shape) < (2 if undo is turned else 1):
+            tensors[full] = renamed
+        else:
+            tensors[full] = RestoredTensor(renamed, undo, *heads)
     config |= _factors(checkpoint, Config(config, file))
     tokens = tensors.get(row.prefixes[0] + row.inputs.tokens)
     config["vocab_size"] = tokens.shape[0] if tokens is not None and tokens.shape else None
     config["tie_word_embeddings"] = "output.weight" not in present
     published = Checkpoint(checkpoint.folder, checkpoint.files, tensors, Config(config, file), checkpoint.name)
-    published.beside = checkpoint.beside
+    published.weight_files = checkpoint.weight_files
     return published
 
 
+def modules_of(row: Family, gguf: Gguf) -> dict[str, str]:
+    """The row's modules by ggml's names."""
+    roles = {"gate": (modules := row.roles).get("gate+up"), "up": modules.get("gate+up"), **modules}
+    return {name: module for name, role in {**ROLES, **gguf.roles}.items() if (module := roles.get(role))}
+
+
+def _undone(row: Family, gguf: Gguf) -> dict[str, Undo]:
+    """How the weights of some modules become what they were."""
+    heads, mlp, qk_norm = row.heads, row.mlp, row.scores.qk_norm
+    undone: dict[str, Undo] = {}
+    if heads.layout is grouped:
+        undone[heads.q] = in_groups
+    if gguf.halves:
+        undone |= {heads.q: queries_in_halves, heads.k: keys_in_halves}
+    for module in (*heads.projections, *((mlp.up, mlp.gate, mlp.down) if mlp else ())):
+        if module.rpartition(".")[2] in heads.transposed:
+            undone[module] = turned
+    norms = [row.norms.before, row.outputs and row.outputs.norm]
+    norms += [mlp.norm, mlp.attention_norm, mlp.output_norm] if mlp else []
+    undone |= {norm.module: less_one for norm in norms if norm and norm.offset}
+    if qk_norm and qk_norm.offset:
+        undone |= {qk_norm.query: less_one, qk_norm.key: less_one}
+    return undone
+
+
 def _published_name(name: str, row: Family, modules: Mapping[str, str]) -> tuple[str, str]:
-    """`blk.3.attn_q.weight`: self_attn.q_proj, model.layers.3.self_attn.q_proj.weight; unknown names as they are."""
+    """`blk.3.attn_q.weight`: self_attn.q_proj, model.layers.3.self_attn.q_proj.weight; unknown names as they are.
+
+    A part of attention that the row does not name is put beside the others, where it is refused rather than left out.
+    """
     parts = re.fullmatch(r"(?:blk\.(\d{1,7})\.)?(\w+)\.(weight|bias)", name, re.ASCII)
-    if not parts or parts[2] not in modules:
+    if not parts:
         return "", name
-    module = modules[parts[2]]
-    layer = row.prefixes[0] + row.layer.format(i=int(parts[1])) if parts[1] else ""
-    return module, f"{layer}{module}.{parts[3]}"
+    module = modules.get(parts[2], "")
+    if not module and parts[1] and ROLES.get(parts[2]) in ("q_norm", "k_norm"):
+        module = f"{row.heads.out.rpartition('.')[0]}.{parts[2]}"
+    if not module:
+        return "", name
+    if parts[1]:
+        return module, f"{row.prefixes[0]}{row.layer.format(i=int(parts[1]))}{module}.{parts[3]}"
+    prefix = "" if parts[2] == "output" else row.prefixes[0]  # as `Outputs.tokens` says
+    return module, f"{prefix}{module}.{parts[3]}"
 
 
 def _config(keys: Config, row: Family, gguf: Gguf, present: set[str]) -> dict[str, Any]:
@@ -165,7 +245,7 @@ def _config(keys: Config, row: Family, gguf: Gguf, present: set[str]) -> dict[st
     if (first := keys.get("tokenizer.ggml.bos_token_id")) is not None:
         values["bos_token_id"] = first
     heads = config.size("num_attention_heads")
-    kv_heads = config.size("num_key_value_heads", default=heads if row.kv_heads != 1 else 1)
+    kv_heads = config.size("num_key_value_heads", default=heads if row.heads.kv_heads != 1 else 1)
     values["num_key_value_heads"] = kv_heads
     head_dim = config.size("head_dim", default=config.size("hidden_size") // heads)
     if isinstance(row.rope, Rope) and row.rope.theta_key not in ("", "rope_theta") and "rope_theta" in values:
@@ -184,10 +264,10 @@ def _config(keys: Config, row: Family, gguf: Gguf, present: set[str]) -> dict[st
         values[row.rope.fraction_key] = 1.0
     if own_keys.get("expert_count") and not gguf.experts:
         raise CheckpointError("has experts; mixtures under this architecture are not read", file=keys.file)
-    stored = {row.biases.query: ("attn_q.bias", "attn_qkv.bias"), row.biases.output: ("attn_output.bias",)}
+    stored = {row.heads.bias.q: ("attn_q.bias", "attn_qkv.bias"), row.heads.bias.out: ("attn_output.bias",)}
     values |= {key: bool(present & {*names}) for key, names in reversed(stored.items()) if isinstance(key, str)}
     if (eps := values.get("layer_norm_eps")) is not None:
-        values |= {key: eps for key in EPSILONS if key in row.defaults}
+        values |= {key: eps for key in EPSILONS if key in row.config.defaults}
     return values | gguf.config(Config({**keys, "own": own_keys}, keys.file), present)
 
 

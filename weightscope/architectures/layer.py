@@ -10,9 +10,10 @@ import numpy as np
 from weightscope.architectures.cells import LayerTensors, QkNorm, StoredNorm
 from weightscope.architectures.config import ModelConfig
 from weightscope.architectures.family import Family
-from weightscope.architectures.proved import NOT_COMPARED
-from weightscope.architectures.reading import in_layer
-from weightscope.architectures.step import Place, Step
+from weightscope.architectures.numbers import in_layer
+from weightscope.architectures.steps import Place, Step
+from weightscope.architectures.steps.gates import gate_caveat
+from weightscope.architectures.table import NOT_COMPARED
 from weightscope.attention.layer import Layer
 from weightscope.attention.maps import Affine, InnerNorm, Latent
 from weightscope.attention.norms import Norm
@@ -44,12 +45,15 @@ def attention_names(
     family = row.in_layer(config.layer_types[index])
     stem, maker = (prefix + family.stored_name(config, i) for i in (index, family.keys_of(config, index)))
     names = {name for module in family.modules for name in checkpoint.names_under(f"{stem}{module}.")}
-    lone = (*(stem + name for name in family.lone), *(prefix + name for name in (*family.shared, *family.reads.shared)))
+    lone = (
+        *(stem + name for name in family.lone),
+        *(prefix + name for name in (*family.heads.shared, *family.reads.shared)),
+    )
     names |= {name for name in lone if name in checkpoint}
     refuse_unread(checkpoint, stem, family, config, names)
     if maker != stem:  # keys and values of a layer before: its modules, and its norm
         names -= {name for module in family.of_keys for name in checkpoint.names_under(f"{stem}{module}.")}
-        lent = (*family.of_keys, *([family.norm.module] if family.norm else ()))
+        lent = (*family.of_keys, *([family.norms.before.module] if family.norms.before else ()))
         names |= {name for module in lent for name in checkpoint.names_under(f"{maker}{module}.")}
     return sorted(names)
 
@@ -76,7 +80,7 @@ def refuse_unread(checkpoint: Checkpoint, stem: str, family: Family, config: Mod
         A tensor is neither read nor listed as ignored.
     """
     inside = _attention(family)
-    ignored = tuple(f"{stem}{module}." for module in (*family.ignored, *family.reads.ignored))
+    ignored = tuple(f"{stem}{module}." for module in (*family.heads.ignored, *family.reads.ignored))
     names = checkpoint.names_under(stem + inside) if inside else []
     left = [name for name in names if name not in read and not name.startswith(ignored)]
     left = [name for name in left if not NO_WEIGHTS.fullmatch(name.removeprefix(stem + inside))]
@@ -90,20 +94,20 @@ def refuse_unread(checkpoint: Checkpoint, stem: str, family: Family, config: Mod
 
 def _attention(family: Family) -> str:
     """The module that all four projections are in, and its dot; empty where that is the layer."""
-    paths = [module.split(".")[:-1] for module in (family.query, family.key, family.value, family.output)]
+    paths = [module.split(".")[:-1] for module in family.heads.projections]
     shared = takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))
     return "".join(f"{parts[0]}." for parts in shared)
 
 
 def denied(checkpoint: Container[str], stem: str, family: Family, config: ModelConfig) -> list[str]:
     """The biases that a layer stores and the row, as configured, says that its modules have not."""
-    has = family.biases
-    flags = {family.query: has.query, family.key: has.key, family.value: has.value, family.output: has.output}
+    has = family.heads.bias
+    flags = {family.heads.q: has.q, family.heads.k: has.k, family.heads.v: has.v, family.heads.out: has.out}
     stated = {module: bool(config.get(flag) if isinstance(flag, str) else flag) for module, flag in flags.items()}
-    if family.norm is not None:
-        stated[family.norm.module] = family.norm.bias
-    if family.qk_norm is not None:
-        stated |= dict.fromkeys((family.qk_norm.query, family.qk_norm.key), family.qk_norm.bias)
+    if family.norms.before is not None:
+        stated[family.norms.before.module] = family.norms.before.bias
+    if family.scores.qk_norm is not None:
+        stated |= dict.fromkeys((family.scores.qk_norm.query, family.scores.qk_norm.key), family.scores.qk_norm.bias)
     names = [f"{stem}{module}.bias" for module, there in stated.items() if module and not there]
     return [name for name in names if name in checkpoint]
 
@@ -128,11 +132,11 @@ def read_layer(model: LayerTensors, family: Family, config: ModelConfig, index: 
     stem, maker = (model.prefix + family.stored_name(config, i) for i in (index, source))
     tensors = replace(model, prefix=stem, lent=dict.fromkeys(family.of_keys, maker) if source != index else {})
     layer = replace(
-        family.layout(tensors, family, config),
+        family.heads.layout(tensors, family, config),
         index=index,
-        scale=family.scale(config, index),
+        scale=family.scores.scale(config, index),
         rotation=family.rope.rotation(config, index) if family.rope else None,
-        additive=family.additive(model, config, index) if family.additive else None,
+        additive=family.positions.bias(model, config, index) if family.positions.bias else None,
         cross=family.memory is not None or source != index,
         keys_of=None if source == index else source,
     )
@@ -141,14 +145,14 @@ def read_layer(model: LayerTensors, family: Family, config: ModelConfig, index: 
         if step.place == Place.INPUTS:
             layer = step.apply(layer, tensors, config, model)
     layer = _with_norms(layer, tensors, replace(tensors, prefix=maker), family, config)
-    if family.qk_norm is not None and family.qk_norm.within(config, index):
-        layer = _with_qk_norm(layer, family.qk_norm, tensors, config)
+    if family.scores.qk_norm is not None and family.scores.qk_norm.within(config, index):
+        layer = _with_qk_norm(layer, family.scores.qk_norm, tensors, config)
     for step in steps:
         if step.place > Place.INPUTS:
             layer = step.apply(layer, tensors, config, model)
     unproved = NOT_COMPARED if family.origin.startswith("unproved") else ""
     passed_over = denied_words(denied(model.checkpoint, stem, family, config))
-    more = filter(None, (*family.caveats, *config.notes, passed_over, unproved))
+    more = filter(None, (*family.notes, *config.notes, passed_over, unproved))
     return replace(layer, caveats=(*caveats(layer, steps), *more))
 
 
@@ -239,7 +243,8 @@ def _gains(tensors: LayerTensors, module: str, row: QkNorm, heads: int, r: int) 
 def caveats(layer: Layer, steps: Iterable[Step]) -> tuple[str, ...]:
     """What of a layer's scores and values its heads' matrices leave out, in words, in the order of `Place`."""
     placed = [*_of_cells(layer), *((step.place, step.caveat(layer)) for step in steps)]
-    return tuple(text for _, text in sorted(placed, key=lambda caveat: caveat[0]) if text)
+    texts = dict.fromkeys(text for _, text in sorted(placed, key=lambda caveat: caveat[0]))
+    return tuple(filter(None, texts))
 
 
 def _of_cells(layer: Layer) -> Iterator[tuple[Place, str]]:
@@ -263,9 +268,7 @@ def _of_cells(layer: Layer) -> Iterator[tuple[Place, str]]:
     yield from ((Place.POSITIONS, text) for text in _of_rotation(layer.rotation))
     if layer.additive is not None:
         yield Place.POSITIONS, f"the {ADDED[type(layer.additive)]} added to scores (layer.position_bias)"
-    if layer.gate is not None:  # of a step, or of the layout where queries and gates share a tensor
-        text = f"the output gate: what a head gathers is multiplied by a {layer.gate_kind} of the query token"
-        yield Place.GATHERED, f"{text} (layer.gate)"
+    yield Place.GATHERED, gate_caveat(layer)
 
 
 def _of_rotation(rotation: Rotation | None) -> Iterator[str]:

@@ -1,11 +1,12 @@
 """How heads lie in the projections of a file: from tensors to a layer."""
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 
 from weightscope.architectures.cells import LayerTensors
-from weightscope.architectures.config import ModelConfig
+from weightscope.architectures.config import ModelConfig, OneOf
 from weightscope.architectures.family import Family
 from weightscope.attention.layer import Layer
 from weightscope.attention.maps import Affine, InnerNorm, Latent
@@ -20,10 +21,10 @@ from weightscope.compute.half import Weights
 def conv1d_fused(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
     """GPT-2's Conv1D, stored [in, out]: the columns of one (d, 3d) tensor are [Q | K | V], each (H, d')."""
     d, h, r = config.d_model, config.n_heads, config.head_dim
-    fused = tensors.weights(family.query + ".weight", (d, 3 * h * r)).reshape(d, 3, h, r).transpose(1, 2, 0, 3)
-    bias = tensors.read(family.query + ".bias", (3 * h * r,)).reshape(3, h, r)
-    w_o = tensors.weights(family.output + ".weight", (h * r, d)).reshape(h, r, d)
-    b_o = tensors.read(family.output + ".bias", (d,))
+    fused = tensors.weights(family.heads.q + ".weight", (d, 3 * h * r)).reshape(d, 3, h, r).transpose(1, 2, 0, 3)
+    bias = tensors.read(family.heads.q + ".bias", (3 * h * r,)).reshape(3, h, r)
+    w_o = tensors.weights(family.heads.out + ".weight", (h * r, d)).reshape(h, r, d)
+    b_o = tensors.read(family.heads.out + ".bias", (d,))
     q, k, v = (Affine(fused[i], bias[i]) for i in range(3))
     return Layer(q, k, v, w_o, b_o)
 
@@ -31,12 +32,12 @@ def conv1d_fused(tensors: LayerTensors, family: Family, config: ModelConfig) -> 
 def conv1d_crossing(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
     """GPT-2's cross-attention: queries of a Conv1D of their own, the columns of another are [K | V]."""
     d, h, r = config.d_model, config.n_heads, config.head_dim
-    w_q = tensors.weights(family.query + ".weight", (d, h * r)).reshape(d, h, r).transpose(1, 0, 2)
-    b_q = tensors.read(family.query + ".bias", (h * r,)).reshape(h, r)
-    fused = tensors.weights(family.key + ".weight", (d, 2 * h * r)).reshape(d, 2, h, r).transpose(1, 2, 0, 3)
-    bias = tensors.read(family.key + ".bias", (2 * h * r,)).reshape(2, h, r)
-    w_o = tensors.weights(family.output + ".weight", (h * r, d)).reshape(h, r, d)
-    b_o = tensors.read(family.output + ".bias", (d,))
+    w_q = tensors.weights(family.heads.q + ".weight", (d, h * r)).reshape(d, h, r).transpose(1, 0, 2)
+    b_q = tensors.read(family.heads.q + ".bias", (h * r,)).reshape(h, r)
+    fused = tensors.weights(family.heads.k + ".weight", (d, 2 * h * r)).reshape(d, 2, h, r).transpose(1, 2, 0, 3)
+    bias = tensors.read(family.heads.k + ".bias", (2 * h * r,)).reshape(2, h, r)
+    w_o = tensors.weights(family.heads.out + ".weight", (h * r, d)).reshape(h, r, d)
+    b_o = tensors.read(family.heads.out + ".bias", (d,))
     return Layer(Affine(w_q, b_q), Affine(fused[0], bias[0]), Affine(fused[1], bias[1]), w_o, b_o)
 
 
@@ -46,17 +47,17 @@ def separate(tensors: LayerTensors, family: Family, config: ModelConfig) -> Laye
     In cross-attention the keys' tensor says how wide the memory is.
     """
     d, h, g, r = config.d_model, config.n_heads, config.n_kv_heads, config.head_dim
-    r_v, has = sum(map(config.size, family.value_dim)) or r, family.biases
-    q = by_head(*linear(tensors, config, family.query, (h * r, d), has.query), h)
-    k = by_head(*linear(tensors, config, family.key, (g * r, None if family.memory else d), has.key), g)
-    v = by_head(*linear(tensors, config, family.value, (g * r_v, k.shape[1]), has.value), g)
+    r_v, has = sum(map(config.size, family.heads.value_dim)) or r, family.heads.bias
+    q = by_head(*linear(tensors, config, family.heads.q, (h * r, d), has.q), h)
+    k = by_head(*linear(tensors, config, family.heads.k, (g * r, None if family.memory else d), has.k), g)
+    v = by_head(*linear(tensors, config, family.heads.v, (g * r_v, k.shape[1]), has.v), g)
     return Layer(q, k, v, *output(tensors, family, config, r_v))
 
 
 def stacked(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
     """One Linear with rows [Q (H d') | K (G d') | V (G d')]."""
     d, h, g, r = config.d_model, config.n_heads, config.n_kv_heads, config.head_dim
-    w, b = linear(tensors, config, family.query, ((h + 2 * g) * r, d), family.biases.query)
+    w, b = linear(tensors, config, family.heads.q, ((h + 2 * g) * r, d), family.heads.bias.q)
     rows = slice(0, h * r), slice(h * r, (h + g) * r), slice((h + g) * r, None)
     q, k, v = (by_head(w[part], b[part], heads) for part, heads in zip(rows, (h, g, g), strict=True))
     return Layer(q, k, v, *output(tensors, family, config, r))
@@ -69,13 +70,13 @@ ORDERS = ("kqv", "kvq", "qvk", "vkq", "vqk")  # in which one Linear may hold the
 class StackedAs:
     """One Linear with the rows of all queries, all keys and all values in another order, named by their letters."""
 
-    order: str  # of ORDERS
+    order: Annotated[str, OneOf(*ORDERS)]
     __name__ = "stacked_as"  # as functions have it
 
     def __call__(self, tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
         """The layer of one tensor."""
         d, h, g, r = config.d_model, config.n_heads, config.n_kv_heads, config.head_dim
-        w, b = linear(tensors, config, family.query, ((h + 2 * g) * r, d), family.biases.query)
+        w, b = linear(tensors, config, family.heads.q, ((h + 2 * g) * r, d), family.heads.bias.q)
         heads, maps, start = {"q": h, "k": g, "v": g}, {}, 0
         for letter in self.order:
             stop = start + heads[letter] * r
@@ -87,8 +88,8 @@ class StackedAs:
 def packed(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
     """torch's own attention: rows [Q | K | V] of a tensor whose name ends in `_weight`, its bias in one in `_bias`."""
     d, h, r = config.d_model, config.n_heads, config.head_dim
-    w = tensors.weights(family.query + "_weight", (3 * h * r, d)).reshape(3, h * r, d)
-    b = tensors.read(family.query + "_bias", (3 * h * r,)).reshape(3, h * r)
+    w = tensors.weights(family.heads.q + "_weight", (3 * h * r, d)).reshape(3, h * r, d)
+    b = tensors.read(family.heads.q + "_bias", (3 * h * r,)).reshape(3, h * r)
     q, k, v = (by_head(w[i], b[i], h) for i in range(3))
     return Layer(q, k, v, *output(tensors, family, config, r))
 
@@ -105,14 +106,14 @@ def grouped_with_loose_biases(tensors: LayerTensors, family: Family, config: Mod
     """DeBERTa: as `grouped`, with biases of queries and values in tensors of their own and none of keys."""
     h, r = config.n_heads, config.head_dim
     q, k, v = _groups(tensors, family, config)
-    stem = family.query.rpartition(".")[0]
+    stem = family.heads.q.rpartition(".")[0]
     b_q, b_v = (tensors.read(f"{stem}.{name}_bias", (h * r,)).reshape(h, r) for name in ("q", "v"))
     return Layer(replace(q, bias=b_q), k, replace(v, bias=b_v), *output(tensors, family, config, r))
 
 
 def _groups(tensors: LayerTensors, family: Family, config: ModelConfig) -> tuple[Affine, Affine, Affine]:
     d, h, g, r = config.d_model, config.n_heads, config.n_kv_heads, config.head_dim
-    w, b = linear(tensors, config, family.query, ((h + 2 * g) * r, d), family.biases.query)
+    w, b = linear(tensors, config, family.heads.q, ((h + 2 * g) * r, d), family.heads.bias.q)
     w, b = w.reshape(g, h // g + 2, r, d), b.reshape(g, h // g + 2, r)
     q = by_head(w[:, :-2].reshape(h * r, d), b[:, :-2].reshape(h * r), h)
     k, v = (Affine(w[:, i].transpose(0, 2, 1), b[:, i]) for i in (-2, -1))
@@ -122,11 +123,11 @@ def _groups(tensors: LayerTensors, family: Family, config: ModelConfig) -> tuple
 def gated(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
     """Qwen3-Next: a head's rows of q_proj are its query, then a gate of its output."""
     d, h, g, r = config.d_model, config.n_heads, config.n_kv_heads, config.head_dim
-    has = family.biases
-    w, b = linear(tensors, config, family.query, (h * 2 * r, d), has.query)
+    has = family.heads.bias
+    w, b = linear(tensors, config, family.heads.q, (h * 2 * r, d), has.q)
     w, b = w.reshape(h, 2, r, d).transpose(1, 0, 3, 2), b.reshape(h, 2, r).transpose(1, 0, 2)
-    k = by_head(*linear(tensors, config, family.key, (g * r, d), has.key), g)
-    v = by_head(*linear(tensors, config, family.value, (g * r, d), has.value), g)
+    k = by_head(*linear(tensors, config, family.heads.k, (g * r, d), has.k), g)
+    v = by_head(*linear(tensors, config, family.heads.v, (g * r, d), has.v), g)
     return Layer(Affine(w[0], b[0]), k, v, *output(tensors, family, config, r), gate=Affine(w[1], b[1]))
 
 
@@ -155,7 +156,7 @@ def _latent(tensors: LayerTensors, family: Family, config: ModelConfig, eps: flo
     d, h, r = config.d_model, config.n_heads, config.head_dim
     free, rotary, r_v = (config.count(key) for key in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
     m = config.size("kv_lora_rank")
-    biased, stem = family.biases.query, family.key.rpartition(".")[0]
+    biased, stem = family.heads.bias.q, family.heads.k.rpartition(".")[0]
     from_latents = [(d / rank) ** 0.5 if scaled else 1.0 for rank in (m, config.get("q_lora_rank") or 1)]
 
     w, b = linear(tensors, config, f"{stem}.kv_a_proj_with_mqa", (m + rotary, d), biased)
@@ -206,7 +207,7 @@ def by_head(w: Weights, b: np.ndarray, heads: int) -> Affine:
 def output(tensors: LayerTensors, family: Family, config: ModelConfig, r: int) -> tuple[Weights, np.ndarray]:
     """W_O as (H, r, d) and its bias."""
     d, h = config.d_model, config.n_heads
-    w, b = linear(tensors, config, family.output, (d, h * r), family.biases.output)
+    w, b = linear(tensors, config, family.heads.out, (d, h * r), family.heads.bias.out)
     return w.T.reshape(h, r, d), b
 
 
@@ -220,7 +221,7 @@ def in_four_blocks(tensors: LayerTensors, family: Family, config: ModelConfig) -
     d, h, r = config.d_model, config.n_heads, config.head_dim
     if h % CORES:
         raise config.error("n_head", f"a multiple of {CORES}: its heads are in this many blocks")
-    w, b = linear(tensors, config, family.query, (3 * h * r, d), family.biases.query)
+    w, b = linear(tensors, config, family.heads.q, (3 * h * r, d), family.heads.bias.q)
     w, b = np.asarray(w).reshape(CORES, 3, -1, d), b.reshape(CORES, 3, -1)
     q, v, k = (by_head(w[:, i].reshape(h * r, d), b[:, i].reshape(h * r), h) for i in range(3))
     return Layer(q, k, v, *output(tensors, family, config, r))
@@ -229,8 +230,8 @@ def in_four_blocks(tensors: LayerTensors, family: Family, config: ModelConfig) -
 def keys_with_values(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
     """Granite Speech: one Linear of queries, and one with all keys, then all values."""
     d, h, g, r = config.d_model, config.n_heads, config.n_kv_heads, config.head_dim
-    q = by_head(*linear(tensors, config, family.query, (h * r, d), family.biases.query), h)
-    w, b = linear(tensors, config, family.key, (2 * g * r, d), family.biases.key)
+    q = by_head(*linear(tensors, config, family.heads.q, (h * r, d), family.heads.bias.q), h)
+    w, b = linear(tensors, config, family.heads.k, (2 * g * r, d), family.heads.bias.k)
     k, v = (by_head(w[part], b[part], g) for part in (slice(0, g * r), slice(g * r, None)))
     return Layer(q, k, v, *output(tensors, family, config, r))
 
@@ -238,8 +239,8 @@ def keys_with_values(tensors: LayerTensors, family: Family, config: ModelConfig)
 def keys_beside_values(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
     """One Linear of queries, and one with a head's keys, then its values, then those of the next head."""
     d, h, g, r = config.d_model, config.n_heads, config.n_kv_heads, config.head_dim
-    q = by_head(*linear(tensors, config, family.query, (h * r, d), family.biases.query), h)
-    w, b = linear(tensors, config, family.key, (2 * g * r, d), family.biases.key)
+    q = by_head(*linear(tensors, config, family.heads.q, (h * r, d), family.heads.bias.q), h)
+    w, b = linear(tensors, config, family.heads.k, (2 * g * r, d), family.heads.bias.k)
     w, b = w.reshape(g, 2, r, d).transpose(1, 0, 3, 2), b.reshape(g, 2, r).transpose(1, 0, 2)
     return Layer(q, Affine(w[0], b[0]), Affine(w[1], b[1]), *output(tensors, family, config, r))
 
@@ -248,7 +249,7 @@ def scaled_by_dimension(tensors: LayerTensors, family: Family, config: ModelConf
     """TimesFM: queries are multiplied by a learned softplus(s) / (ln 2 sqrt(d')) a dimension, which W_Q takes in."""
     d, h, r = config.d_model, config.n_heads, config.head_dim
     gain = np.logaddexp(0, tensors.read("self_attn.scaling", (r,))) / (np.log(2) * r**0.5)
-    q = by_head(*linear(tensors, config, family.query, (h * r, d), family.biases.query), h)
+    q = by_head(*linear(tensors, config, family.heads.q, (h * r, d), family.heads.bias.q), h)
     return replace(separate(tensors, family, config), q=q.scaled(gain[None]))
 
 
@@ -263,9 +264,9 @@ def by_dimension_and_head(tensors: LayerTensors, family: Family, config: ModelCo
 def grouped_convolutions(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
     """SqueezeBERT: convolutions over one token, in groups of dimensions: block-diagonal matrices."""
     d, h, r = config.d_model, config.n_heads, config.head_dim
-    roles = {"q_groups": family.query, "k_groups": family.key, "v_groups": family.value}
+    roles = {"q_groups": family.heads.q, "k_groups": family.heads.k, "v_groups": family.heads.v}
     q, k, v = (by_head(*_convolution(tensors, config, module, key), h) for key, module in roles.items())
-    w, b = _convolution(tensors, config, family.output, "post_attention_groups")
+    w, b = _convolution(tensors, config, family.heads.out, "post_attention_groups")
     return Layer(q, k, v, w.T.reshape(h, r, d), b)
 
 
@@ -284,22 +285,22 @@ def _convolution(tensors: LayerTensors, config: ModelConfig, module: str, key: s
 def loose_biases(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
     """VideoMAE: biases of queries and values in tensors of their own, none of keys."""
     d, h, r = config.d_model, config.n_heads, config.head_dim
-    stem = family.query.rpartition(".")[0]
+    stem = family.heads.q.rpartition(".")[0]
 
     def projected(module: str, bias: str) -> Affine:
         w, b = linear(tensors, config, module, (h * r, d), False)
         has = bias and config.get(bias_of)
         return by_head(w, tensors.read(f"{stem}.{bias}", (h * r,)) if has else b, h)
 
-    bias_of = str(family.biases.query)
-    q, k, v = projected(family.query, "q_bias"), projected(family.key, ""), projected(family.value, "v_bias")
+    bias_of = str(family.heads.bias.q)
+    q, k, v = projected(family.heads.q, "q_bias"), projected(family.heads.k, ""), projected(family.heads.v, "v_bias")
     return Layer(q, k, v, *output(tensors, family, config, r))
 
 
 def content_and_positions(tensors: LayerTensors, family: Family, config: ModelConfig) -> Layer:
     """Conditional DETR: positions have projections of their own, whose outputs are added to those of content."""
     layer = separate(tensors, family, config)
-    q, k = (_of_positions(tensors, config, module) for module in (family.query, family.key))
+    q, k = (_of_positions(tensors, config, module) for module in (family.heads.q, family.heads.k))
     return _with_biases(layer, q, k, Added(_unbiased(q), _unbiased(k)))
 
 
@@ -318,7 +319,7 @@ def content_with_and_beside_positions(tensors: LayerTensors, family: Family, con
     What is added to queries is twice as wide: their positions, and the embedding of where they look.
     """
     layer, (where, places) = separate(tensors, family, config), _places(tensors, family, config)
-    in_heads, d = _of_positions(tensors, config, family.query), config.d_model
+    in_heads, d = _of_positions(tensors, config, family.heads.q), config.d_model
     above, below = (
         Affine(np.pad(affine.w, ((0, 0), pad, (0, 0))), affine.b)
         for affine, pad in ((in_heads, (0, d)), (where, (d, 0)))
@@ -328,7 +329,7 @@ def content_with_and_beside_positions(tensors: LayerTensors, family: Family, con
 
 def _places(tensors: LayerTensors, family: Family, config: ModelConfig) -> tuple[Affine, Affine]:
     """The maps of where queries look, and of the positions of keys."""
-    return _of_positions(tensors, config, family.query, "_sine_proj"), _of_positions(tensors, config, family.key)
+    return _of_positions(tensors, config, family.heads.q, "_sine_proj"), _of_positions(tensors, config, family.heads.k)
 
 
 def _of_positions(tensors: LayerTensors, config: ModelConfig, content: str, suffix: str = "_proj") -> Affine:

@@ -4,11 +4,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import log, sqrt
+from typing import Annotated
 
 import numpy as np
 
-from weightscope.architectures.cells import always
-from weightscope.architectures.config import ModelConfig
+from weightscope.architectures.config import LARGEST_NUMBER, ModelConfig, OneOf, Within
+from weightscope.architectures.rules import always
 from weightscope.attention.rotation import (
     COLUMN,
     FRAME,
@@ -22,8 +23,8 @@ from weightscope.attention.rotation import (
     yarn_temperature,
 )
 from weightscope.checkpoint.config import Config
-from weightscope.display import ShowsShapes
 from weightscope.errors import CheckpointError
+from weightscope.results import ShowsShapes
 
 # Which coordinate of a token turns which pair of dimensions, where positions have several: multimodal RoPE.
 
@@ -51,16 +52,11 @@ class Sections:
     """Multimodal RoPE: every pair turns by one of a token's coordinates (time, height, width).
 
     Text stands at the same number on every axis, so that there it is RoPE.
-
-    Attributes
-    ----------
-    arranged : function of (sizes of the sections, number of pairs) giving each pair's axis
-    usual : tuple of int
-        Sizes where rope_parameters has no `mrope_section`.
     """
 
+    # function of (sizes of the sections, number of pairs) giving each pair's axis
     arranged: Callable[[tuple[int, ...], int], np.ndarray]
-    usual: tuple[int, ...]
+    usual: tuple[int, ...]  # sizes where rope_parameters has no `mrope_section`
 
     def axes(self, given: Config, pairs: int) -> np.ndarray:
         """The axis of every pair, shape (pairs,).
@@ -86,6 +82,7 @@ class Sections:
 # Rotary parameters as config.json has them, in either dialect, and the rotation they mean.
 
 SMALLEST_BASE = 1.001  # with a base of 1 every pair turns alike, and YaRN divides by its logarithm
+Base = Annotated[float, Within(SMALLEST_BASE, LARGEST_NUMBER)]
 
 
 def _base(given: Config) -> float:
@@ -98,71 +95,36 @@ class Rope:
 
     transformers 4 wrote flat keys (`rope_theta`, `rope_scaling`, `partial_rotary_factor`); transformers 5 writes
     `rope_parameters`, nested by layer type where layers differ. `dialects` makes the latter of either.
-
-    Attributes
-    ----------
-    interleaved : bool
-        Pairs are neighbours (2j, 2j + 1) rather than halves apart.
-    theta_key, fraction_key, dims_key : str
-        Flat keys of the base (empty where no config changes it), of the share of a head that rotates, and, where the
-        config counts the dimensions instead, of their number.
-    thetas : str
-        Key of the bases of all layers, 0 where one does not rotate; empty where there is none.
-    theta : float
-        What holds where the config says nothing.
-    fraction : float or None
-        Likewise; None where the architecture turns whole heads and its code asks for no share.
-    local : (str, float) or None
-        Flat key and usual value of the base in sliding-window layers, where it differs.
-    local_scaled : bool
-        A flat rope_scaling applies to sliding-window layers too.
-    width_key : str
-        Flat key of how many dimensions rotate, where a file of another dialect has that instead of their share.
-    scaling : bool
-        rope_scaling is read; its code has no place for it otherwise.
-    by_type : bool
-        rope_parameters may be nested by layer type, although the class's own are not.
-    start_key : str
-        Key of how many dimensions come before those that rotate.
-    interleaved_key : str
-        Key that may switch interleaving off.
-    rotates : function of (ModelConfig, layer index) -> bool
-        Which layers rotate at all.
-    scaled_in : str
-        Key of a list of the layers whose rotation is scaled; empty where all are.
-    scaled : str
-        A kind of scaling that any scaling is read as.
-    backwards : bool
-        Pairs turn the other way round.
-    alpha : bool
-        Dynamic scaling by an `alpha` is once and for all: the base grows by alpha^(w / (w - 2)) at any length.
-    rounded : bool
-        An odd number of dimensions is rounded up.
-    sections : Sections or None
-        Which coordinate turns which pair, where positions have several.
     """
 
-    interleaved: bool = False
+    interleaved: bool = False  # pairs are neighbours (2j, 2j + 1) rather than halves apart
+    # theta_key, fraction_key, dims_key: flat keys of the base (empty where no config changes it), of the share of a
+    # head that rotates, and, where the config counts the dimensions instead, of their number
     theta_key: str = "rope_theta"
-    theta: float = 10000.0
-    thetas: str = ""
+    theta: Base = 10000.0  # what holds where the config says nothing
+    thetas: str = ""  # key of the bases of all layers, 0 where one does not rotate; empty where there is none
     fraction_key: str = "partial_rotary_factor"
-    fraction: float | None = None
+    # likewise; None where the architecture turns whole heads and its code asks for no share
+    fraction: Annotated[float, Within(1e-6, 1.0)] | None = None
     dims_key: str = ""
+    # flat key and usual value of the base in sliding-window layers, where it differs
     local: tuple[str, float] | None = None
-    local_scaled: bool = True
+    local_scaled: bool = True  # a flat rope_scaling applies to sliding-window layers too
+    # flat key of how many dimensions rotate, where a file of another dialect has that instead of their share
     width_key: str = ""
-    scaling: bool = True
-    by_type: bool = False
-    start_key: str = ""
-    interleaved_key: str = ""
+    scaling: bool = True  # rope_scaling is read; its code has no place for it otherwise
+    by_type: bool = False  # rope_parameters may be nested by layer type, although the class's own are not
+    start_key: str = ""  # key of how many dimensions come before those that rotate
+    interleaved_key: str = ""  # key that may switch interleaving off
+    # function of (ModelConfig, layer index) -> bool: which layers rotate at all
     rotates: Callable[[ModelConfig, int], bool] = always
-    scaled_in: str = ""
-    scaled: str = ""
-    backwards: bool = False
+    scaled_in: str = ""  # key of a list of the layers whose rotation is scaled; empty where all are
+    scaled: str = ""  # a kind of scaling that any scaling is read as
+    backwards: bool = False  # pairs turn the other way round
+    # dynamic scaling by an `alpha` is once and for all: the base grows by alpha^(w / (w - 2)) at any length
     alpha: bool = False
-    rounded: bool = False
-    sections: Sections | None = None
+    rounded: bool = False  # an odd number of dimensions is rounded up
+    sections: Sections | None = None  # which coordinate turns which pair, where positions have several
 
     def parameters(self, config: Config, layer_type: str) -> Config:
         """The rotary parameters of one layer type, under transformers 5's names.
@@ -368,7 +330,7 @@ AXES = {"frame": FRAME, "row": ROW, "column": COLUMN}
 class OneAfterAnother:
     """A block of pairs for each axis, the same frequencies in each; an odd rest of the head does not turn."""
 
-    axes: tuple[str, ...]  # of AXES
+    axes: tuple[Annotated[str, OneOf(*AXES)], ...]
 
     def __call__(self, theta: float, width: int) -> tuple[np.ndarray, np.ndarray]:
         """Each pair's frequency, and its axis."""
@@ -384,7 +346,7 @@ ROWS_THEN_COLUMNS = OneAfterAnother(("row", "column"))
 class InTurn:
     """The axes in turn, a frequency for each turn (Kimi)."""
 
-    axes: tuple[str, ...]  # of AXES
+    axes: tuple[Annotated[str, OneOf(*AXES)], ...]
 
     def __call__(self, theta: float, width: int) -> tuple[np.ndarray, np.ndarray]:
         """Each pair's frequency, and its axis."""
@@ -402,42 +364,33 @@ def odd_and_even(theta: float, width: int) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class GridRope:
-    """How an architecture rotates by row and column.
+    """How an architecture rotates by row and column."""
 
-    Attributes
-    ----------
-    spelled : function of (base, width of a head) -> (frequencies, axes)
-    interleaved, blocks
-        As of `Rotation`.
-    theta : float or None
-        The base where the config has none; None where it must.
-    image, patch : tuple of str
-        Config keys of the image's and the patch's side; empty where images are of any size.
-    prefix, suffix : int or str
-        Tokens before and after the patches, or the config key of their number; `registers` come after the class token.
-    registers : str
-        Config key of the number of registers, which are before the patches too.
-    merge, window, window_unit : str
-        Config key of the side of blocks of patches; of the side of windows, where patches follow so; and of the side of
-        what a window's side is counted in, if not patches.
-    origin, centred
-        As of `GridRotation`.
-    """
-
-    spelled: Spelling = ROWS_THEN_COLUMNS
+    spelled: Spelling = ROWS_THEN_COLUMNS  # function of (base, width of a head) -> (frequencies, axes)
+    # interleaved, blocks: as of `Rotation`
     interleaved: bool = False
     blocks: int = 1
-    theta: float | None = 10000.0
+    theta: Base | None = 10000.0  # the base where the config has none; None where it must
+    # image, patch: config keys of the image's and the patch's side; empty where images are of any size
     image: str = ""
     patch: str = "patch_size"
+    # prefix, suffix: tokens before and after the patches, or the config key of their number; `registers` come after
+    # the class token
     prefix: int = 0
     suffix: int = 0
-    registers: str = ""
+    registers: str = ""  # config key of the number of registers, which are before the patches too
+    # merge, window, window_unit: config key of the side of blocks of patches; of the side of windows, where patches
+    # follow so; and of the side of what a window's side is counted in, if not patches
     merge: str = ""
     window: str = ""
     window_unit: str = ""
+    # origin, centred: as of `GridRotation`
     origin: float = 0.0
     centred: bool = False
+    # side, whole: where positions count within windows, config keys of a window's side in patches, and of the layers
+    # that see the whole image (SAM 3)
+    side: str = ""
+    whole: str = ""
 
     def parameters(self, config: Config, layer_type: str) -> Config:
         """The base alone; nothing scales it.
@@ -457,7 +410,7 @@ class GridRope:
         return Config({"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": 1.0}, config.file)
 
     def rotation(self, config: ModelConfig, layer: int) -> GridRotation:
-        """The same for every layer.
+        """The rotation of a layer: the same for every one, unless some see a window.
 
         Raises
         ------
@@ -473,12 +426,22 @@ class GridRope:
         image, patch = (sides_of(config, key) if self.image else (1, 1) for key in (self.image, self.patch))
         grid = tuple(max(side // part, 1) for side, part in zip(image, patch, strict=True)) if self.image else ()
         merge = config.size(self.merge) if self.merge else 1
-        return GridRotation(
+        rotation = GridRotation(
             2 * np.pi * frequencies if self.centred else frequencies,
             interleaved=self.interleaved, blocks=self.blocks, axes=axes, grid=grid,
             prefix=self.prefix + (config.count(self.registers) if self.registers else 0), suffix=self.suffix,
             merge=merge, window=self._window(config, merge), origin=self.origin, centred=self.centred,
         )  # fmt: skip
+        return self._within_windows(rotation, config, layer) if self.side else rotation
+
+    def _within_windows(self, image: GridRotation, config: ModelConfig, layer: int) -> GridRotation:
+        """A layer's rotation within its window; in layers that see the whole image no faster than in a window."""
+        side = config.size(self.side)
+        if len(set(image.grid)) > 1:
+            raise config.error(self.image, "a square image")
+        if layer in config.layers(self.whole):
+            return replace(image, frequencies=image.frequencies * side / image.grid[-1])
+        return replace(image, grid=(side, side))
 
     def _window(self, config: ModelConfig, merge: int) -> int:
         """The side of a window in blocks of patches."""
@@ -486,29 +449,6 @@ class GridRope:
             return 0
         unit = config.size(self.window_unit) if self.window_unit else 1
         return max(config.size(self.window) // merge // unit, 1)
-
-
-@dataclass(frozen=True)
-class WindowRope(GridRope):
-    """Rotation within square windows of an image; in some layers over all of it, no faster than in a window (SAM 3).
-
-    Attributes
-    ----------
-    side, whole : str
-        Config keys of a window's side in patches, and of the layers that see the whole image.
-    """
-
-    side: str = "window_size"
-    whole: str = "global_attn_indexes"
-
-    def rotation(self, config: ModelConfig, layer: int) -> GridRotation:
-        """A layer's rotation; errors as of `GridRope`."""
-        image, side = super().rotation(config, layer), config.size(self.side)
-        if len(set(image.grid)) > 1:
-            raise config.error(self.image, "a square image")
-        if layer in config.layers(self.whole):
-            return replace(image, frequencies=image.frequencies * side / image.grid[-1])
-        return replace(image, grid=(side, side))
 
 
 def sides_of(config: Config, key: str) -> tuple[int, int]:

@@ -4,13 +4,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from weightscope.architectures.cells import windowed
 from weightscope.architectures.config import ModelConfig, listed_sizes
-from weightscope.architectures.family import default_scale
 from weightscope.attention.rotation import yarn_temperature
 from weightscope.checkpoint.config import Config
 
 # Scales of scores.
+
+
+def default_scale(config: ModelConfig, layer: int) -> float:
+    """1 / sqrt(d'), the usual scale of attention scores."""
+    return float(config.head_dim**-0.5)
 
 
 def gpt2_scale(config: ModelConfig, layer: int) -> float:
@@ -87,7 +90,48 @@ def of_doubled_heads(config: ModelConfig, layer: int) -> float:
     return float((2 * config.head_dim) ** -0.5)
 
 
-# Layers that have something that others lack.
+# Layers that have something that others lack: rotation, norms of queries and keys.
+
+
+def always(config: ModelConfig, layer: int) -> bool:
+    """Every layer."""
+    return True
+
+
+def sliding(config: ModelConfig, layer: int) -> bool:
+    """Those that see a window (Cohere 2, Trinity)."""
+    return config.layer_types[layer] == "sliding_attention"
+
+
+def windowed(config: ModelConfig, layer: int) -> bool:
+    """Those that see a window; none where the config has none, whatever the layers are called."""
+    return sliding(config, layer) and config.has("sliding_window")
+
+
+def windowed_if_any(config: ModelConfig, layer: int) -> bool:
+    """Those that see a window; all where the config has none (EXAONE 4)."""
+    return sliding(config, layer) or not config.has("sliding_window")
+
+
+def listed(config: ModelConfig, layer: int) -> bool:
+    """Those that no_rope_layers has 1 for; without it all but every fourth, or whatever no_rope_layer_interval says."""
+    given = config.get("no_rope_layers")
+    if not given:
+        return (layer + 1) % config.size("no_rope_layer_interval") != 0
+    if not isinstance(given, list) or len(given) <= layer or given[layer] not in (0, 1):
+        raise config.error("no_rope_layers", "a list with 0 or 1 for every layer")
+    return bool(given[layer])
+
+
+def with_parameters(config: ModelConfig, layer: int) -> bool:
+    """Those whose type has an entry in rope_parameters that is not null."""
+    given = config.inside("rope_parameters")
+    return given.get(config.layer_types[layer], given) is not None
+
+
+def with_a_base(config: ModelConfig, layer: int) -> bool:
+    """All where rope_parameters has a base, else none (OLMo Hybrid)."""
+    return config.inside("rope_parameters").has("rope_theta")
 
 
 def windowed_or_leading(config: ModelConfig, layer: int) -> bool:
@@ -337,6 +381,11 @@ class Stage:
 
 
 # The index under which a layer is stored.
+
+
+def same_layer(config: ModelConfig, layer: int) -> int:
+    """Layer i has tensors of its own, under index i."""
+    return layer
 
 
 def half(config: ModelConfig, layer: int) -> int:

@@ -1,7 +1,13 @@
 """Rows of TOML files: a stanza becomes a `Family`, and a `Family` a stanza.
 
-A file may come from anybody. Nothing in it is run: a function is a name that `registry` lists for its cell, and
-whatever does not fit its cell is refused with the file, line, stanza and cell.
+A file holds the rows of a lineage, a stanza each. The stanza's name is the row's name, and its model_type unless
+`types` says more; `[whisper.encoder]` is the row of a tower. A stanza says what differs from the row that it is `like`:
+a cell that it names is replaced, all others are inherited. `false` takes a cell away, and `"null"` is null where a
+value of the config is meant.
+
+Which cells there are, and what each takes, the annotations of `Family` and of the classes in `cells` say. A file may
+come from anybody. Nothing in it is run: a function is a name that FUNCTIONS lists for its cell, and whatever does not
+fit its cell is refused with the file, line, stanza and cell.
 """
 
 import math
@@ -13,19 +19,23 @@ from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from weightscope.architectures.cells import Biases, Inputs, Outputs, StoredNorm
-from weightscope.architectures.config import KEYS, values_of
+from weightscope.architectures import cells, distances, gguf, layouts, rope, rules
+from weightscope.architectures.cells import Biases, StoredNorm
+from weightscope.architectures.config import (
+    KEYS,
+    LARGEST_NUMBER,
+    Every,
+    OneOf,
+    Within,
+    all_full,
+    listed_sizes,
+    stated,
+    values_of,
+)
 from weightscope.architectures.family import Family, In, Unless, When
-from weightscope.architectures.layouts import ORDERS
-from weightscope.architectures.registry import FUNCTIONS, name_of
-from weightscope.architectures.rope import AXES, SMALLEST_BASE, GridRope, Rope, WindowRope
-from weightscope.architectures.schema import CELLS, CONDITIONS, GROUPS, NULL, OWN, STATED, STEPS
-from weightscope.architectures.step import Step
-from weightscope.architectures.steps import step_classes
-from weightscope.architectures.steps.head_factors import FACTORS
-from weightscope.attention.gathered import GATES
+from weightscope.architectures.steps import Step, step_classes
 from weightscope.checkpoint.config import LARGEST, read_small
 from weightscope.errors import CheckpointError, nearest
 
@@ -34,21 +44,6 @@ LONGEST_LINE = 1000  # tomllib's time grows with the square of the dots in a key
 LONGEST_STRING = 200
 MOST_ITEMS = 200  # of a list or a table
 MOST_DEEP = 20  # rows that start from one another
-LARGEST_NUMBER = 1e12
-RANGES = {
-    "eps": (0.0, 1.0),
-    "theta": (SMALLEST_BASE, LARGEST_NUMBER),
-    "fraction": (1e-6, 1.0),
-    "kv_heads": (1, LARGEST),
-}
-CHOICES = {
-    "scope": ("shared", "own", "listed", "joint"),
-    "axes": tuple(AXES),
-    "kind": tuple(GATES),
-    "to": ("queries", "keys"),
-    "order": ORDERS,
-    "times": tuple(FACTORS),
-}
 # What rows are proved against: transformers, or a class of the user's own; and how far they were.
 PROOF = re.compile(
     r"(transformers \d+(\.\w{1,20}){0,4}|[\w.]{1,100}:[\w.]{1,100} \(PyTorch [\w.+]{1,40}\))"
@@ -57,12 +52,70 @@ PROOF = re.compile(
 )
 DIGEST = re.compile(r"([0-9a-f]{16})?", re.ASCII)
 NORMS = {"rms": False, "layer": True}  # by name: whether it centres
-NORM_PARTS = ("bias", "offset", "eps", "without", "gain", "shift")
-BIASES = {"qkv": ("query", "key", "value"), "q": ("query",), "k": ("key",), "v": ("value",), "out": ("output",)}
-KINDS = {"positions.rope": Rope, "positions.grid": GridRope, "positions.grid_in_windows": WindowRope}
-PROJECTIONS = ("query", "key", "value", "output")
 BRACES = re.compile(r"([^{}]*)\{([^{}]*)\}([^{}]*)")
 BARE = re.compile(r"[A-Za-z0-9_-]+")
+NULL = "null"
+ABOUT = ("like", "name", "types", "alias")  # what a stanza says of itself; nothing of it is inherited
+STATED = ("gguf", "mlp")  # groups that only the row has that states them; `true` takes those of the row it is like
+CONDITIONS = {"when": (("key", "is"), ("key", "is_not")), "in": (("layers",),)}  # what each may begin with
+# The rows that stanzas of other files may start from.
+ROOTS = (
+    "gpt2", "llama", "bert", "vit", "clip.vision", "t5.encoder", "t5.decoder", "t5.cross", "bart.encoder",
+    "bart.decoder", "bart.cross",
+)  # fmt: skip
+
+# The functions that a row may name, by cell; everything else in a row is data.
+SOME_LAYERS = (
+    rules.always, rules.listed, rules.windowed, rules.windowed_or_leading, rules.with_parameters,
+    rules.windowed_if_any, rules.sliding, rules.with_base, rules.with_a_base,
+)  # fmt: skip
+NAMED: dict[str, tuple[Callable[..., Any], ...]] = {
+    "layout": (
+        layouts.separate, layouts.stacked, layouts.StackedAs, layouts.packed, layouts.grouped,
+        layouts.grouped_with_loose_biases, layouts.gated, layouts.latent, layouts.latent_with_eps,
+        layouts.latent_scaled, layouts.conv1d_fused, layouts.conv1d_crossing, layouts.by_dimension_and_head,
+        layouts.grouped_convolutions, layouts.in_four_blocks, layouts.keys_with_values, layouts.keys_beside_values,
+        layouts.scaled_by_dimension, layouts.loose_biases, layouts.content_and_positions,
+        layouts.content_beside_positions, layouts.content_with_and_beside_positions,
+    ),
+    "scale": (
+        rules.default_scale, rules.gpt2_scale, rules.unscaled, rules.mpt_scale, rules.multiplier, rules.query_scalar,
+        rules.deepseek_scale, rules.multiplier_if_any, rules.factored, rules.deberta_scale, rules.deberta_v2_scale,
+        rules.of_cosines, rules.of_doubled_heads,
+    ),
+    "rotates": SOME_LAYERS,
+    "within": SOME_LAYERS,
+    "arranged": (rope.interleaved, rope.contiguous, rope.height_and_width_first),
+    "spelled": (rope.OneAfterAnother, rope.InTurn, rope.odd_and_even),
+    "bias": (
+        distances.alibi, distances.alibi_falcon, distances.relative_buckets, distances.Distances,
+        distances.WindowTable, distances.WindowNetwork, distances.GeometricSlopes, distances.StoredSlopes,
+    ),
+    "formula": (distances.of_the_paper, distances.of_tensor2tensor),
+    "layer_types": (
+        all_full, stated, Every, rules.first_and_second, rules.mllama_layers, rules.AttentionIn, rules.ByPeriod,
+        rules.by_blocks, rules.in_alternation, rules.in_turn, rules.positions_first, rules.one_level,
+    ),
+    "sizes": (listed_sizes, rules.own_heads, rules.twice_where_sliding, rules.global_sizes, rules.groups_by_layer),
+    "derived": (
+        rules.OfHalf, rules.heads_of_64, rules.Stage, rules.grouping_stages, rules.half_the_heads, rules.of_fusion,
+        rules.heads_of_attn_config,
+    ),
+    "stored_layer": (rules.same_layer, rules.half, rules.shared_groups),
+    "config": (
+        cells.nothing_more, gguf.gemma_scalar, gguf.stablelm_config, gguf.granite_config, gguf.olmo2_config,
+        gguf.falcon_config, gguf.mpt_config, gguf.neox_config, gguf.bert_config,
+    ),
+}  # fmt: skip
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """A function's name in a row: its own, of a class in lower case: `Every` is "every"."""
+    name = function.__name__
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower() if isinstance(function, type) else name
+
+
+FUNCTIONS = {cell: {name_of(function): function for function in functions} for cell, functions in NAMED.items()}
 
 
 class MisfitError(ValueError):
@@ -73,20 +126,57 @@ class MisfitError(ValueError):
         self.where = where
 
 
+# ---- What cells there are.
+
+
+@cache
+def cells_of(kind: type) -> dict[str, tuple[Field[Any], Any]]:
+    """The cells that a class has, by name, each with the type of its value."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {part.name.rstrip("_"): (part, hints[part.name]) for part in fields(kind)}
+
+
+@cache
+def groups() -> dict[str, type]:
+    """The groups of cells by name, each with its class."""
+    return {
+        name: next(kind for kind in _alternatives(hint) if is_dataclass(kind))  # type: ignore[misc]
+        for name, (part, hint) in cells_of(Family).items()
+        if part.metadata.get("group")
+    }
+
+
+def all_cells() -> dict[str, str]:
+    """Every cell of a row and its meaning."""
+    meanings: dict[str, str] = {}
+    for name, (part, _) in cells_of(Family).items():
+        if name in groups():
+            shorts = getattr(groups()[name], "SHORT", {})
+            meanings |= {f"{name}.{short}": f"all of {', '.join(parts)} in one" for short, parts in shorts.items()}
+            inner = cells_of(groups()[name])
+            meanings |= {f"{name}.{cell}": part.metadata["doc"] for cell, (part, _) in inner.items()}
+        elif "doc" in part.metadata:
+            meanings[name] = part.metadata["doc"]
+    return meanings
+
+
+def _refuse_unknown(name: str, value: object, where: str, known: Sequence[str]) -> MisfitError:
+    return MisfitError(where, value, "no such cell" + (nearest(name, known) or "; one of " + ", ".join(known)))
+
+
 # ---- From TOML to a row.
 
 
 class File:
     """The stanzas of one file, each a row once it is asked for.
 
-    `elsewhere` gives the row of a stanza that this text has not. `trusted` files come with the package, and `text` may
-    be a part of a `whole` file.
+    `elsewhere` gives the row of a stanza that this text has not. `trusted` files come with the package.
     """
 
     def __init__(
-        self, text: str, file: object, elsewhere: Callable[[str], Family | None], trusted: bool = False, whole: str = ""
+        self, text: str, file: object, elsewhere: Callable[[str], Family | None], trusted: bool = False
     ) -> None:
-        self.text, self.file, self.elsewhere, self.trusted = whole or text, file, elsewhere, trusted
+        self.text, self.file, self.elsewhere, self.trusted = text, file, elsewhere, trusted
         self.origin = self.proved_for = ""
         self.rows: dict[str, Family] = {}
         try:
@@ -95,27 +185,29 @@ class File:
             raise CheckpointError(f"is not valid TOML ({error})", file=file) from None
         self.stanzas: dict[str, Mapping[str, Any]] = {}
         try:
-            proof = content.pop("proved_against", None)
-            if proof is not None and not (isinstance(proof, str) and PROOF.fullmatch(proof)):
-                raise MisfitError(
-                    "proved_against", proof, "transformers and its version, or module:Class (PyTorch version)"
-                )
-            tried = content.pop("tried_against", None)
-            if tried is not None and (proof or not (isinstance(tried, str) and PROOF.fullmatch(tried))):
-                raise MisfitError("tried_against", tried, "transformers and its version, in place of proved_against")
-            self.proved_for = content.pop("proved_for", "")
-            if not (isinstance(self.proved_for, str) and DIGEST.fullmatch(self.proved_for)):
-                raise MisfitError("proved_for", self.proved_for, "16 hexadecimal digits")
-            if not trusted and tried:
-                self.origin = f"adopted, unproved at its own size (tiny models of {tried})"
-            elif not trusted:
-                self.origin = f"adopted, proved against {proof}" if proof else f"unproved, from {Path(str(file)).name}"
+            self._read_head(content)
             for name, stanza in content.items():
                 self.stanzas |= _stanzas(name, stanza)
             if not 1 <= len(self.stanzas) <= (MOST_ITEMS if not trusted else LARGEST):
                 raise MisfitError("the file", f"{len(self.stanzas)} stanzas", f"1 to {MOST_ITEMS} stanzas")
         except MisfitError as problem:
             raise self.error(str(problem), problem.where) from None
+
+    def _read_head(self, content: dict[str, Any]) -> None:
+        """Take what the file says of itself, before its stanzas."""
+        proof, tried = content.pop("proved_against", None), content.pop("tried_against", None)
+        if proof is not None and not (isinstance(proof, str) and PROOF.fullmatch(proof)):
+            wanted = "transformers and its version, or module:Class (PyTorch version)"
+            raise MisfitError("proved_against", proof, wanted)
+        if tried is not None and (proof or not (isinstance(tried, str) and PROOF.fullmatch(tried))):
+            raise MisfitError("tried_against", tried, "transformers and its version, in place of proved_against")
+        self.proved_for = content.pop("proved_for", "")
+        if not (isinstance(self.proved_for, str) and DIGEST.fullmatch(self.proved_for)):
+            raise MisfitError("proved_for", self.proved_for, "16 hexadecimal digits")
+        if not self.trusted and tried:
+            self.origin = f"adopted, unproved at its own size (tiny models of {tried})"
+        elif not self.trusted:
+            self.origin = f"adopted, proved against {proof}" if proof else f"unproved, from {Path(str(self.file)).name}"
 
     def error(self, problem: str, where: str) -> CheckpointError:
         """An error that names the line of a stanza, or of a cell in it: `where` is "[llama] heads.layout"."""
@@ -128,34 +220,32 @@ class File:
 
     def named(self, stanza: str) -> Iterator[Family]:
         """The row of a stanza, as readers have it, and its aliases."""
-        row, cells = self.row(stanza), self.stanzas[stanza]
-        row = row.but(**{group: None for group in STATED if group not in cells})
+        row, given = self.row(stanza), self.stanzas[stanza]
+        row = row.but(**{group: None for group in STATED if group not in given})
         yield row
-        for alias in _strings(cells.get("alias", ()), f"[{stanza}] alias"):
-            yield replace(row, gguf=None, mlp=None).but(name=alias, model_types=(alias,), defaults=values_of((alias,)))
+        for alias in _strings(given.get("alias", ()), f"[{stanza}] alias"):
+            same = replace(row, gguf=None, mlp=None)
+            yield same.but(name=alias, types=(alias,), config__defaults=values_of((alias,)))
 
     def row(self, stanza: str, above: tuple[str, ...] = ()) -> Family:
         """The row of a stanza with all that it inherits."""
         if stanza in self.rows:
             return self.rows[stanza]
-        cells = self.stanzas[stanza]
-        where = f"[{stanza}]"
+        given, where = self.stanzas[stanza], f"[{stanza}]"
         try:
-            like = cells.get("like")
-            base = None
+            like, base = given.get("like"), None
             if like is not None:
-                like = _string((str,), like, f"{where} like")
+                like = _value(str, like, f"{where} like")
                 if like in above or like == stanza or len(above) > MOST_DEEP:
                     raise MisfitError(f"{where} like", like, "a row that does not start from this one")
                 base = self.row(like, (*above, stanza)) if like in self.stanzas else self.elsewhere(like)
                 if base is None:
                     known = nearest(like, self.stanzas)
                     raise MisfitError(f"{where} like", like, f"a stanza of this file, or a row of the table{known}")
-            self.rows[stanza] = row = replace(
-                _row(stanza, cells, base, self.trusted), origin=self.origin, proved_for=self.proved_for
-            )
+            row = _row(stanza, given, base, self.trusted)
         except MisfitError as problem:
             raise self.error(str(problem), problem.where) from None
+        self.rows[stanza] = row = replace(row, origin=self.origin, proved_for=self.proved_for)
         return row
 
 
@@ -197,126 +287,91 @@ def _stanzas(name: str, given: Any) -> dict[str, Mapping[str, Any]]:
         raise MisfitError(name, given, "a stanza, [name] and its cells")
     if "." in name:
         raise MisfitError("the name of a stanza", name, "one without dots; `name` and `types` may have them")
-    known = {*OWN, *GROUPS, *CELLS}
+    known = {*ABOUT, *cells_of(Family)}
     towers = {key: part for key, part in given.items() if key not in known and isinstance(part, Mapping)}
-    cells = {key: value for key, value in given.items() if key not in towers}
-    return ({name: cells} if cells or not towers else {}) | {f"{name}.{key}": part for key, part in towers.items()}
+    own_cells = {key: value for key, value in given.items() if key not in towers}
+    return ({name: own_cells} if own_cells or not towers else {}) | {
+        f"{name}.{key}": part for key, part in towers.items()
+    }
 
 
 def _row(stanza: str, given: Mapping[str, Any], base: Family | None, trusted: bool) -> Family:
     """The row that a stanza makes of the one it is like."""
     where = f"[{stanza}]"
     name, _, tower = stanza.partition(".")
-    name = _string((str,), given.get("name", name), f"{where} name")
-    own = {
-        "name": name,
-        "model_types": _strings(given.get("types", usual_types(name, base)), f"{where} types"),
-        "tower": _string((str,), tower, f"{where} tower"),
-    }
-    for cell in ("name", "model_types"):
-        if not own[cell]:
-            raise MisfitError(f"{where} {cell}", own[cell], "one at least")
+    name = _value(str, given.get("name", name), f"{where} name")
+    types = _strings(given.get("types", usual_types(name, base)), f"{where} types")
+    for cell, value in (("name", name), ("types", types)):
+        if not value:
+            raise MisfitError(f"{where} {cell}", value, "one at least")
     if "gguf" in given and not trusted:
         raise MisfitError(f"{where} gguf", "there", "no such cell: rows of the package alone read GGUF files")
-    cells = {key: value for key, value in given.items() if key not in OWN}
-    changes = read_cells(cells, where)
+    changes = read_changes({key: value for key, value in given.items() if key not in ABOUT}, where)
     if base is None:
-        if missing := [cell for cell in ("layer", "heads.layout", "heads.out") if CELLS[cell].field not in changes]:
-            raise MisfitError(f"{where} {missing[0]}", "missing", "a cell that every row has, or inherits with `like`")
-        base = BLANK
-    changes = _on(base, changes)
-    row = base.but(defaults=values_of(own["model_types"])).but(**own, **changes)
-    row = replace(row, defaults={key: value for key, value in row.defaults.items() if value is not None})
+        for path in ("layer", "heads.layout", "heads.out"):
+            if path.replace(".", "__") not in changes:
+                raise MisfitError(f"{where} {path}", "missing", "a cell that every row has, or inherits with `like`")
+        base = Family()
+    row = base.but(**{group: groups()[group]() for group in _new_groups(base, changes)})
+    if row.gguf is not None:  # mixtures and reordered rows are said of each architecture
+        row = row.but(gguf__halves=False, gguf__experts=False)
+    row = row.but(config__defaults=values_of(types)).but(
+        name=name, types=types, tower=_value(str, tower, f"{where} tower"), **changes
+    )
+    defaults = {key: value for key, value in row.config.defaults.items() if value is not None}
+    row = replace(row, config=replace(row.config, defaults=defaults))
     if row.layer.count("{i}") != 1:
         raise MisfitError(f"{where} layer", row.layer, "a name with {i} for the layer's index")
     if not row.prefixes:
         raise MisfitError(f"{where} prefixes", "empty", "one at least")
-    if not all((row.query, row.key, row.value, row.output)):
+    if not all((row.heads.q, row.heads.k, row.heads.v, row.heads.out)):
         raise MisfitError(f"{where} heads", "without a module", "a module each for q, k, v and out")
-    if unknown := row.keys.keys() - KEYS.keys():
-        raise MisfitError(f"{where} config.keys", min(unknown), "one of " + ", ".join(KEYS))
+    if unknown := row.config.keys.keys() - KEYS.keys():
+        raise _refuse_unknown(min(unknown), min(unknown), f"{where} config.keys", [*KEYS])
     return row
+
+
+def _new_groups(base: Family, changes: Mapping[str, Any]) -> set[str]:
+    """The groups that a stanza says cells of and that the row it is like has not."""
+    named = {path.partition("__")[0] for path in changes if "__" in path}
+    return {group for group in named & {"outputs", *STATED} if getattr(base, group) is None}
 
 
 def usual_types(name: str, base: Family | None) -> tuple[str, ...]:
     """The model_types of a row that does not say them: its name, or those of the stack of the same name it is like."""
-    return base.model_types if base is not None and base.name == name else (name,)
+    return base.types if base is not None and base.name == name else (name,)
 
 
-def _no_layout(*_: Any) -> Any:
-    raise NotImplementedError
-
-
-BLANK = Family(
-    name="", model_types=(), prefixes=("",), layer="", layout=_no_layout, query="", key="", value="", output="",
-    inputs=Inputs(), norm=None,
-)  # fmt: skip
-
-
-def _on(base: Family, changes: dict[str, Any]) -> dict[str, Any]:
-    """Changes of parts of a cell that the row has not, made changes of the cell."""
-    if any(name.startswith("outputs__") for name in changes) and base.outputs is None and "outputs" not in changes:
-        changes = {"outputs": Outputs(None)} | changes
-    for group in STATED:
-        if parts := {
-            name.removeprefix(f"{group}__"): changes.pop(name) for name in [*changes] if name.startswith(f"{group}__")
-        }:
-            current = getattr(base, group)
-            if group == "gguf" and current is not None:
-                modules = {**current.modules, **parts.pop("modules", {})}
-                parts |= {"modules": {key: module for key, module in modules.items() if module}}
-                parts = {"experts": False} | parts
-            changes[group] = _hint_class(group)(**parts) if current is None else replace(current, **parts)
-    return changes
-
-
-def read_cells(given: Mapping[str, Any], where: str) -> dict[str, Any]:
+def read_changes(given: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Changes of a row, as `Family.but` takes them, of the cells in a stanza or in a condition."""
+    known = {name: hint for name, (part, hint) in cells_of(Family).items() if part.metadata or name == "steps"}
     changes: dict[str, Any] = {}
-    for key, value in given.items():
-        place = f"{where} {key}".strip()
-        if key in CELLS:
-            changes |= _cell(key, value, place)
-        elif key not in GROUPS:
-            known = [name for name in (*CELLS, *GROUPS, *OWN) if "." not in name]
-            raise MisfitError(place, value, "no such cell" + (nearest(key, known) or "; one of " + ", ".join(known)))
-        elif value is False and key != STEPS:
-            changes[key] = None
-        elif value is True and key in STATED:
+    for name, value in given.items():
+        place = f"{where} {name}".strip()
+        if name not in known:
+            raise _refuse_unknown(name, value, place, (*known, *ABOUT))
+        if name in ("when", "in"):
+            changes[known_field(name)] = _conditions(name, value, place)
+        elif name in groups() and value is False and NoneType in _alternatives(known[name]):
+            changes[name] = None
+        elif name in STATED and value is True:
             continue
-        elif isinstance(value, Mapping) and key == STEPS:
-            for name, content in value.items():
-                changes[f"{STEPS}__{name}"] = _step(name, content, f"{place}.{name}")
-        elif isinstance(value, Mapping):
-            for part, content in value.items():
-                if f"{key}.{part}" not in CELLS:
-                    known = [name for name in CELLS if name.startswith(f"{key}.")]
-                    raise MisfitError(f"{place}.{part}", content, "no such cell; one of " + ", ".join(known))
-                changes |= _cell(f"{key}.{part}", content, f"{place}.{part}")
-        else:
+        elif name not in (*groups(), "steps", "in_transformers"):
+            changes[name] = _value(known[name], value, place)
+        elif not isinstance(value, Mapping):
             raise MisfitError(place, value, "a table of cells")
+        elif name == "steps":
+            changes |= {f"steps__{step}": _step(step, content, f"{place}.{step}") for step, content in value.items()}
+        elif name == "in_transformers":
+            changes[name] = read_changes(value, place)
+        else:
+            changes |= {f"{name}__{cell}": part for cell, part in _parts(groups()[name], value, place).items()}
     return changes
 
 
-def _cell(name: str, given: Any, where: str) -> dict[str, Any]:
-    field = CELLS[name].field
-    if name == "heads.modules":
-        return dict(zip(PROJECTIONS, _expanded(given, where), strict=True))
-    if name == "heads.qkv":
-        module = _value(str, given, where)
-        return {"query": module, "key": module, "value": module}
-    if name == "heads.bias":
-        return {field: _biases(given, where)}
-    if name in ("when", "in"):
-        if not isinstance(given, list) or len(given) > MOST_ITEMS:
-            raise MisfitError(where, given, f"a list of {MOST_ITEMS} tables at most")
-        return {field: tuple(_condition(name, each, f"{where}[{i}]") for i, each in enumerate(given))}
-    if name == "in_transformers":
-        if not isinstance(given, Mapping):
-            raise MisfitError(where, given, "a table of cells")
-        return {field: read_cells(given, where)}
-    wanted = KINDS[name] | None if name in KINDS else _hint(field)
-    return {field: _value(wanted, given, where, field.rpartition("__")[2])}
+def known_field(name: str) -> str:
+    """The field of a cell of `Family`: `in` is a word of Python's."""
+    return cells_of(Family)[name][0].name
 
 
 def _step(name: str, given: Any, where: str) -> Step | None:
@@ -324,26 +379,14 @@ def _step(name: str, given: Any, where: str) -> Step | None:
     known = step_classes()
     if name not in known:
         raise MisfitError(where, given, "no such step; one of " + ", ".join(sorted(known)) + nearest(name, known))
-    step: Step | None = None if given is False else _made(known[name], given, where)
+    step: Step | None = None if given is False else build(known[name], given, where)
     return step
 
 
-def _expanded(given: Any, where: str) -> list[str]:
-    """Four names of one with the parts in which they differ in braces."""
-    match = BRACES.fullmatch(given) if isinstance(given, str) else None
-    if match is None or match[2].count(",") != 3:
-        raise MisfitError(where, given, "four modules, as self_attn.{q,k,v,o}_proj")
-    return [_string((str,), match[1] + part + match[3], where) for part in match[2].split(",")]
-
-
-def _biases(given: Any, where: str) -> Biases:
-    if not isinstance(given, Mapping):
-        flag = _value(bool | str, given, where)
-        return Biases(flag, flag, flag, flag)
-    if unknown := given.keys() - BIASES.keys():
-        raise MisfitError(f"{where}.{min(unknown)}", given[min(unknown)], "one of " + ", ".join(BIASES))
-    flags = {name: _value(bool | str, flag, f"{where}.{name}") for name, flag in given.items()}
-    return Biases(**{part: flag for name, flag in flags.items() for part in BIASES[name]})
+def _conditions(kind: str, given: Any, where: str) -> tuple[When | In, ...]:
+    if not isinstance(given, list) or len(given) > MOST_ITEMS:
+        raise MisfitError(where, given, f"a list of {MOST_ITEMS} tables at most")
+    return tuple(_condition(kind, each, f"{where}[{i}]") for i, each in enumerate(given))
 
 
 def _condition(kind: str, given: Any, where: str) -> When | In:
@@ -352,69 +395,96 @@ def _condition(kind: str, given: Any, where: str) -> When | In:
         wanted = " or ".join(" and ".join(start) for start in CONDITIONS[kind])
         raise MisfitError(where, given, f"a table with {wanted}")
     start = starts[0]
-    key = _string((str,), given[start[0]], f"{where}.{start[0]}")
-    cells = read_cells({name: value for name, value in given.items() if name not in start}, where)
+    key = _value(str, given[start[0]], f"{where}.{start[0]}")
+    changes = read_changes({name: value for name, value in given.items() if name not in start}, where)
     if "gguf" in given:
         raise MisfitError(f"{where}.gguf", "there", "no such cell in a condition")
     if kind == "in":
-        return In(key, **cells)
-    return (When if start[1] == "is" else Unless)(key, _value(Any, given[start[1]], f"{where}.{start[1]}"), **cells)
+        return In(key, **changes)
+    return (When if start[1] == "is" else Unless)(key, _value(Any, given[start[1]], f"{where}.{start[1]}"), **changes)
 
 
-@cache
-def _hint(field: str) -> Any:
-    """The type of a field, or of a part of one."""
-    cell_name, _, part = field.partition("__")
-    return _parts_of(_hint_class(cell_name))[0][part] if part else _parts_of(Family)[0][cell_name]
-
-
-def _hint_class(field: str) -> type:
-    return next(kind for kind in _alternatives(_parts_of(Family)[0][field]) if is_dataclass(kind))  # type: ignore
+# ---- A value by the annotation of its cell.
 
 
 def _alternatives(wanted: Any) -> tuple[Any, ...]:
-    return get_args(wanted) if get_origin(wanted) in (Union, UnionType) else (wanted,)
+    """The types that an annotation allows, and what it asks of a value besides."""
+    if get_origin(wanted) is Annotated:
+        return get_args(wanted)
+    if get_origin(wanted) in (Union, UnionType):
+        return tuple(kind for each in get_args(wanted) for kind in _alternatives(each))
+    return (wanted,)
 
 
-def _is_callable(wanted: Any) -> bool:
-    return get_origin(wanted) is Callable or (get_origin(wanted) is not None and "Callable" in str(get_origin(wanted)))
-
-
-def _value(wanted: Any, given: Any, where: str, name: str = "") -> Any:
+def _value(wanted: Any, given: Any, where: str) -> Any:
     """What a cell takes, made of what TOML gives for it."""
     kinds = _alternatives(wanted)
-    free = Any in kinds or object in kinds
-    name = name or re.split(r"[ .]", where)[-1]
+    free = Any in kinds
     if free and given == NULL:
         return None
     if given is False and NoneType in kinds and bool not in kinds:
         return None
-    if any(_is_callable(kind) for kind in kinds):
-        return _function(FUNCTIONS.get(name, {}), given, where)
-    if StoredNorm in kinds:
-        return _norm(given, where)
+    if any(get_origin(kind) is Callable for kind in kinds):
+        return _function(FUNCTIONS[re.split(r"[ .]", where)[-1]], given, where)
     if made := next((kind for kind in kinds if isinstance(kind, type) and is_dataclass(kind)), None):
-        return _made(made, given, where)
+        return _norm(given, where) if made is StoredNorm else build(made, given, where)
     if isinstance(given, bool) and (free or bool in kinds):
         return given
     if isinstance(given, int | float) and not isinstance(given, bool):
-        return _number(kinds, given, where, RANGES.get(name))
+        return _number(kinds, given, where)
     if isinstance(given, str):
         if free or str in kinds:
-            return _string(kinds, given, where, name)
+            return _string(kinds, given, where)
         given = [given]
-    if isinstance(given, list | Mapping) and len(given) > MOST_ITEMS:
+    if isinstance(given, list | tuple | Mapping) and len(given) > MOST_ITEMS:
         raise MisfitError(where, f"{len(given)} items", f"{MOST_ITEMS} at most")
-    if isinstance(given, list):
-        return _several(kinds, given, where, name)
-    if isinstance(given, Mapping):
-        inner = next(
-            (get_args(kind)[1] for kind in kinds if get_origin(kind) in (dict, Mapping)), Any if free else None
-        )
-        if inner is not None:
-            keys = [_string((str,), key, where) for key in given]
-            return {key: _value(inner, given[key], f"{where}.{key}", name) for key in keys}
+    if isinstance(given, list | tuple):
+        return _several(kinds, given, where)
+    mapped = [get_args(kind)[1] for kind in kinds if get_origin(kind) is Mapping] or [Any] * free
+    if isinstance(given, Mapping) and mapped:
+        return {_value(str, key, where): _value(mapped[0], part, f"{where}.{key}") for key, part in given.items()}
     raise MisfitError(where, given, _in_words(kinds))
+
+
+def build(kind: type, given: Any, where: str) -> Any:
+    """A cell of several parts: a table; its first part alone where that says all; or true for the usual parts."""
+    known, shorts = cells_of(kind), getattr(kind, "SHORT", {})
+    if given is True and "" not in shorts:
+        given = {}
+    elif not isinstance(given, Mapping):
+        given = {"" if "" in shorts else next(iter(known)): given}
+    values = _parts(kind, given, where)
+    for name, (part, _) in known.items():
+        if name not in values and part.default is MISSING and part.default_factory is MISSING:
+            raise MisfitError(f"{where}.{name}", "missing", f"a part that every {name_of(kind)} has")
+    return kind(**values)
+
+
+def _parts(kind: type, given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The cells of a class that a table says."""
+    known, shorts = cells_of(kind), getattr(kind, "SHORT", {})
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        place = f"{where}.{name}" if name else where
+        if name in shorts:
+            pairs = zip(shorts[name], _spread(value, shorts[name], place), strict=True)
+            values |= {part: _value(known[part][1], each, place) for part, each in pairs}
+        elif name in known:
+            values[name] = _value(known[name][1], value, place)
+        else:
+            raise _refuse_unknown(name, value, place, [name for name in (*shorts, *known) if name])
+    return values
+
+
+def _spread(given: Any, parts: Sequence[str], where: str) -> list[Any]:
+    """A value for each part: names that differ in braces, self_attn.{q,k,v,o}_proj, or the same for all."""
+    match = BRACES.fullmatch(given) if isinstance(given, str) else None
+    if match is None:
+        return [given] * len(parts)
+    names = [match[1] + part + match[3] for part in match[2].split(",")]
+    if len(names) != len(parts):
+        raise MisfitError(where, given, "four modules, as self_attn.{q,k,v,o}_proj")
+    return names
 
 
 def _function(known: Mapping[str, Callable[..., Any]], given: Any, where: str) -> Any:
@@ -427,85 +497,56 @@ def _function(known: Mapping[str, Callable[..., Any]], given: Any, where: str) -
         raise MisfitError(where, given, "one of " + ", ".join(sorted(known)) + near)
     function = known[given]
     if isinstance(function, type):
-        return _made(function, arguments, f"{where}.{given}")
+        return build(function, arguments, f"{where}.{given}")
     if arguments is not True:
         raise MisfitError(f"{where}.{given}", arguments, "no parameters")
     return function
 
 
-@cache
-def _parts_of(kind: type) -> tuple[dict[str, Any], dict[str, Field[Any]]]:
-    """The types of a cell's parts, and the parts."""
-    return get_type_hints(kind), {part.name: part for part in fields(kind)}
-
-
-def _made(kind: type, given: Any, where: str) -> Any:
-    """A cell of several parts: a table; its first part alone where that says all; or true for the usual parts."""
-    hints, parts = _parts_of(kind)
-    if given is True:
-        given = {}
-    elif not isinstance(given, Mapping):
-        given = {next(iter(parts)): given}
-    values = {}
-    for name, value in given.items():
-        if name not in parts:
-            raise MisfitError(f"{where}.{name}", value, "no such part; one of " + ", ".join(parts))
-        values[name] = _value(hints[name], value, f"{where}.{name}")
-    for name, part in parts.items():
-        if name not in values and part.default is MISSING and part.default_factory is MISSING:
-            raise MisfitError(f"{where}.{name}", "missing", f"a part that every {name_of(kind)} has")
-    return kind(**values)
-
-
 def _norm(given: Any, where: str) -> StoredNorm:
     """ "rms:input_layernorm", or { norm = "rms:input_layernorm", offset = 1 }."""
-    parts = {"norm": given} if isinstance(given, str) else given
-    if not isinstance(parts, Mapping) or not isinstance(parts.get("norm"), str):
+    parts = dict(given) if isinstance(given, Mapping) else {"norm": given}
+    named = parts.pop("norm", None)
+    if not isinstance(named, str):
         raise MisfitError(where, given, 'a norm, "rms:module" or "layer:module", or a table with it')
-    kind, colon, module = parts["norm"].partition(":")
+    kind, colon, module = named.partition(":")
     if kind not in NORMS or not colon:
-        raise MisfitError(where, parts["norm"], '"rms:module" or "layer:module"')
-    hints, _ = _parts_of(StoredNorm)
-    more = {}
-    for name, value in parts.items():
-        if name == "norm":
-            continue
-        if name not in NORM_PARTS:
-            raise MisfitError(f"{where}.{name}", value, "one of norm, " + ", ".join(NORM_PARTS))
-        more[name] = _value(hints[name], value, f"{where}.{name}")
-    centred = NORMS[kind]
-    return StoredNorm(_string((str,), module, where), centred, **({"bias": centred} | more))
+        raise MisfitError(where, named, '"rms:module" or "layer:module"')
+    if unknown := parts.keys() & {"module", "centred"}:
+        raise MisfitError(f"{where}.{min(unknown)}", parts[min(unknown)], "no such cell; `norm` says it")
+    values = {"bias": NORMS[kind]} | _parts(StoredNorm, parts, where)
+    return StoredNorm(_value(str, module, where), NORMS[kind], **values)
 
 
-def _number(kinds: tuple[Any, ...], given: float, where: str, within: tuple[float, float] | None) -> float:
+def _number(kinds: tuple[Any, ...], given: float, where: str) -> float:
     """A number that is neither absurd nor of another kind."""
-    free = Any in kinds or object in kinds
-    if not free and float not in kinds and not (int in kinds and isinstance(given, int)):
+    if not {Any, float} & {*kinds} and not (int in kinds and isinstance(given, int)):
         raise MisfitError(where, given, _in_words(kinds))
     is_whole = int in kinds and isinstance(given, int)
-    smallest, largest = within or ((-LARGEST, LARGEST) if is_whole else (-LARGEST_NUMBER, LARGEST_NUMBER))
-    if not smallest <= given <= largest:  # NaN fails
-        raise MisfitError(where, given, f"a number from {smallest:g} to {largest:g}")
-    return given if is_whole or free else float(given)
+    usual = Within(-LARGEST, LARGEST) if is_whole else Within(-LARGEST_NUMBER, LARGEST_NUMBER)
+    within = next((kind for kind in kinds if isinstance(kind, Within)), usual)
+    if not within.smallest <= given <= within.largest:  # NaN fails
+        raise MisfitError(where, given, f"a number from {within.smallest:g} to {within.largest:g}")
+    return given if is_whole or Any in kinds else float(given)
 
 
-def _string(kinds: tuple[Any, ...], given: Any, where: str, name: str = "") -> str:
+def _string(kinds: tuple[Any, ...], given: str, where: str) -> str:
     """A name that may be shown, and formatted with a layer's index."""
-    if not isinstance(given, str) or not {str, Any, object} & {*kinds}:
-        raise MisfitError(where, given, _in_words(kinds))
     bare = given.replace("{i}", "")
     if len(given) > LONGEST_STRING or not given.isprintable() or "{" in bare or "}" in bare:
         raise MisfitError(where, given, f"a plain name of {LONGEST_STRING} characters at most")
-    if given not in (choices := CHOICES.get(name, (given,))):
+    choices = next((kind for kind in kinds if isinstance(kind, OneOf)), None)
+    if choices is not None and given not in choices:
         raise MisfitError(where, given, "one of " + ", ".join(choices))
     return given
 
 
 def _strings(given: Any, where: str) -> tuple[str, ...]:
-    return _value(tuple[str, ...], list(given) if isinstance(given, tuple) else given, where)
+    strings: tuple[str, ...] = _value(tuple[str, ...], given, where)
+    return strings
 
 
-def _several(kinds: tuple[Any, ...], given: list[Any], where: str, name: str) -> Any:
+def _several(kinds: tuple[Any, ...], given: Sequence[Any], where: str) -> Any:
     """A list, as the tuple that a cell holds or, among values of a config, as it is."""
     places = [f"{where}[{i}]" for i in range(len(given))]
     for kind in kinds:
@@ -513,128 +554,117 @@ def _several(kinds: tuple[Any, ...], given: list[Any], where: str, name: str) ->
             inner = get_args(kind)
             inner = (inner[0],) * len(given) if inner[1:] == (...,) else inner
             if len(inner) == len(given):
-                return tuple(_value(*each, name) for each in zip(inner, given, places, strict=True))
-    if Any in kinds or object in kinds:
+                return tuple(_value(*each) for each in zip(inner, given, places, strict=True))
+    if Any in kinds:
         return [_value(Any, *each) for each in zip(given, places, strict=True)]
     raise MisfitError(where, given, _in_words(kinds))
 
 
 def _in_words(kinds: tuple[Any, ...]) -> str:
-    names = (str(getattr(kind, "__name__", kind)).replace("NoneType", "false") for kind in kinds)
-    return " or ".join(dict.fromkeys(names))
+    types = [kind for kind in kinds if not isinstance(kind, Within | OneOf)]
+    return " or ".join(
+        dict.fromkeys(str(getattr(kind, "__name__", kind)).replace("NoneType", "false") for kind in types)
+    )
 
 
 # ---- From a row to TOML.
 
 WIDTH = 130
-NOT_WRITTEN = ("name", "model_types", "tower", "origin", "proved_for")
+NOT_WRITTEN = ("name", "types", "tower", "gguf", "origin", "proved_for")
 
 
-def stanza_of(row: Family, like: tuple[str, Family] | None = None, title: str = "", gguf: bool = False) -> str:
-    """The stanza of a row: all its cells, or what differs from the row of another stanza."""
+def stanza_of(row: Family, like: tuple[str, Family] | None = None, title: str = "") -> str:
+    """The stanza of a row: all its cells but those of GGUF files, or what differs from the row of another stanza."""
     title = title or titles([row])[0]
-    named = title.partition(".")[0]
-    base = (BLANK if like is None else like[1]).but(defaults=values_of(row.model_types))
+    base = (Family() if like is None else like[1]).but(config__defaults=values_of(row.types))
     lines = [] if like is None else [f"like = {_text(like[0])}"]
-    if row.name != named:
+    if row.name != title.partition(".")[0]:
         lines.append(f"name = {_text(row.name)}")
-    if row.model_types != usual_types(row.name, base):
-        lines.append(f"types = {_text(row.model_types)}")
-    cells = cells_of(row, base, gguf)
-    tables = {key: cells.pop(key) for key in ("when", "in") if key in cells}
-    lines += _lines(cells)
-    for key, conditions in tables.items():
-        written = [
-            "{ " + ", ".join(f"{name} = {_text(value)}" for name, value in _flat(each).items()) + " }"
-            for each in conditions
-        ]
-        if not written:
-            lines.append(f"{key} = []")
-        elif len(written) == 1 and len(key) + 7 + len(written[0]) <= WIDTH:
-            lines.append(f"{key} = [{written[0]}]")
-        elif all(len(line) + 5 <= WIDTH for line in written):
-            lines += [f"{key} = [", *(f"    {line}," for line in written), "]"]
-        else:
-            for each in conditions:
-                lines += ["", f"[[{_title(title)}.{key}]]", *_lines(each)]
-    return "\n".join([f"[{_title(title)}]", *lines]) + "\n"
+    if row.types != usual_types(row.name, base):
+        lines.append(f"types = {_text(row.types)}")
+    tables = written(row_changes(row, base))
+    conditions = {name: tables.pop(name) for name in CONDITIONS if name in tables}
+    header = ".".join(part if BARE.fullmatch(part) else _text(part) for part in title.split(".", 1))
+    lines += _lines(tables)
+    for name, given in conditions.items():
+        lines += _condition_lines(name, given, header)
+    return "\n".join([f"[{header}]", *lines]) + "\n"
 
 
-def _title(title: str) -> str:
-    return ".".join(part if BARE.fullmatch(part) else _text(part) for part in title.split(".", 1))
+def _condition_lines(name: str, given: Sequence[Mapping[str, Any]], header: str) -> list[str]:
+    texts = ["{ " + ", ".join(f"{key} = {_text(value)}" for key, value in _flat(each).items()) + " }" for each in given]
+    if len(texts) < 2 and len(name) + 7 + sum(map(len, texts)) <= WIDTH:
+        return [f"{name} = [{''.join(texts)}]"]
+    if all(len(text) + 5 <= WIDTH for text in texts):
+        return [f"{name} = [", *(f"    {text}," for text in texts), "]"]
+    return [line for each in given for line in ("", f"[[{header}.{name}]]", *_lines(each))]
 
 
-def cells_of(row: Family, base: Family = BLANK, gguf: bool = False) -> dict[str, Any]:
-    """The cells in which a row differs from another, by group, as TOML has them."""
+def row_changes(row: Family, base: Family | None = None) -> dict[str, Any]:
+    """The cells in which a row differs from another, or from an empty one, as `Family.but` takes them."""
+    base = base or Family()
     changes: dict[str, Any] = {}
-    for field in fields(Family):
-        new, old = getattr(row, field.name), getattr(base, field.name)
-        if field.name in STATED:
-            if new is not None and (gguf or field.name != "gguf"):
-                changes |= _parts(field.name, new, old) or {field.name: True}
-        elif field.name not in NOT_WRITTEN and not _same(new, old):
-            changes |= _parts(field.name, new, old)
-    return written_cells(changes, row)
-
-
-def _parts(name: str, new: Any, old: Any) -> dict[str, Any]:
-    """A change of a field as one of its parts, where the parts are cells."""
-    if name == "defaults":
-        return {name: {key: new.get(key) for key in {**old, **new} if new.get(key) != old.get(key) or key not in old}}
-    if name == STEPS:
-        gone = {step.name for step in old} - {step.name for step in new}
-        return {f"{STEPS}__{step.name}": step for step in new if step not in old} | {
-            f"{STEPS}__{name}": None for name in gone
-        }
-    if name not in ("inputs", "outputs", *STATED) or new is None:
-        return {name: new}
-    changes = {}
-    for part in fields(new):
-        value, usual = getattr(new, part.name), _default(part) if old is None else getattr(old, part.name)
-        if part.name == "modules":  # added to those that are there
-            known = {} if old is None else old.modules
-            value = {key: value.get(key, "") for key in {**known, **value} if value.get(key) != known.get(key)}
-            usual = {}
-        elif part.name == "experts":  # not inherited
-            usual = False
-        if value != usual:
-            changes[f"{name}__{part.name}"] = value
-    return changes if changes or name in STATED else {f"{name}__norm": None}
-
-
-def _same(new: Any, old: Any) -> bool:
-    if isinstance(new, tuple) and any(isinstance(each, When | In) for each in new):
-        return [(type(each), vars(each)) for each in new] == [(type(each), vars(each)) for each in old]
-    return bool(new == old)
-
-
-def written_cells(changes: Mapping[str, Any], row: Family) -> dict[str, Any]:
-    """Cells by group of changes of a row, as `Family.but` takes them."""
-    left: dict[str, Any] = {}
-    for name, value in changes.items():
-        left |= _parts(name, value, getattr(row, name)) if name in ("inputs", "outputs") else {name: value}
-    grouped: dict[str, Any] = {}
-    for name, cell in CELLS.items():
-        if name in ("heads.modules", "heads.qkv"):
-            projections = PROJECTIONS if name == "heads.modules" else PROJECTIONS[:3]
-            modules = [left.get(projection, "") for projection in projections]
-            if all(modules) and len({*modules}) == {4: 4, 3: 1}[len(modules)]:
-                _put(grouped, name, _braced(modules) if len(modules) == 4 else modules[0])
-                left = {key: value for key, value in left.items() if key not in projections}
+    for name, (part, _) in cells_of(Family).items():
+        new, old = getattr(row, part.name), getattr(base, part.name)
+        if name in NOT_WRITTEN or (name == "mlp" and new is None):
             continue
-        if (cell.field in left and name not in KINDS) or (
-            name in KINDS and cell.field in left and _fits(name, left["rope"])
-        ):
-            _put(grouped, name, _written(name, left.pop(cell.field), row))
-    for name in [*left]:
-        group, _, part = name.partition("__")
-        if group == STEPS and part:
-            _put(grouped, f"{STEPS}.{part}", _written(name, left.pop(name), row))
-        elif name in ("outputs", *STATED) and left[name] in (None, True):
-            grouped[name] = left.pop(name) or False
-    if left:
-        raise ValueError(f"no cell for {', '.join(left)}")
-    return grouped
+        if name in groups() and new is not None:
+            usual = groups()[name]() if old is None else old
+            differs = {cell: getattr(new, cell) for cell in cells_of(groups()[name])}
+            differs = {cell: value for cell, value in differs.items() if value != getattr(usual, cell)}
+            if name == "config" and "defaults" in differs:
+                pairs = {
+                    key: (new.defaults.get(key), old.defaults.get(key)) for key in {**old.defaults, **new.defaults}
+                }
+                differs["defaults"] = {key: now for key, (now, was) in pairs.items() if now != was}
+            if differs.get("grid"):  # which takes the place of `rope`
+                differs.pop("rope", None)
+            changes |= {f"{name}__{cell}": value for cell, value in differs.items()}
+            if not differs and (name == "mlp" or old is None):
+                changes |= {name: True} if name == "mlp" else {f"{name}__norm": None}
+        elif name == "steps":
+            gone = {step.name for step in old} - {step.name for step in new}
+            changes |= {f"steps__{step.name}": step for step in new if step not in old}
+            changes |= {f"steps__{name}": None for name in gone}
+        elif new != old:
+            changes[part.name] = new
+    return changes
+
+
+def written(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Changes of a row, as `Family.but` takes them, as TOML has them: groups of cells, in the order of the classes."""
+    names = [path.partition("__")[0].rstrip("_") for path in changes]
+    tables: dict[str, Any] = {name: {} for name in cells_of(Family) if name in names}
+    for path, value in changes.items():
+        name, _, cell = path.partition("__")
+        name = name.rstrip("_")
+        if cell:
+            tables[name][cell] = as_toml(value, config=cell == "defaults")
+        elif name in CONDITIONS:
+            tables[name] = [_written_condition(each) for each in value]
+        elif name == "in_transformers":
+            tables[name] = written(value)
+        else:
+            tables[name] = as_toml(value)
+    whole = {name: table for name, table in tables.items() if name in groups() and isinstance(table, bool)}
+    short = {name: _shortened(kind, tables[name]) for name, kind in groups().items() if name in tables.keys() - whole}
+    return {name: short.get(name, table) for name, table in tables.items() if name not in whole} | whole
+
+
+def _shortened(kind: type, table: Mapping[str, Any]) -> dict[str, Any]:
+    """Cells in the order of their class, those that one short cell says in one."""
+    known = cells_of(kind)
+    table = {name: table[name] for name in known if name in table}
+    for short, parts in getattr(kind, "SHORT", {}).items():
+        values = [table.get(part, False) for part in parts]
+        same = len({*map(repr, values)}) == 1
+        differ = short == "modules" and len({*values}) == len(values)
+        if not table.keys() >= {*parts} or not (same or differ):
+            continue
+        start = {"layout": table["layout"]} if "layout" in table else {}
+        rest = {name: value for name, value in table.items() if name not in (*parts, "layout")}
+        table = start | {short: values[0] if same else _braced(values)} | rest
+    return table
 
 
 def _common(names: Sequence[str]) -> str:
@@ -650,42 +680,11 @@ def _braced(names: Sequence[str]) -> str:
     return f"{start}{{{','.join(parts)}}}{end}"
 
 
-def _fits(name: str, rope: Any) -> bool:
-    return type(rope) is KINDS[name] or (rope is None and name == "positions.rope")
-
-
-def _put(grouped: dict[str, Any], name: str, value: Any) -> None:
-    group, _, part = name.partition(".")
-    if part:
-        grouped.setdefault(group, {})[part] = value
-    else:
-        grouped[name] = value
-
-
-def _written(name: str, value: Any, row: Family) -> Any:
-    """A cell's value as TOML holds it."""
-    if name in ("when", "in"):
-        return [_written_condition(each, row) for each in value]
-    if name == "in_transformers":
-        return written_cells(value, row)
-    if name == "heads.bias":
-        flags = {part: getattr(value, part) for part in ("query", "key", "value", "output")}
-        if len({*map(repr, flags.values())}) == 1:
-            return value.query
-        short = (
-            {"qkv": value.query}
-            if repr(value.query) == repr(value.key) == repr(value.value)
-            else {"q": value.query, "k": value.key, "v": value.value}
-        )
-        return {name: flag for name, flag in {**short, "out": value.output}.items() if flag is not False}
-    return as_toml(value, config=name.startswith("config.defaults"))
-
-
-def _written_condition(each: When | In, row: Family) -> dict[str, Any]:
+def _written_condition(each: When | In) -> dict[str, Any]:
     if isinstance(each, In):
-        return {"layers": each.layer_type} | written_cells(each.cells, row)
+        return {"layers": each.layer_type} | written(each.cells)
     start = {"key": each.key, "is_not" if isinstance(each, Unless) else "is": as_toml(each.value, True)}
-    return start | written_cells(each.cells, row)
+    return start | written(each.cells)
 
 
 def as_toml(value: Any, config: bool = False) -> Any:
@@ -695,13 +694,16 @@ def as_toml(value: Any, config: bool = False) -> Any:
     if isinstance(value, StoredNorm):
         kind = next(name for name, centred in NORMS.items() if centred == value.centred)
         usual = StoredNorm(value.module, value.centred, value.centred)
-        more = {name: getattr(value, name) for name in NORM_PARTS}
-        more = {name: as_toml(part) for name, part in more.items() if part != getattr(usual, name)}
+        differs = {part.name: getattr(value, part.name) for part in fields(value)}
+        more = {name: as_toml(part) for name, part in differs.items() if part != getattr(usual, name)}
         return {"norm": f"{kind}:{value.module}", **more} if more else f"{kind}:{value.module}"
     if is_dataclass(value) and not isinstance(value, type):
-        parts = {part.name: getattr(value, part.name) for part in fields(value) if not _usual(part, value)}
-        first = next(iter(fields(value)), None)
+        parts = {part.name: getattr(value, part.name) for part in fields(value) if not _is_usual(part, value)}
         table: Any = {name: as_toml(part) for name, part in parts.items()} or True
+        if isinstance(value, Biases):
+            table = _shortened(Biases, {part.name: getattr(value, part.name) for part in fields(value)})
+            return table[""] if "" in table else {name: flag for name, flag in table.items() if flag is not False}
+        first = next(iter(fields(value)), None)
         if first is not None and first.default is MISSING and parts.keys() == {first.name}:
             short = table[first.name]
             table = short if isinstance(short, str | int | list) and not isinstance(short, bool) else table
@@ -719,29 +721,29 @@ def as_toml(value: Any, config: bool = False) -> Any:
     return [as_toml(part, config) for part in value] if isinstance(value, tuple | list) else value
 
 
-def _usual(part: Field[Any], value: Any) -> bool:
-    return bool(getattr(value, part.name) == _default(part))
+def _is_usual(part: Field[Any], value: Any) -> bool:
+    default = part.default_factory() if part.default_factory is not MISSING else part.default
+    return bool(getattr(value, part.name) == default)
 
 
-def _default(part: Field[Any]) -> Any:
-    return part.default_factory() if part.default_factory is not MISSING else part.default
-
-
-def _flat(cells: Mapping[str, Any]) -> dict[str, Any]:
+def _flat(tables: Mapping[str, Any]) -> dict[str, Any]:
     """Groups of a single cell under a dotted key."""
-    return {
-        (f"{key}.{next(iter(value))}" if key in GROUPS and isinstance(value, Mapping) and len(value) == 1 else key): (
-            next(iter(value.values())) if key in GROUPS and isinstance(value, Mapping) and len(value) == 1 else value
-        )
-        for key, value in cells.items()
-    }
+    flat: dict[str, Any] = {}
+    for name, value in tables.items():
+        if isinstance(value, Mapping) and len(value) == 1 and name in (*groups(), "steps"):
+            ((cell, value),) = value.items()
+            name = f"{name}.{_key(cell)}"
+        else:
+            name = _key(name)
+        flat[name] = value
+    return flat
 
 
-def _lines(cells: Mapping[str, Any], before: str = "") -> list[str]:
+def _lines(tables: Mapping[str, Any], before: str = "") -> list[str]:
     """Lines of cells: a group on one line if it fits, else a line for each of its cells."""
     lines: list[str] = []
-    for key, value in (cells if before else _flat(cells)).items():
-        name = before + _key(key)
+    keyed = {before + _key(key): value for key, value in tables.items()} if before else _flat(tables)
+    for name, value in keyed.items():
         line = f"{name} = {_text(value)}"
         if len(line) > WIDTH and isinstance(value, Mapping):
             lines += _lines(value, f"{name}.")
@@ -762,8 +764,7 @@ def _wrapped(items: list[str]) -> list[str]:
 
 
 def _key(key: str) -> str:
-    """A key in TOML's notation; that of a cell keeps its dot."""
-    return key if key in CELLS or BARE.fullmatch(key.removeprefix(f"{STEPS}.")) else _text(key)
+    return key if BARE.fullmatch(key) else _text(key)
 
 
 def _text(value: Any) -> str:
@@ -776,9 +777,7 @@ def _text(value: Any) -> str:
         return _number_text(value)
     if isinstance(value, Mapping):
         return (
-            "{ " + ", ".join(f"{_key(key)} = {_text(part)}" for key, part in _flat(value).items()) + " }"
-            if value
-            else "{}"
+            "{ " + ", ".join(f"{key} = {_text(part)}" for key, part in _flat(value).items()) + " }" if value else "{}"
         )
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(_text, value))}]"
@@ -787,12 +786,9 @@ def _text(value: Any) -> str:
 
 def _number_text(value: float) -> str:
     """The shortest notation of a float: 1e6, 5e-5, 0.25."""
-    plain = repr(value)
-    digits, _, power = f"{value:e}".partition("e")
-    short = f"{digits.rstrip('0').rstrip('.')}e{int(power)}"
-    exact = math.isfinite(value) and float(short) == value
-    usual = short if exact and value and not 1e-3 <= abs(value) < 1e4 else plain
-    return usual if "." in usual or "e" in usual else f"{usual}.0"
+    power = re.sub(r"\.?0*e([+-])0*", lambda match: "e" + match[1].strip("+"), f"{value:e}")
+    exact = math.isfinite(value) and value and float(power) == value and not 1e-3 <= abs(value) < 1e4
+    return power if exact else repr(value)
 
 
 def file_of(rows: Sequence[Family], proof: str, *, proved: bool = True, digest: str = "") -> bytes:
@@ -809,11 +805,11 @@ def file_of(rows: Sequence[Family], proof: str, *, proved: bool = True, digest: 
 
 def titles(rows: Sequence[Family]) -> list[str]:
     """A stanza's name for each row, no two alike."""
-    lines: list[str] = []
+    names: list[str] = []
     for row in rows:
         name, number = row.name.replace(".", "-"), 2
         title = ".".join(filter(None, (name, row.tower)))
-        while title in lines:
+        while title in names:
             title, number = ".".join(filter(None, (f"{name}-{number}", row.tower))), number + 1
-        lines.append(title)
-    return lines
+        names.append(title)
+    return names

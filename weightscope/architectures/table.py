@@ -1,35 +1,33 @@
-"""The table of architectures: the TOML files in this folder, and the user's own."""
+"""The table of architectures: the TOML files in this folder, and the user's own; and which rows were proved."""
 
-import re
+import csv
 import tomllib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
-
-import click
 
 from weightscope.architectures.family import Family
 from weightscope.architectures.stanzas import File, read_rows
 from weightscope.errors import CheckpointError
+from weightscope.files import regular_file
 from weightscope.tables import Table
 
-# The built-in table: a stanza is parsed when it is asked for.
+# The built-in table: a file is parsed when a row of it is asked for, and a row is made of its stanza then.
 
 UNSUPPORTED = "unsupported.toml"
 FIRST = ("gpt", "qwen", "llama")  # files whose rows come first
-HEADER = re.compile(r"^(\[([^\[\]\n]+)\]\n(?:(?!\[[^\[\n]+\]\n).*\n?)*)", re.MULTILINE)
-NAMES = re.compile(r"^(types|alias|name|like) = (\[[^\]]*\]|\"[^\"]*\")", re.MULTILINE)
-GGUF = re.compile(r"^gguf\b", re.MULTILINE)
+FIRST_ROWS = ("gpt2", "llama")  # of rows that are as near, the earlier one is named
 
 
 class Rows(Sequence[Family]):
-    """The files of a folder. They are scanned for the headers of stanzas; only what somebody asks for is parsed."""
+    """The files of a folder, each parsed once somebody asks for a row that its text names."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._stanzas: dict[str, File] = {}
+        self._files: dict[str, File] = {}
 
     @cached_property
     def texts(self) -> dict[str, str]:
@@ -44,84 +42,57 @@ class Rows(Sequence[Family]):
         stanzas = tomllib.loads((self.folder / UNSUPPORTED).read_text(encoding="utf-8")).values()
         return {kind: stanza["refused"] for stanza in stanzas for kind in stanza["types"]}
 
-    @cached_property
-    def places(self) -> dict[str, str]:
-        """The file of each stanza."""
-        return {title: file for title, (file, _) in self._blocks.items()}
+    @property
+    def parsed(self) -> set[str]:
+        """The names of the files that were parsed."""
+        return {*self._files}
 
-    @cached_property
-    def asked(self) -> dict[str, set[str]]:
-        """What the rows of each stanza can be asked for by: names and model_types."""
-        return {title: {name, *types, *aliases} for title, (name, types, aliases) in self._named.items()}
+    def file(self, name: str) -> File:
+        """One file, parsed."""
+        if name not in self._files:
+            self._files[name] = File(self.texts[name], self.folder / name, self.row, trusted=True)
+        return self._files[name]
 
-    @cached_property
-    def reads(self) -> set[tuple[str, str]]:
-        """Every model_type that a row reads, with the row's tower."""
-        return {
-            (kind, title.partition(".")[2])
-            for title, (_, types, aliases) in self._named.items()
-            for kind in (*types, *aliases)
-        }
-
-    @cached_property
-    def _named(self) -> dict[str, tuple[str, list[str], list[str]]]:
-        """Each stanza's name, model_types and aliases."""
-        lists = {
-            title: {key: re.findall(r'"([^"]+)"', listed) for key, listed in NAMES.findall(block)}
-            for title, (_, block) in self._blocks.items()
-        }
-
-        def name(title: str) -> str:
-            return lists[title].get("name", [title.partition(".")[0]])[0]
-
-        def types(title: str) -> list[str]:
-            like = lists[title].get("like", [""])[0]
-            same = like in lists and name(like) == name(title)
-            return lists[title].get("types") or (types(like) if same else [name(title)])
-
-        return {title: (name(title), types(title), lists[title].get("alias", [])) for title in lists}
-
-    @cached_property
-    def _blocks(self) -> dict[str, tuple[str, str]]:
-        """The file of each stanza and its text, two first: of rows that are as near, the earlier one is named."""
-        blocks = {
-            ".".join(part.strip('"') for part in title.split(".", 1)): (name, block)
+    def _naming(self, kind: str) -> list[str]:
+        """The files that have a stanza of this name, or name it in another way than as the row that one is like."""
+        return [
+            name
             for name, text in self.texts.items()
-            for block, title in HEADER.findall(text)
-        }
-        return {title: blocks[title] for title in ("gpt2", "llama")} | blocks
+            if f"[{kind}" in text
+            or (f'"{kind}"' in text and any(f'"{kind}"' in line for line in text.split("\n") if line[:4] != "like"))
+        ]
 
-    def stanza(self, title: str) -> File:
-        """One stanza, parsed."""
-        if title not in self._stanzas:
-            name, block = self._blocks[title]
-            path, text = self.folder / name, self.texts[name]
-            self._stanzas[title] = File(block, path, self.row, trusted=True, whole=text)
-        return self._stanzas[title]
+    def _stanzas(self, files: Iterable[str]) -> list[tuple[File, str]]:
+        """The stanzas of these files, in order."""
+        stanzas = [
+            (file, title)
+            for file in (self.file(name) for name in self.texts if name in files)
+            for title in sorted(file.stanzas, key=lambda title: file.text.find(f"\n[{title}]\n"))
+        ]
+        return sorted(stanzas, key=lambda stanza: (*FIRST_ROWS, stanza[1]).index(stanza[1]))
 
     def row(self, title: str) -> Family | None:
         """The row of a stanza for another to start from; None where there is none."""
-        return self.stanza(title).row(title) if title in self._blocks else None
+        name = title.partition(".")[0]
+        files = (self.file(file) for file, text in self.texts.items() if f"[{name}]" in text or f"[{title}]" in text)
+        return next((file.row(title) for file in files if title in file.stanzas), None)
 
-    def rows(self, kinds: Collection[str]) -> tuple[Family, ...]:
+    @lru_cache(100)  # noqa: B019 - a table lives as long as the process
+    def rows(self, kinds: frozenset[str]) -> tuple[Family, ...]:
         """The rows of these model_types or names, in order."""
-        return tuple(
-            row
-            for stanza, names in self.asked.items()
-            if not names.isdisjoint(kinds)
-            for row in self.stanza(stanza).named(stanza)
-            if not {row.name, *row.model_types}.isdisjoint(kinds)
-        )
+        stanzas = self._stanzas({file for kind in kinds for file in self._naming(kind)})
+        rows = (row for file, title in stanzas for row in file.named(title))
+        return tuple(row for row in rows if not {row.name, *row.types}.isdisjoint(kinds))
 
     def of_gguf(self) -> tuple[Family, ...]:
-        """The rows that read GGUF files."""
-        stanzas = [title for title, (_, block) in self._blocks.items() if GGUF.search(block)]
-        return tuple(next(self.stanza(stanza).named(stanza)) for stanza in stanzas)
+        """The rows that read GGUF files, with the networks that they inherit: their modules have names there, too."""
+        files = [name for name, text in self.texts.items() if "\ngguf" in text]
+        return tuple(file.row(title) for file, title in self._stanzas(files) if "gguf" in file.stanzas[title])
 
     @cached_property
     def all(self) -> tuple[Family, ...]:
         """Every row, file by file."""
-        return tuple(row for stanza in self.places for row in self.stanza(stanza).named(stanza))
+        return tuple(row for file, title in self._stanzas(self.texts) for row in file.named(title))
 
     def __len__(self) -> int:
         return len(self.all)
@@ -143,7 +114,9 @@ MOST_FILES = 1000  # of rows in a user's folder
 
 def own_folder() -> Path:
     """Where a user's rows lie: `families` in the configuration folder of weightscope, as the system has these."""
-    return Path(click.get_app_dir("weightscope")) / "families"
+    from click import get_app_dir  # a quarter of what opening a checkpoint imports
+
+    return Path(get_app_dir("weightscope")) / "families"
 
 
 def known_rows(families: str | Path | None = None, kinds: Collection[str] | None = None) -> tuple[Family, ...]:
@@ -152,18 +125,14 @@ def known_rows(families: str | Path | None = None, kinds: Collection[str] | None
     `families` is a file of rows, which come before the table's; a user's own come after.
     """
     given = () if families is None else read_rows(Path(families), FAMILIES.row)
-    table = FAMILIES if kinds is None else FAMILIES.rows(kinds)
+    table = FAMILIES if kinds is None else FAMILIES.rows(frozenset(kinds))
     rows: list[Family] = []
     taken: set[tuple[str, str]] = set()
-    for group, reads in ((given, _reads(given)), (table, FAMILIES.reads), (_own_rows(), set())):
-        left = [(row, tuple(kind for kind in row.model_types if (kind, row.tower) not in taken)) for row in group]
-        rows += [row if types == row.model_types else replace(row, model_types=types) for row, types in left if types]
-        taken |= reads
-    return tuple(row for row in rows if kinds is None or not {row.name, *row.model_types}.isdisjoint(kinds))
-
-
-def _reads(rows: Iterable[Family]) -> set[tuple[str, str]]:
-    return {(kind, row.tower) for row in rows for kind in row.model_types}
+    for group in (given, table, _own_rows()):
+        left = [(row, tuple(kind for kind in row.types if (kind, row.tower) not in taken)) for row in group]
+        rows += [row if types == row.types else replace(row, types=types) for row, types in left if types]
+        taken |= {(kind, row.tower) for row in group for kind in row.types}
+    return tuple(row for row in rows if kinds is None or not {row.name, *row.types}.isdisjoint(kinds))
 
 
 def _own_rows() -> tuple[Family, ...]:
@@ -179,9 +148,6 @@ def _own_rows() -> tuple[Family, ...]:
 
 # The table of architectures as a table to read: `weightscope families`.
 
-BEFORE_STEPS = {"qk_norm": "norm of queries and keys", "rope": "rotation", "additive": "position bias"}
-AFTER_STEPS = {"closing": "post-norm", "attention_types": "hybrid"}
-
 
 def families_table(families: str | Path | None = None) -> Table:
     """A row a family and stack: name, model_types, stack, how projections lie, what is special, where it is from."""
@@ -189,8 +155,8 @@ def families_table(families: str | Path | None = None) -> Table:
         ["family", "model_types", "stack", "layout", "special", "from"],
         [
             (
-                row.name, " ".join(row.model_types), row.tower or ("text" if row.inputs.tokens else "vision"),
-                row.layout.__name__, ", ".join(_special(row)),
+                row.name, " ".join(row.types), row.tower or ("text" if row.inputs.tokens else "vision"),
+                row.heads.layout.__name__, ", ".join(_special(row)),
                 row.origin or "weightscope",
             )
             for row in known_rows(families)
@@ -200,8 +166,89 @@ def families_table(families: str | Path | None = None) -> Table:
 
 def _special(row: Family) -> Iterator[str]:
     """What is special about the attention of a row."""
-    yield from (label for cell, label in BEFORE_STEPS.items() if getattr(row, cell))
-    yield from (step.label for step in sorted(row.steps, key=lambda step: step.place) if step.label)
-    yield from (label for cell, label in AFTER_STEPS.items() if getattr(row, cell))
-    if any(when.of_attention for when in row.variants):
-        yield "by config"
+    labels = {
+        "norm of queries and keys": row.scores.qk_norm, "rotation": row.rope, "position bias": row.positions.bias,
+        **{step.label: step.label for step in sorted(row.steps, key=lambda step: step.place)},
+        "post-norm": row.norms.after, "hybrid": row.config.attention_types,
+        "by config": any(when.of_attention for when in row.when),
+    }  # fmt: skip
+    yield from (label for label, there in labels.items() if there)
+
+
+# Which readings were compared with transformers' own attention: those of the census, and of the tests' tiny models.
+# The census is read when the first checkpoint is opened, not when weightscope is imported.
+
+RECORD = Path(__file__).parent / "architectures.csv"
+OF = "# transformers "  # begins the first line of a census, before the version
+# model_types that the census does not have, each with a tiny model in `tests/architectures/fixtures`.
+IN_FIXTURES = ("squeezebert",)
+NOT_COMPARED = "a comparison with transformers' own attention, which this row lacks for such a model"  # as a caveat
+
+
+def title(row: Family) -> str:
+    """What the census calls a row: its name, and its tower if it has one."""
+    return f"{row.name}.{row.tower}" if row.tower else row.name
+
+
+def unproved(row: Family, model_type: object, part_type: object) -> str:
+    """Why it is unknown whether a row reads a model_type exactly, and what would prove it; empty if it is known.
+
+    `part_type` is the model_type of the part of a composite that the row reads.
+    """
+    kind = str(model_type)[:40]
+    missing = _missing(title(row), str(model_type), str(part_type))
+    command = f"`python -m tests.census {kind}` in a checkout compares it"
+    return f"unproved: {missing} was never compared with transformers' attention; {command}" if missing else ""
+
+
+def _missing(row: str, kind: str, part: str) -> str:
+    """What was never found exact, in words: the type, or this stack of it."""
+    if kind in IN_FIXTURES:
+        return ""
+    verdicts = census().get(kind, {})
+    if not _any_exact(kind):
+        return f"model_type '{kind[:40]}'"
+    if row in verdicts:
+        exact = "exact" in verdicts[row] <= {"exact", "refused"}
+    else:  # other parts than those that the type has by default; an older census does not name rows
+        exact = not any(verdicts) or part in IN_FIXTURES or _any_exact(part)
+    return "" if exact else f"the {row} stack of model_type '{kind[:40]}'"
+
+
+def _any_exact(kind: str) -> bool:
+    return any("exact" in verdicts for verdicts in census().get(kind, {}).values())
+
+
+@lru_cache(None)
+def census() -> Mapping[str, Mapping[str, set[str]]]:
+    """The verdicts of the census by model_type and row."""
+    verdicts: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for line in lines(RECORD):
+        for row in (line.get("row") or "").split() or [""]:
+            verdicts[line["type"]][row].add(line["verdict"])
+    return verdicts
+
+
+def lines(path: Path) -> Iterable[dict[str, str]]:
+    """The lines of a census by column."""
+    with regular_file(path) as file:
+        text = file.read().decode().splitlines(keepends=True)
+    return csv.DictReader(line for line in text if not line.startswith(OF))
+
+
+def standing(path: Path = RECORD) -> str:
+    """The result of the census in two sentences, with the version of transformers."""
+    with regular_file(path) as file:
+        first = file.read().decode().partition("\n")[0]
+    release = " " + first.removeprefix(OF) if first.startswith(OF) else ""
+    rows = list(lines(path))
+    counts = Counter(row["verdict"] for row in rows if row["stack"])
+    types = {row["type"] for row in rows if row["stack"]}
+    unbuilt = len({row["type"] for row in rows} - types)
+    unseen = f", {counts['unseen']} never ran" if counts["unseen"] else ""
+    wrong = "none is" if not counts["WRONG"] else f"{counts['WRONG']} are"
+    return (
+        f"Checked against the eager attention of transformers{release} on tiny random models of {len(types)} "
+        f"model types: {counts['exact']} of {sum(counts.values())} attention stacks match exactly, {counts['refused']} "
+        f"are refused, {wrong} wrong{unseen}. {unbuilt} more types have no attention or cannot be built this small."
+    )

@@ -12,7 +12,7 @@ import numpy as np
 
 from weightscope.compute import lapack
 from weightscope.compute.device import CPU, Device
-from weightscope.display import SPECTRA, ShowsShapes, function_at, notebook
+from weightscope.results import SPECTRA, ShowsShapes, function_at, notebook
 from weightscope.tables import Column, Table
 
 # Cholesky of a Gram matrix squares the condition number: the smallest singular value is off by about eps / rcond^2 of

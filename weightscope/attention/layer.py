@@ -26,8 +26,8 @@ from weightscope.attention.positions import (
 from weightscope.attention.rotation import Delta, Rotation, forms_between
 from weightscope.compute.device import CPU, Device, namespace
 from weightscope.compute.half import Weights
-from weightscope.display import SPECTRA, function_at, notebook
 from weightscope.errors import CheckpointError, whole
+from weightscope.results import SPECTRA, function_at, notebook
 
 Item = TypeVar("Item")
 
@@ -251,88 +251,47 @@ class Layer:
     H query heads in G groups, each group with one key-value head; nothing is repeated within a group.
 
     In cross-attention, keys and values are computed from a second input, the memory: the encoder's output.
-
-    Attributes
-    ----------
-    q, k, v : Affine or Latent
-        (H, d, r), (G, d, r) and (G, d, r_v) maps of x / sigma(x); k and v of the memory in cross-attention.
-    w_o : (H, r_v, d) array or Half
-    output_bias : (d,) array
-    index : int
-        The layer's place in the model.
-    scale : float
-        Multiplies scores before additive terms and the softmax.
-    norm : Norm or None
-        The norm before the layer, folded except for sigma; None where the layer reads x as it is.
-    q_norm, k_norm, v_norm : InnerNorm or None
-        Norms of queries, keys and values.
-    gate : Affine or None
-        Multiplies each head's weighted sum of values, per dimension or by one number per head.
-    gate_kind : str
-        Its activation, one of `gathered.GATES`.
-    gathered_norm : SubNorm, HeadNorm, Difference or None
-        Divides each head's weighted sum of values.
-    rotation : Rotation or None
-    gain : (1 or H, r) array or None
-        Multiplies rotated queries, if a q/k-norm follows the rotation: gamma relative to its mean over each pair,
-        which is folded into `q`.
-    temperature : Temperature or None
-        Multiplies queries, by position.
-    additive : Slopes, Buckets, WindowBias or None
-        Bias by distance, or by two positions in a window, added after scaling.
-    additive_gate : BiasGate or None
-        Factor of that bias for each query.
-    relative, relative_values : tuple of RelativeKeys, RelativeValues or None
-        Terms of one token and a distance, added before scaling; values of distances, added to tokens' values.
-    softcap : float or None
-    clip : float or None
-        q, k and v are clipped to [-clip, clip] after their norms.
-    sinks : (H,) array or None
-        Learned sink logits.
-    outer_sinks : (H,) array or None
-        Sink logits applied outside attention: each head's sum is multiplied by the mass that they leave.
-    cross : bool
-        Keys and values are computed from a memory.
-    keys_of : int or None
-        The earlier layer whose keys and values this layer reuses.
-    memory_norm : Norm or None
-        The norm of the memory, folded except for sigma.
-    added : Added
-        Positions added to the inputs of queries and keys (DETR).
-    caveats : tuple of str
-        What the heads' matrices leave out of its scores and values.
     """
 
+    # q, k, v: (H, d, r), (G, d, r) and (G, d, r_v) maps of x / sigma(x); k and v of the memory in cross-attention
     q: Affine | Latent
     k: Affine | Latent
     v: Affine | Latent
-    w_o: Weights
-    output_bias: np.ndarray
-    index: int = 0
-    scale: float = 1.0
+    w_o: Weights  # (H, r_v, d)
+    output_bias: np.ndarray  # (d,)
+    index: int = 0  # the layer's place in the model
+    scale: float = 1.0  # multiplies scores before additive terms and the softmax
+    # the norm before the layer, folded except for sigma; None where the layer reads x as it is
     norm: Norm | None = None
+    # q_norm, k_norm, v_norm: norms of queries, keys and values
     q_norm: InnerNorm | None = None
     k_norm: InnerNorm | None = None
     v_norm: InnerNorm | None = None
-    gate: Affine | None = None
-    gate_kind: str = "sigmoid"
-    gathered_norm: SubNorm | HeadNorm | Difference | None = None
+    gate: Affine | None = None  # multiplies each head's weighted sum of values, per dimension or by one number per head
+    gate_kind: str = "sigmoid"  # its activation, one of `gathered.GATES`
+    gathered_norm: SubNorm | HeadNorm | Difference | None = None  # divides each head's weighted sum of values
     rotation: Rotation | None = None
+    # (1 or H, r): multiplies rotated queries, if a q/k-norm follows the rotation: gamma relative to its mean over
+    # each pair, which is folded into `q`
     gain: np.ndarray | None = None
-    temperature: Temperature | None = None
+    temperature: Temperature | None = None  # multiplies queries, by position
+    # bias by distance, or by two positions in a window, added after scaling
     additive: Slopes | Buckets | WindowBias | None = None
-    additive_gate: BiasGate | None = None
+    additive_gate: BiasGate | None = None  # factor of that bias for each query
+    # relative, relative_values: terms of one token and a distance, added before scaling; values of distances, added
+    # to tokens' values
     relative: tuple[RelativeKeys, ...] = ()
     relative_values: RelativeValues | None = None
     softcap: float | None = None
-    clip: float | None = None
-    sinks: np.ndarray | None = None
+    clip: float | None = None  # q, k and v are clipped to [-clip, clip] after their norms
+    sinks: np.ndarray | None = None  # (H,): learned sink logits
+    # (H,): sink logits applied outside attention: each head's sum is multiplied by the mass that they leave
     outer_sinks: np.ndarray | None = None
-    cross: bool = False
-    keys_of: int | None = None
-    memory_norm: Norm | None = None
-    added: Added = NOTHING_ADDED
-    caveats: tuple[str, ...] = ()
+    cross: bool = False  # keys and values are computed from a memory
+    keys_of: int | None = None  # the earlier layer whose keys and values this layer reuses
+    memory_norm: Norm | None = None  # the norm of the memory, folded except for sigma
+    added: Added = NOTHING_ADDED  # positions added to the inputs of queries and keys (DETR)
+    caveats: tuple[str, ...] = ()  # what the heads' matrices leave out of its scores and values
 
     def __repr__(self) -> str:
         return f"Layer({self.index}: {self.n_heads} heads of {self.head_dim}, width {self.d_model})"

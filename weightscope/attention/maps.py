@@ -9,7 +9,7 @@ import numpy as np
 from weightscope.attention.norms import Norm, rms
 from weightscope.compute.device import Device, namespace
 from weightscope.compute.half import Half, Weights
-from weightscope.display import ShowsShapes
+from weightscope.results import ShowsShapes
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -7,7 +7,7 @@ import numpy as np
 
 from weightscope.compute.device import namespace
 from weightscope.compute.half import Half, Weights
-from weightscope.display import ShowsShapes
+from weightscope.results import ShowsShapes
 
 
 def sigma(x: Any, eps: float) -> Any:

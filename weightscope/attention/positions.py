@@ -10,8 +10,8 @@ from numpy.typing import ArrayLike
 from weightscope.attention.gathered import sigmoid
 from weightscope.attention.maps import Affine
 from weightscope.attention.norms import Norm
-from weightscope.display import ShowsShapes
 from weightscope.errors import CheckpointError
+from weightscope.results import ShowsShapes
 
 
 class ByDistance(ShowsShapes):

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from weightscope.compute.device import namespace
-from weightscope.display import ShowsShapes
 from weightscope.errors import CheckpointError
+from weightscope.results import ShowsShapes
 
 Delta = int | tuple[int, ...]  # positions between query and key; rows and columns between patches, or any axes
 
@@ -61,36 +61,19 @@ def llama3_frequencies(
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Rotation(ShowsShapes):
-    """Rotary embedding of one layer.
+    """Rotary embedding of one layer."""
 
-    Attributes
-    ----------
-    frequencies : (m,) array
-        Radians a position of the m pairs.
-    interleaved : bool
-        Pair j is dimensions (2j, 2j + 1) of those that turn; otherwise (j, j + m).
-    start : int
-        First dimension that turns; 2m of them do, the rest do not depend on position.
-    factor : float
-        Multiplies cos and sin, so the rotary part of a score by its square.
-    stretched : function of a length giving frequencies, or None
-        Sequences longer than `longest` use these.
-    longest : int
-    axes : (m,) int array or None
-        Where a token may stand at several coordinates (multimodal RoPE), the one that turns each pair; counted from
-        the end where negative. A position that is one number stands at it on every axis, as text does.
-    blocks : int
-        The dimensions that turn are this many blocks of the same width, each paired within itself.
-    """
-
-    frequencies: np.ndarray = field(repr=False)
-    interleaved: bool = False
-    start: int = 0
-    factor: float = 1.0
+    frequencies: np.ndarray = field(repr=False)  # (m,): radians a position of the m pairs
+    interleaved: bool = False  # pair j is dimensions (2j, 2j + 1) of those that turn; otherwise (j, j + m)
+    start: int = 0  # first dimension that turns; 2m of them do, the rest do not depend on position
+    factor: float = 1.0  # multiplies cos and sin, so the rotary part of a score by its square
+    # function of a length giving frequencies, or None: Sequences longer than `longest` use these
     stretched: Callable[[int], np.ndarray] | None = field(default=None, repr=False)
     longest: int = 0
+    # (m,): where a token may stand at several coordinates (multimodal RoPE), the one that turns each pair; counted
+    # from the end where negative. A position that is one number stands at it on every axis, as text does
     axes: np.ndarray | None = field(default=None, repr=False)
-    blocks: int = 1
+    blocks: int = 1  # the dimensions that turn are this many blocks of the same width, each paired within itself
 
     def angles(self, positions: np.ndarray) -> np.ndarray:
         """Angles of tokens at `positions` (n,), or (n, axes); shape (n, m).

@@ -254,12 +254,12 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
         directions, notes = directions_of(unchecked, heads, options.directions)
         findings = with_tokens(findings_of(unchecked, heads, standing), directions)
         removed, undecided = removed_directions(unchecked, heads.layers.tolist(), options.all_tensors)
-        beside = beside_findings(model.checkpoint.beside)
+        beside = beside_findings(model.checkpoint.weight_files)
         findings = Findings([*findings, *removed_findings(unchecked, removed), *beside])
     unread = f"The row of {model.unread}." if model.unread else ""
     notes = (
         model.checkpoint.note,
-        model.checkpoint.beside.sentence,
+        model.checkpoint.weight_files.sentence,
         unread,
         other_stacks(model),
         *notes,
@@ -404,8 +404,9 @@ class Audit(Result):
     def _sizes(self) -> str:
         return f"{counted(len(self.measured.layers), 'layer')} of {counted(self.measured.n_heads, 'head')}"
 
-    def __repr__(self) -> str:
-        return f"Audit({printable(self.name)}: {self._sizes}, {counted(len(self.findings), 'finding')})"
+    @property
+    def about(self) -> str:
+        return f"{printable(self.name)}: {self._sizes}, {counted(len(self.findings), 'finding')}"
 
     def __str__(self) -> str:
         caveats = [f"not in these numbers: {caveat}" for caveat in self.caveats]

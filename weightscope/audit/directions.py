@@ -17,7 +17,7 @@ from weightscope.findings import Finding, Findings
 from weightscope.metrics.spaces import Block, Directions, Nearest, directions_from, nearest_rows
 from weightscope.model import Model
 from weightscope.progress import bar
-from weightscope.text.tokenizer import token_names, tokenizer_at_hand, unread_tokenizer
+from weightscope.text.tokenizer import Tokenizer, token_names
 
 DEFAULT = 2  # directions or blocks of each map for which tokens are found, unless another number is requested
 AFFORDABLE = 4e11  # multiply-adds, a few seconds; for a larger model tokens are found on request only
@@ -128,10 +128,10 @@ def directions_of(
     how_many = how_many_read(model, heads.layers.tolist(), asked)
     if not how_many:
         return [], ("For a model of this size, tokens along singular directions are found only on request.",)
-    tokenizer = tokenizer_at_hand(model)
+    tokenizer = Tokenizer.at_hand(model)
     names = token_names(tokenizer)
     name = cache(lambda row: printable(names(row)))  # many directions share their tokens
-    problem = "" if tokenizer is not None else unread_tokenizer(model)
+    problem = Tokenizer.why_unreadable(model)
     notes = (note, f"Tokens are shown as numbers: {problem}.") if problem else (note,)
     groups = _groups(model, heads, how_many)
     return [head for group in groups for head in _with_tokens(group, name, read, written)], notes

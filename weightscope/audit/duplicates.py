@@ -24,11 +24,11 @@ from weightscope.attention.layer import Head, Layer
 from weightscope.audit.measures import MeasuredHeads
 from weightscope.compute import lapack
 from weightscope.compute.cores import in_threads
-from weightscope.display import ShowsShapes
 from weightscope.errors import counted
 from weightscope.findings import Finding, Member, spans
 from weightscope.metrics.spaces import alike, principal_angles
 from weightscope.model import Model
+from weightscope.results import ShowsShapes
 
 WORTH_A_LOOK = 0.7  # correlation of sketches above which the exact angles are computed; its own error is about 0.06
 PARALLEL = 0.8  # mean squared cosine of principal angles, minus chance, above which two spaces are called parallel

@@ -158,7 +158,7 @@ def _random(model: Model, heads: MeasuredHeads, i: int) -> bool:
     spread = heads.arrays["factor_spread"][i] * heads.arrays["factor_width"][i]  # (H, 4): 1 where random
     r = heads.arrays["qk_singular_values"].shape[-1]
     error = RANDOM_SHARE + RANDOM_Z * 2 / (r * np.sqrt(heads.n_heads))
-    judged = slice(0 if model.family.qk_norm is None else 2, 4)  # a q/k-norm's gain is folded into W_Q and W_K
+    judged = slice(0 if model.family.scores.qk_norm is None else 2, 4)  # a q/k-norm's gain is folded into W_Q and W_K
     return bool((np.abs(_mean(spread[:, judged], axis=0) - 1) < error).all())
 
 
@@ -308,7 +308,7 @@ def _unbalanced(model: Model, heads: MeasuredHeads, known: set[int]) -> Iterator
     """Layers in which one factor has another size than its partner, unlike their neighbours'."""
     logs = log_measure(heads.arrays["factor_norm"])  # (L, H, 4)
     for a, b, limit in UNBALANCED:
-        if a == 0 and model.family.qk_norm is not None:
+        if a == 0 and model.family.scores.qk_norm is not None:
             continue  # a norm follows: the size of W_Q means nothing
         ratios = layer_medians(logs[..., a] - logs[..., b])  # (L,)
         ratios[list(known)] = np.nan

@@ -1,7 +1,6 @@
 """What stands out in one model: broken, dead, spiked and unusual heads, outlier dimensions, embedding rows."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,12 +16,12 @@ from weightscope.errors import CheckpointError, counted, printable
 from weightscope.findings import Finding, Findings, Member, aggregated, heads_and_tensors, indexed, of_head
 from weightscope.metrics.outliers import known_median, layer_medians, log_measure, off_trend, robust_z, row_norms
 from weightscope.metrics.spectra import effective_rank
-from weightscope.metrics.untrained import Blocks, judged_rows
+from weightscope.metrics.untrained import Blocks, judge_rows
 from weightscope.model import Model
 from weightscope.overflow import BLOCK_VALUES, largest_weight
 from weightscope.progress import phase
 from weightscope.tensors.findings import scale_finding
-from weightscope.text.tokenizer import token_text, tokenizer_at_hand
+from weightscope.text.tokenizer import Tokenizer
 
 SQUARE_OVERFLOWS = 1.8e19  # in float32; no weight is this large on purpose
 NEAR_DEAD = 1e-3  # of the median Frobenius norm: such a head writes or scores next to nothing
@@ -339,8 +338,8 @@ def embedding_rows(model: Model) -> Iterator[Finding]:
     else:
         rows = max(1, BLOCK_BYTES // (4 * stored.shape[1]))
         padding = model.config.get("pad_token_id")
-        tokenizer = tokenizer_at_hand(model)
-        name_of = None if tokenizer is None else partial(token_text, tokenizer)
+        tokenizer = Tokenizer.at_hand(model)
+        name_of = None if tokenizer is None else tokenizer.text
         padded = padding if type(padding) is int else None
         yield from _rows("token", stored.name, lambda: stored.blocks(rows), initial_std, padded, name_of)
     positions, _ = positions_of(model)
@@ -393,7 +392,7 @@ def _rows(
     if strange:
         return
     kept = np.where(np.isfinite(norms) & (np.arange(len(norms)) != padding), norms, np.nan)
-    low, high, usual, initial = judged_rows(kept, blocks, initial_std)
+    low, high, usual, initial = judge_rows(kept, blocks, initial_std)
     for kind, side, rows in (("undertrained_rows", "below", low), ("oversized_rows", "above", high)):
         if not len(rows):
             continue

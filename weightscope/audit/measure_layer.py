@@ -24,10 +24,10 @@ from weightscope.attention.layer import Layer
 from weightscope.compute import lapack
 from weightscope.compute.cores import in_threads
 from weightscope.compute.device import CPU, Device
-from weightscope.display import ShowsShapes
-from weightscope.metrics.factors import column_energies, factor_arrays, row_arrays
+from weightscope.metrics.head_factors import column_energies, factor_arrays, row_arrays
 from weightscope.metrics.spaces import Probes, leading_blocks, probes, shown, space_sketch
 from weightscope.metrics.spectra import affine_singular_values, eigenvalues, symmetric_eigenvalues, symmetric_share
+from weightscope.results import ShowsShapes
 
 FORM = "qk_singular_values_"  # prefix of the spectra of other forms of W_QK: delta1, mean64, free, turning
 LEADING = 8  # eigenvalues of the symmetric part that are kept

@@ -6,7 +6,7 @@ from math import isfinite, prod, sqrt
 
 from weightscope.architectures import Family
 from weightscope.checkpoint import Tensor
-from weightscope.checkpoint.checkpoint import blocks_of
+from weightscope.checkpoint.blocks import blocks_of
 from weightscope.findings import Finding, Member, listed
 from weightscope.model import Model
 from weightscope.tensors.findings import scale_finding
@@ -49,18 +49,18 @@ def shown_by_heads(model: Model) -> set[str]:
 def _in_maps(model: Model, index: int, tensor: Tensor) -> bool:
     """Whether a tensor is one of the matrices of a layer's heads."""
     family, name = _in_layer(model, index, tensor)
-    modules = family.query, family.key, family.value, family.output, *family.others
-    matrix = name.rpartition(".")[0] in modules or (name in family.loose and name.endswith("weight"))
+    modules = (*family.heads.projections, *family.heads.others)
+    matrix = name.rpartition(".")[0] in modules or (name in family.heads.loose and name.endswith("weight"))
     return matrix and len(tensor.shape) > 1
 
 
 def _folded(model: Model, index: int, tensor: Tensor) -> bool:
     """Whether a tensor is a bias or a norm that is part of the heads' matrices and biases."""
     family, name = _in_layer(model, index, tensor)
-    norms = [norm.module for norm in (family.norm, family.memory and family.memory.norm) if norm]
-    norms += [family.qk_norm.query, family.qk_norm.key] if family.qk_norm else []
-    modules = {family.query, family.key, family.value, *family.others, *norms} - {family.output, ""}
-    loose = name in family.loose and len(tensor.shape) == 1 and not name.startswith(family.output)
+    norms = [norm.module for norm in (family.norms.before, family.memory and family.memory.norm) if norm]
+    norms += [family.scores.qk_norm.query, family.scores.qk_norm.key] if family.scores.qk_norm else []
+    modules = {*family.heads.projections[:3], *family.heads.others, *norms} - {family.heads.out, ""}
+    loose = name in family.heads.loose and len(tensor.shape) == 1 and not name.startswith(family.heads.out)
     return loose or any(name.startswith(f"{module}.") for module in modules)
 
 
@@ -88,7 +88,7 @@ def _offset_of_gains(model: Model) -> float:
     """What is added to stored gains of other norms: as to those of the norms that the row names."""
     row = model.family
     of_network = None if row.mlp is None else row.mlp.norm
-    known = [row.closing, of_network, *(row.norm_of(i) for i in model.attention_layers)]
+    known = [row.norms.after, of_network, *(row.norm_of(i) for i in model.attention_layers)]
     return max((norm.offset for norm in known if norm is not None), default=0.0)
 
 
@@ -104,7 +104,7 @@ def scale_findings(model: Model) -> Iterator[Finding]:
     offsets = {f"{norm.module}.{norm.gain}": norm.offset for norm in norms}
     offsets |= dict.fromkeys(gains, _offset_of_gains(model))
     for name, tensor in (*needed_tensors(model).items(), *gains.items()):
-        if tensor.name in judged or name == ROWS or name.rpartition(".")[0].endswith(model.family.output):
+        if tensor.name in judged or name == ROWS or name.rpartition(".")[0].endswith(model.family.heads.out):
             continue
         if prod(tensor.shape) and tensor.dtype in BITS:
             rms = sqrt(squares_of(tensor, offsets.get(name, 0.0)) / prod(tensor.shape))

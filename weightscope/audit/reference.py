@@ -18,11 +18,11 @@ from pathlib import Path
 import numpy as np
 
 from weightscope.audit.measures import MeasuredHeads
-from weightscope.display import ShowsShapes
 from weightscope.errors import CheckpointError, counted
 from weightscope.files import new_file, regular_file
 from weightscope.findings import Finding
 from weightscope.model import Model
+from weightscope.results import ShowsShapes
 from weightscope.run_identity import weights_digest, weights_size
 from weightscope.tables import Column, Table
 

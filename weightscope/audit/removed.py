@@ -19,10 +19,19 @@ from weightscope.compute.cores import in_threads
 from weightscope.compute.half import Half
 from weightscope.errors import CheckpointError, printable
 from weightscope.findings import Finding, Member, indexed
-from weightscope.metrics.least_directions import NARROW, RANKS, Least, agreeing, choices, gap_scores, least_of, summed
+from weightscope.metrics.least_directions import (
+    NARROW,
+    RANKS,
+    Least,
+    agreeing,
+    choices,
+    gap_scores,
+    least_of,
+    sum_grams,
+)
 from weightscope.model import Model
 from weightscope.progress import phase
-from weightscope.text.tokenizer import token_names, tokenizer_at_hand
+from weightscope.text.tokenizer import Tokenizer, token_names
 
 # -log10 of a probability, for sides that write or read: layers learn to ignore some directions (docs/audit.md).
 FOUND = {True: 2.0, False: 4.0}
@@ -159,7 +168,7 @@ def removed_directions(
 def sides(model: Model, layers: Sequence[int], everything: bool) -> Iterator[Side]:
     """What writes into the stream and what reads from it, as far as the row knows."""
     mlp, d = model.family.mlp, model.config.d_model
-    conv1d = model.family.layout in (conv1d_fused, conv1d_crossing)
+    conv1d = model.family.heads.layout in (conv1d_fused, conv1d_crossing)
 
     def matrices(index: int, modules: Iterable[str], axis: int) -> list[Matrix]:
         stem = model.stem(index)
@@ -173,9 +182,9 @@ def sides(model: Model, layers: Sequence[int], everything: bool) -> Iterator[Sid
         return Side(what, writes, {i: of_layer for i, of_layer in by_layer.items() if of_layer})
 
     row = model.family
-    yield side("what attention writes (W_O)", True, (row.output,), conv1d)
+    yield side("what attention writes (W_O)", True, (row.heads.out,), conv1d)
     if everything:
-        yield side("what attention reads (W_Q, W_K, W_V)", False, (row.query, row.key, row.value), conv1d)
+        yield side("what attention reads (W_Q, W_K, W_V)", False, row.heads.projections[:3], conv1d)
         if mlp is not None:
             yield side("what feed-forward networks write", True, (mlp.down,), mlp.transposed)
             yield side("what feed-forward networks read", False, (mlp.up, mlp.gate), mlp.transposed)
@@ -227,7 +236,7 @@ def centred_norms(model: Model) -> bool:
     """Whether a norm that reads the stream subtracts its mean."""
     row = model.family
     of_network = None if row.mlp is None else row.mlp.norm
-    norms = (*(row.norm_of(i) for i in model.attention_layers), row.closing, of_network)
+    norms = (*(row.norm_of(i) for i in model.attention_layers), row.norms.after, of_network)
     return any(norm is not None and norm.centred for norm in norms)
 
 
@@ -246,7 +255,7 @@ def judge(side: Side, d: int, centred: bool) -> Judged:
 
     def pooled(places: Sequence[int]) -> np.ndarray:
         if kept:
-            return summed([kept[place] for place in places])
+            return sum_grams([kept[place] for place in places])
         total = np.zeros((d, d), np.float32)
         for place in places:
             side.add(total, layers[place], ROWS * d / len(places), wide=True)
@@ -329,7 +338,7 @@ def _finding(removed: Removed, tokens: str) -> Finding:
 def _tokens(model: Model, removed: Sequence[Removed]) -> list[str]:
     """The tokens along each set of directions, as the end of a sentence; empty if the checkpoint has none."""
     read, written, _ = token_rows(model) if removed else (None, None, "")
-    names = token_names(tokenizer_at_hand(model)) if removed else repr
+    names = token_names(Tokenizer.at_hand(model)) if removed else repr
     endings = []
     for each in removed:
         rows = written if each.side.writes else read

@@ -20,7 +20,7 @@ from weightscope.errors import CheckpointError, counted
 from weightscope.files import HIDDEN, new_file, regular_file, writing
 from weightscope.model import Model
 from weightscope.run_identity import RunIdentity, content_identity
-from weightscope.text.tokenizer import tokenizer_at
+from weightscope.text.tokenizer import Tokenizer
 
 DIGEST_BYTES = 32  # of SHA-256
 UNREADABLE = (CheckpointError, OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error)
@@ -159,4 +159,4 @@ def results_identity(model: Model, options: AuditOptions) -> RunIdentity:
     asked = asdict(options) | {"layers": options.layers_of(model)}
     read = {"reference": content_identity(Path(options.reference or OWN))}
     read |= {name: content_identity(path) for name, path in options.lists.items()}
-    return layers_identity(model, options).of_pages(model, tokenizer_at(model), asked=asked, **read)
+    return layers_identity(model, options).of_pages(model, Tokenizer.place_of(model), asked=asked, **read)

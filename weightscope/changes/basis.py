@@ -1,14 +1,15 @@
 """What changes the numbers and not the function: a norm's gain in the next matrix, a stream in another basis."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from weightscope.attention.factored import Factored
 from weightscope.attention.layer import Layer
 from weightscope.attention.maps import Affine
+from weightscope.changes.thresholds import FLAT, PERMUTED
 from weightscope.model import Model
-
-FLAT = 0.25  # spread of a folded gain, relative to that of the base's gain
-PERMUTED = 0.9  # largest weight in each row of a rotation that is a permutation
+from weightscope.results import ShowsShapes
 
 
 def is_folded(a: Layer, b: Layer) -> bool:
@@ -20,23 +21,38 @@ def is_folded(a: Layer, b: Layer) -> bool:
     return spread[1] < FLAT * min(1.0, spread[0])
 
 
-def rotation_between(a: Model, b: Model) -> np.ndarray:
-    """R of x_b = x_a R by orthogonal Procrustes over the tokens that both have (Schoenemann 1966), (d, d)."""
+@dataclass(frozen=True, eq=False, repr=False)
+class Basis(ShowsShapes):
+    """How the stream of B follows from that of A: x_b = x_a R."""
+
+    rotation: np.ndarray | None = None  # (d, d); None if it is the identity, or unknown
+    known: bool = True
+
+    @property
+    def same(self) -> bool:
+        """Whether tensors of both can be compared directly."""
+        return self.rotation is None and self.known
+
+    @property
+    def permuted(self) -> bool:
+        """Whether dimensions are only in another order, and change signs."""
+        return self.rotation is not None and bool((np.abs(self.rotation).max(axis=1) > PERMUTED).all())
+
+    def turned(self, factor: np.ndarray) -> np.ndarray:
+        """A factor (d, r) of A in B's basis."""
+        return factor if self.rotation is None else self.rotation.T @ factor
+
+    def turned_map(self, w: Factored) -> Factored:
+        """R' W R: a map of A's stream as it acts on B's."""
+        return w if self.rotation is None else Factored(self.turned(w.left), self.turned(w.right))
+
+
+def basis_by_tokens(a: Model, b: Model) -> Basis:
+    """The rotation by orthogonal Procrustes over the tokens that both have (Schoenemann 1966)."""
     x, y = a.embeddings, b.embeddings
     n = min(x.n_tokens, y.n_tokens)
     cross = np.zeros((a.config.d_model,) * 2)
     for (_, of_a), (_, of_b) in zip(x.blocks(0, n), y.blocks(0, n), strict=True):
         cross += a.into_stream(of_a).astype(np.float64).T @ b.into_stream(of_b)
     u, _, vt = np.linalg.svd(cross)
-    rotation: np.ndarray = u @ vt
-    return rotation.astype(np.float32)
-
-
-def is_permutation(rotation: np.ndarray) -> bool:
-    """Whether a rotation only puts dimensions into another order, and changes signs."""
-    return bool((np.abs(rotation).max(axis=1) > PERMUTED).all())
-
-
-def turned(w: Factored, rotation: np.ndarray) -> Factored:
-    """R' W R: a map of the first model's stream as it acts on the other's."""
-    return Factored(rotation.T @ w.left, rotation.T @ w.right)
+    return Basis((u @ vt).astype(np.float32))

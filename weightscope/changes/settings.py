@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from weightscope.architectures.computed import NONE, UNKNOWN, Difference, differences, stated
 from weightscope.checkpoint.config import parse_json, read_small
 from weightscope.checkpoint.gguf import GgufFile
-from weightscope.checkpoint.local import LocalFile
 from weightscope.checkpoint.opening import LARGEST_SMALL_FILE, TOKENIZER_FILES
+from weightscope.checkpoint.storage import LocalFile
 from weightscope.errors import CheckpointError, counted, printable
 from weightscope.findings import Finding, listed
 from weightscope.model import Model
@@ -29,21 +29,21 @@ class SettingsChange(NamedTuple):
     @property
     def deciding(self) -> list[Difference]:
         """The keys that decide what is computed, or may."""
-        return [one for one in self.config if one.effect != NONE]
+        return [difference for difference in self.config if difference.effect != NONE]
 
     @property
     def sentence(self) -> str:
         """The keys that decide what is computed, in a sentence; empty where none differs."""
         if not self.deciding:
             return ""
-        which = "may decide" if all(one.effect == UNKNOWN for one in self.deciding) else "decides"
-        named = listed([printable(one) for one in self.deciding], NAMED)
+        which = "may decide" if all(difference.effect == UNKNOWN for difference in self.deciding) else "decides"
+        named = listed([printable(difference) for difference in self.deciding], NAMED)
         return f"The config of {printable(self.label)} {which} another computation: {named}."
 
     @property
     def asides(self) -> list[str]:
         """What differs and decides nothing that is computed from the same tokens, a sentence each."""
-        idle = [one.key for one in self.config if one.effect == NONE]
+        idle = [difference.key for difference in self.config if difference.effect == NONE]
         named = listed([printable(key) for key in idle], NAMED)
         more = [f"Config keys without effect on what is computed also differ: {named}."] if idle else []
         return [*more, *self.files]
@@ -59,8 +59,8 @@ class SettingsChange(NamedTuple):
     def records(self) -> list[dict[str, Any]]:
         """One record for each key."""
         return [
-            {"checkpoint": self.label, "config": one.key, "a": one.a, "b": one.b, "effect": one.effect}
-            for one in self.config
+            {"checkpoint": self.label, "config": each.key, "a": each.a, "b": each.b, "effect": each.effect}
+            for each in self.config
         ]
 
 
@@ -99,11 +99,11 @@ def _files(a: Model, b: Model) -> Iterator[str]:
     for name, what in SETTINGS.items():
         here = [(folder / name).is_file() for folder in (x, y)]
         old, new = objects[name]
-        others = sorted(key for key in {*old, *new} - WRITER if old.get(key) != new.get(key))
+        changed = sorted(key for key in {*old, *new} - WRITER if old.get(key) != new.get(key))
         if here[0] != here[1]:
             yield f"{what.capitalize()}: only one of the two has a {name}."
-        elif others:
-            yield f"{what.capitalize()}: {listed([printable(key) for key in others], NAMED)} differ."
+        elif changed:
+            yield f"{what.capitalize()}: {listed([printable(key) for key in changed], NAMED)} differ."
 
 
 def _bytes(x: Path, y: Path, name: str) -> str:

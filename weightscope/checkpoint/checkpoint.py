@@ -1,33 +1,264 @@
-"""A checkpoint: named tensors in one or more files, read on demand; and all of its values in blocks of bounded size."""
+"""A checkpoint: named tensors in one or more files, read on demand, always as finite float32."""
 
+import re
+from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
-from itertools import pairwise, takewhile
-from math import prod
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-from weightscope.checkpoint.beside import Beside
 from weightscope.checkpoint.config import Config
-from weightscope.checkpoint.gguf import GgufTensor
-from weightscope.checkpoint.header import Storage, TensorEntry
-from weightscope.checkpoint.quantised import decode_fp8
-from weightscope.checkpoint.tensor import StoredTensor, Tensor, WholeTensor
+from weightscope.checkpoint.formats import ADAPTER, ADAPTER_WEIGHTS, SAFETENSORS
+from weightscope.checkpoint.storage import Storage, TensorEntry, check_readable, decode, half
+from weightscope.compute.half import Weights
+from weightscope.errors import CheckpointError, printable
 
-BLOCK = 1 << 20  # values of a block: 4 MB as float32, which the cores' caches hold
-SHORT = 16  # values: a last axis shorter than this is joined with the axes before it to make a row
-AHEAD = 64 << 20  # bytes requested from a server at once
-FP8 = ("F8_E4M3", "F8_E5M2", "F8_E8M0")
-NATIVE = {
-    "F64": "<f8", "BOOL": "u1", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4",
-    "U64": "<u8", "I64": "<i8",
-}  # fmt: skip
 
-Item = TypeVar("Item")
+class Tensor(ABC):
+    """One tensor of a checkpoint. Reading refuses NaN and infinity with the name and place of the first."""
+
+    name: str
+    file: Storage  # of its first part
+    noted: set[str] | None  # see `unchecked`; None: NaN and infinity are refused
+
+    @property
+    @abstractmethod
+    def dtype(self) -> str: ...
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    @abstractmethod
+    def parts(self) -> "tuple[StoredTensor, ...]":
+        """The stored tensors: itself, or what a quantised or derived tensor is made of."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in its file."""
+        return sum(part.entry.stop - part.entry.start for part in self.parts)
+
+    @abstractmethod
+    def read(self) -> np.ndarray:
+        """The whole tensor as float32."""
+
+    def weights(self) -> Weights:
+        """As `read`, but F16 and BF16 stay at 16 bits per weight."""
+        return self.read()
+
+    @abstractmethod
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        """Rows [start, stop) along the first axis as float32."""
+
+    @abstractmethod
+    def blocks(self, n_rows: int) -> Iterator[tuple[int, np.ndarray]]:
+        """Blocks of at most `n_rows` rows in order, each with the index of its first row."""
+
+    @abstractmethod
+    def unchecked(self, noted: set[str]) -> "Tensor":
+        """The same tensor, but NaN and infinity are read, and the tensor's name is added to `noted`."""
+
+    def ends(self) -> "tuple[Tensor, Tensor, int] | None":
+        """The first and the last value that each value's stored block can hold, and how many lie evenly between them,
+        both included; None where no such blocks are stored.
+        """
+        return None
+
+    def refuse(self, problem: str) -> CheckpointError:
+        """An error about this tensor, to raise."""
+        return CheckpointError(problem, file=self.file.path, tensor=self.name)
+
+    def check_rows(self, start: int, stop: int) -> None:
+        """Refuse rows out of range."""
+        if not self.shape:
+            raise self.refuse("is a scalar; it has no rows")
+        if not 0 <= start <= stop <= self.shape[0]:
+            raise self.refuse(f"has {self.shape[0]} rows; rows {start} to {stop} were asked for")
+
+    def check_finite(self, block: np.ndarray, first_row: int = 0) -> np.ndarray:
+        """The block, unless it has NaN or infinity; the error says how many and where the first is."""
+        with np.errstate(invalid="ignore", over="ignore"):
+            if np.isfinite(block.sum(dtype=np.float64)):  # one cheap pass; the place is looked for only if needed
+                return block
+        nonfinite = np.argwhere(~np.isfinite(block))
+        if len(nonfinite) and self.noted is not None:
+            self.noted.add(self.name)
+        elif len(nonfinite):
+            first = tuple(map(int, nonfinite[0]))
+            index = (first[0] + first_row, *first[1:]) if first else ()
+            raise self.refuse(f"holds {len(nonfinite)} values that are not finite, the first {block[first]} at {index}")
+        return block
+
+
+class WholeTensor(Tensor):
+    """A tensor whose rows are not stored together, so that a few rows cost as much as all of them."""
+
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        self.check_rows(start, stop)
+        return self.read()[start:stop]
+
+    def blocks(self, n_rows: int) -> Iterator[tuple[int, np.ndarray]]:
+        self.check_rows(0, 0)
+        rows = self.read()
+        for start in range(0, len(rows), n_rows):
+            yield start, rows[start : start + n_rows]
+
+
+class DerivedTensor(Tensor):
+    """A tensor computed from a stored one as it is read; name, file, dtype and shape are the stored one's."""
+
+    stored: Tensor
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        return self.stored.name
+
+    @property
+    def file(self) -> Storage:  # type: ignore[override]
+        return self.stored.file
+
+    @property
+    def dtype(self) -> str:
+        return self.stored.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.stored.shape
+
+    @property
+    def parts(self) -> "tuple[StoredTensor, ...]":
+        return self.stored.parts
+
+
+@dataclass(frozen=True)
+class StoredTensor(Tensor):
+    """A tensor that is not quantised."""
+
+    name: str
+    entry: TensorEntry
+    file: Storage
+    noted: set[str] | None = field(default=None, compare=False)
+
+    @property
+    def dtype(self) -> str:
+        return self.entry.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.entry.shape
+
+    @property
+    def parts(self) -> "tuple[StoredTensor, ...]":
+        return (self,)
+
+    def unchecked(self, noted: set[str]) -> Tensor:
+        return replace(self, noted=noted)
+
+    def raw(self, start: int | None = None, stop: int | None = None) -> np.ndarray:
+        """The stored bytes as uint8, or bytes [start, stop)."""
+        return self.file.bytes_of(self.entry, start or 0, self.nbytes if stop is None else stop)
+
+    def read(self) -> np.ndarray:
+        self.check_readable()
+        return self.check_finite(self.decode(self.raw()).reshape(self.shape))
+
+    def weights(self) -> Weights:
+        self.check_readable()
+        raw = self.raw()
+        kept = half(raw, self.dtype)
+        if kept is not None and kept.is_finite():
+            return kept.reshape(self.shape)
+        weights = self.check_finite(self.decode(raw).reshape(self.shape))
+        return weights if kept is None else kept.reshape(self.shape)
+
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        self.check_readable()
+        self.check_rows(start, stop)
+        row_bytes = self.nbytes // max(self.shape[0], 1)
+        raw = self.raw(start * row_bytes, stop * row_bytes)
+        return self.check_finite(self.decode(raw).reshape(stop - start, *self.shape[1:]), start)
+
+    def blocks(self, n_rows: int) -> Iterator[tuple[int, np.ndarray]]:
+        self.check_readable()
+        self.check_rows(0, 0)
+        if not self.nbytes:  # there may be very many empty rows
+            yield 0, self.read()
+            return
+        self.file.prefetch([self.entry])
+        for start in range(0, self.shape[0], n_rows):
+            yield start, self.rows(start, min(start + n_rows, self.shape[0]))
+
+    def check_readable(self) -> None:
+        """Refuse a dtype that cannot hold weights, before a byte is read or fetched."""
+        try:
+            check_readable(self.dtype)
+        except CheckpointError as error:
+            raise self.refuse(str(error)) from None
+
+    def decode(self, raw: np.ndarray) -> np.ndarray:
+        """Stored bytes of whole rows as float32, flat."""
+        return decode(raw, self.dtype)
+
+
+# A checkpoint
+
+# An optimizer's state or training's arguments are no weights of a model.
+WEIGHTS = re.compile(r".*\.(safetensors|gguf)|.*(model|consolidated)[^/]*\.(bin|pth?|ckpt|h5|msgpack|onnx)", re.ASCII)
+NAMED = 4  # files in a sentence
+
+
+@dataclass(frozen=True)
+class WeightFiles:
+    """Which weight files of a folder were read, and which were not."""
+
+    read: str = ""  # a file, or an index
+    shards: tuple[str, ...] = ()  # the files of that index
+    loaded: str = ""  # what transformers loads; empty where it would find nothing
+    names: Collection[str] = field(default=(), repr=False)  # every file there
+
+    @cached_property
+    def unread(self) -> tuple[str, ...]:
+        """Weight files that were not read: safetensors first, subfolders last."""
+        files = {name for name in self.names if WEIGHTS.fullmatch(name)} | {self.loaded}
+        files -= {self.read, *self.shards, ""}
+        return tuple(sorted(files, key=lambda name: (name.count("/"), not name.endswith(SAFETENSORS), name)))
+
+    @property
+    def added(self) -> str:
+        """The adapter that transformers adds where PEFT is installed; empty without one."""
+        has_adapter = {ADAPTER, ADAPTER_WEIGHTS, "config.json"} <= {*self.names}
+        return ADAPTER_WEIGHTS if has_adapter else ""
+
+    @property
+    def is_other(self) -> bool:
+        """Whether transformers loads other weights than were read."""
+        return bool(self.added) or self.loaded not in ("", self.read)
+
+    @property
+    def sentence(self) -> str:
+        """What was read and what was not; empty where all was read."""
+        if not self.unread:
+            return ""
+        names = ", ".join(map(printable, self.unread[:NAMED]))
+        more = f" and {len(self.unread) - NAMED} more" if len(self.unread) > NAMED else ""
+        loads = ", as transformers does"
+        if self.added:
+            loads = f"; with PEFT installed, transformers adds {self.added} to it"
+        elif self.loaded != self.read:
+            loads = f"; transformers {f'loads {printable(self.loaded)}' if self.loaded else 'would find no weights'}"
+        return f"Weights were read from {printable(self.read)}{loads}. Not read, in the same place: {names}{more}."
+
+    @property
+    def telling(self) -> tuple[str, ...]:
+        """The files that could be taken for this model's weights: safetensors, and what transformers loads."""
+        return tuple(name for name in self.unread if name.endswith(SAFETENSORS) or name == self.loaded)
 
 
 class Checkpoint(Mapping[str, Tensor]):
@@ -36,7 +267,7 @@ class Checkpoint(Mapping[str, Tensor]):
     noted: set[str] | None = None  # of an unchecked checkpoint: names of tensors with NaN or infinity read so far
     note: str = ""  # one sentence on how it was put together; empty where it is as stored
     given: str = ""  # what a person called it: a path or repository as typed
-    beside: Beside = Beside()  # the weight files next to its own
+    weight_files: WeightFiles = WeightFiles()
 
     def __init__(
         self,
@@ -112,83 +343,3 @@ class Checkpoint(Mapping[str, Tensor]):
         for part in self._parts(names):
             entries[id(part.file)].append(part.entry)
         return [(file, entries[id(file)]) for file in self.files if entries[id(file)]]
-
-
-# All values in blocks
-
-
-@dataclass(frozen=True)
-class Block:
-    """Values [start, stop) of a tensor in storage order, not yet read; whole rows where the tensor has rows."""
-
-    tensor: Tensor
-    start: int
-    stop: int
-
-    def values(self) -> np.ndarray:
-        """The values, finite or not: float32, float64 if stored so, integers as integers -> (stop - start,)."""
-        tensor, size = self.tensor.unchecked(set()), prod(self.tensor.shape)
-        if isinstance(tensor, StoredTensor):
-            start, stop = (index * tensor.nbytes // max(size, 1) for index in (self.start, self.stop))
-            return _native(tensor, tensor.raw(start, stop))
-        if isinstance(tensor, WholeTensor):
-            return tensor.read().reshape(-1)[self.start : self.stop]
-        width = size // tensor.shape[0]
-        return tensor.rows(self.start // width, self.stop // width).reshape(-1)
-
-
-def _native(tensor: StoredTensor, raw: np.ndarray) -> np.ndarray:
-    """Stored bytes as numbers of their own type where NumPy has it, else as float32."""
-    if tensor.dtype in NATIVE:
-        return raw.view(NATIVE[tensor.dtype])
-    if tensor.dtype in FP8 and not isinstance(tensor, GgufTensor):
-        return decode_fp8(raw, tensor.dtype)
-    tensor.check_readable()
-    return tensor.decode(raw)
-
-
-def streamed(checkpoint: Checkpoint, names: Iterable[str]) -> Iterator[Block]:
-    """The blocks of these tensors in order; those on a server are fetched in few, large requests."""
-    for batch in batches(names, lambda name: checkpoint[name].nbytes):
-        checkpoint.prefetch(batch)
-        for name in batch:
-            yield from blocks_of(checkpoint[name])
-
-
-def blocks_of(tensor: Tensor) -> list[Block]:
-    """A tensor's blocks in order; a single one if its rows are not stored together (GPTQ, AWQ, bitsandbytes, ...)."""
-    size = prod(tensor.shape)
-    if not size or isinstance(tensor, WholeTensor):
-        return [Block(tensor, 0, size)]
-    width = row_width(tensor.shape) if isinstance(tensor, StoredTensor) else size // tensor.shape[0]
-    step = max(1, BLOCK // width) * width if width else BLOCK
-    return [Block(tensor, start, stop) for start, stop in pairwise([*range(0, size, step), size])]
-
-
-def row_width(shape: tuple[int, ...]) -> int:
-    """Values per row of a tensor; 0 for a vector, or where rows are longer than a block.
-
-    Examples
-    --------
-    >>> row_width((50257, 768)), row_width((768, 3, 4, 4)), row_width((768,))
-    (768, 16, 0)
-    """
-    width = 1
-    for size in reversed(shape[1:]):
-        width *= size
-        if width >= SHORT:
-            break
-    return width if 1 < width <= BLOCK and 0 not in shape else 0
-
-
-def batches(items: Iterable[Item], size: Callable[[Item], int], enough: int = AHEAD) -> Iterator[list[Item]]:
-    """Items in order, in lists whose sizes add up to about `enough`."""
-    batch: list[Item] = []
-    total = 0
-    for item in items:
-        batch.append(item)
-        total += size(item)
-        if total >= enough:
-            yield batch
-            batch, total = [], 0
-    yield batch

@@ -7,6 +7,7 @@ the limits takes less than a second and 200 MB.
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -62,7 +63,10 @@ def parse_json(text: bytes, *, file: object, what: str = "") -> dict[str, Any]:
             raise CheckpointError(f"{what}has {count} {unit}; at most {limit} are read", file=file)
 
     def checked(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        unique = _no_duplicates(pairs)
+        unique = dict(pairs)
+        if len(unique) != len(pairs):
+            duplicate = Counter(name for name, _ in pairs).most_common(1)[0][0]
+            raise ValueError(f"key '{duplicate[:100]}' appears twice")
         if (longest := max(map(len, unique), default=0)) > LONGEST_KEY:
             problem = f"{what}has a name of {longest} characters; at most {LONGEST_KEY} are read"
             raise CheckpointError(problem, file=file)
@@ -74,27 +78,12 @@ def parse_json(text: bytes, *, file: object, what: str = "") -> dict[str, Any]:
         raise CheckpointError(f"{what}is not valid JSON ({error})", file=file) from None
     if not isinstance(decoded, dict):
         raise CheckpointError(f"{what}is a JSON {type(decoded).__name__}; an object was expected", file=file)
-    _refuse_deep_nesting(decoded, file, what)
-    return decoded
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    unique = dict(pairs)
-    if len(unique) != len(pairs):
-        seen: set[str] = set()
-        duplicate = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise ValueError(f"key '{duplicate[:100]}' appears twice")
-    return unique
-
-
-def _refuse_deep_nesting(decoded: dict[str, Any], file: object, what: str) -> None:
-    """Refuse deep nesting: code that walks the values recursively would run out of stack. This does not recurse."""
-    level: list[Any] = [decoded]
+    level: list[Any] = [decoded]  # code that walks the values recursively would run out of stack; this does not recurse
     for _ in range(MAX_DEPTH):
         children = (value for node in level for value in (node.values() if isinstance(node, dict) else node))
         level = [child for child in children if isinstance(child, dict | list)]
         if not level:
-            return
+            return decoded
     raise CheckpointError(f"{what}nests deeper than {MAX_DEPTH} levels", file=file)
 
 
@@ -124,8 +113,8 @@ def without_code(values: Mapping[str, Any], file: object) -> dict[str, Any]:
     for key in ("quantization_config", "compression_config"):
         if isinstance(settings := kept.get(key), dict):
             settings = {name: value for name, value in settings.items() if name not in QUANTISED_BY}
-            whole = {"dequantize": True} if settings.get("quant_method") in DEQUANTISED else {}
-            kept[key] = settings | whole
+            dequantised = {"dequantize": True} if settings.get("quant_method") in DEQUANTISED else {}
+            kept[key] = settings | dequantised
     return kept
 
 
@@ -180,15 +169,12 @@ class Config(Mapping[str, Any]):
         """Whether any of `keys` has a value."""
         return any(self.get(key) is not None for key in keys)
 
-    def _first(self, keys: tuple[str, ...]) -> str:
-        return next((key for key in keys if self.has(key)), keys[0])
-
     def size(self, *keys: str, default: int | None = None, largest: int = LARGEST) -> int:
         """A positive whole number under the first of `keys` that has a value; else `default`, or an error."""
-        if default is not None and not self.has(*keys):
-            return default
-        key = self._first(keys)
+        key = next((key for key in keys if self.get(key) is not None), keys[0] if keys else "")
         value = self.get(key)
+        if default is not None and value is None:
+            return default
         if type(value) is not int or not 1 <= value <= largest:
             raise self.error(key, f"a whole number from 1 to {largest}")
         return value
@@ -201,10 +187,10 @@ class Config(Mapping[str, Any]):
         self, *keys: str, default: float | None = None, smallest: float = 0.0, largest: float = 1e12
     ) -> float:  # fmt: skip
         """A finite number from `smallest` to `largest`; keys and default as for `size`."""
-        if default is not None and not self.has(*keys):
-            return default
-        key = self._first(keys)
+        key = next((key for key in keys if self.get(key) is not None), keys[0] if keys else "")
         value = self.get(key)
+        if default is not None and value is None:
+            return default
         if not isinstance(value, int | float) or isinstance(value, bool) or not smallest <= value <= largest:
             raise self.error(key, f"a number from {smallest:g} to {largest:g}")  # NaN fails both comparisons
         return float(value)

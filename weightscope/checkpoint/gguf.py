@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from weightscope.checkpoint.checkpoint import StoredTensor, Tensor
 from weightscope.checkpoint.config import LONGEST_KEY, Config
-from weightscope.checkpoint.header import MAX_OFFSET, HeaderDigest, TensorEntry
-from weightscope.checkpoint.local import START, OpenFile, refuse_other_format
-from weightscope.checkpoint.tensor import StoredTensor, Tensor
+from weightscope.checkpoint.formats import START, refuse_other_format
+from weightscope.checkpoint.storage import MAX_OFFSET, HeaderDigest, OpenFile, TensorEntry
 from weightscope.errors import CheckpointError
 
 MAX_HEADER_BYTES = 64_000_000  # the header has the vocabulary and merges: 20 MB for 256,000 tokens

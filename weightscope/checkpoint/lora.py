@@ -16,19 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from weightscope.checkpoint.checkpoint import Checkpoint
+from weightscope.checkpoint.checkpoint import Checkpoint, DerivedTensor, StoredTensor, Tensor, WholeTensor
 from weightscope.checkpoint.config import MAX_BYTES, Config, read_json
+from weightscope.checkpoint.formats import ADAPTER, ADAPTER_WEIGHTS, LONE, PICKLE, TORCH_ADAPTER, how_to_convert
 from weightscope.checkpoint.hub import Repository
-from weightscope.checkpoint.local import (
-    ADAPTER,
-    ADAPTER_WEIGHTS,
-    LONE,
-    PICKLE,
-    TORCH_ADAPTER,
-    LocalFile,
-    how_to_convert,
-)
-from weightscope.checkpoint.tensor import DerivedTensor, StoredTensor, Tensor, WholeTensor
+from weightscope.checkpoint.storage import LocalFile
 from weightscope.errors import CheckpointError, counted
 
 PREFIX = "base_model.model."  # of every name that PEFT saves
@@ -344,6 +336,6 @@ def with_adapter(base: Checkpoint, adapter: Adapter, transposed: Collection[str]
     merged = Checkpoint(folder, files, tensors, base.config, f"{adapter.folder.name} on {base_name}")
     ranks = ", ".join(map(str, sorted({change.rank for change in changes.values()})))
     replaced = f" and {counted(len(adapter.replaced), 'tensor')} of its own" if adapter.replaced else ""
-    merged.beside = base.beside
+    merged.weight_files, merged.given = base.weight_files, base.given
     merged.note = f"A LoRA of rank {ranks} on {counted(len(changes), 'weight')}{replaced} over {base_name}."
     return merged

@@ -1,57 +1,50 @@
 """Open what SOURCE names: a folder, a file, an installed package, or a repository on the Hub.
 
 Headers and config are read and checked; of a repository on the Hub, small files are downloaded and no weights.
+
+transformers 5.23 takes the first of: what config.json names as transformers_weights, model.safetensors, its index,
+pytorch_model.bin, its index (modeling_utils.py, _get_resolved_checkpoint_files). No other name is looked for. With
+PEFT installed it adds an adapter that lies next to them (integrations/peft.py, maybe_load_adapters).
 """
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from hashlib import sha256
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path, PurePath, PurePosixPath
-from typing import TypeVar
+from typing import Any
 from urllib.parse import unquote
 
-from weightscope.checkpoint.beside import (
-    EXPLICIT,
-    OF_INDEX,
-    SAFETENSORS,
-    Beside,
-    beside,
-    names_in,
-    nearby,
-    weights_named,
-)
-from weightscope.checkpoint.checkpoint import Checkpoint
+from weightscope.checkpoint.checkpoint import Checkpoint, StoredTensor, WeightFiles
 from weightscope.checkpoint.config import MAX_BYTES, Config, parse_json, read_json, read_small
-from weightscope.checkpoint.gguf import GgufFile, GgufTensor
-from weightscope.checkpoint.header import Storage
-from weightscope.checkpoint.http import RangedFile
-from weightscope.checkpoint.hub import Repository, file_identity
-from weightscope.checkpoint.local import (
+from weightscope.checkpoint.formats import (
     ADAPTER,
     ADAPTER_WEIGHTS,
     BY_SUFFIX,
     INDEX,
     LONE,
     NEEDS_ITS_BASE,
+    OF_INDEX,
     PICKLE,
     PICKLED,
+    SAFETENSORS,
     START,
-    LocalFile,
-    OpenFile,
     kind_of_folder,
     of_other_formats,
     refuse_other_format,
     refuse_pipeline,
-    transformer_in,
 )
+from weightscope.checkpoint.gguf import GgufFile, GgufTensor
+from weightscope.checkpoint.http import RangedFile
+from weightscope.checkpoint.hub import Repository, file_identity
 from weightscope.checkpoint.packages import PACKAGE, packaged
-from weightscope.checkpoint.quantised import dequantised
+from weightscope.checkpoint.quantised import PARTS, SETTINGS, dequantised
 from weightscope.checkpoint.remote import CONNECTIONS, Ahead, BlockCache, RemoteFile
-from weightscope.checkpoint.tensor import StoredTensor
+from weightscope.checkpoint.storage import LocalFile, OpenFile, Storage
 from weightscope.embedded import FOLDER
 from weightscope.errors import CheckpointError, printable
 
@@ -61,6 +54,11 @@ TOKENIZER_FILES = (  # all that say something of one
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",
 )  # fmt: skip
+EMBEDDED = "embedded"  # the checkpoint that comes with weightscope
+MODULES = "modules.json"  # of sentence-transformers
+EXPLICIT = "transformers_weights"  # the key of config.json
+LOADED = (LONE, INDEX, "pytorch_model.bin", "pytorch_model.bin.index.json")  # what transformers looks for, in order
+MOST_ENTRIES = 1000  # of a folder that are looked into, and of each of them
 MAX_TENSORS = 250_000  # of all shards (empty tensors take no room in a file); the largest published have 150,000
 MAX_SHARDS = 1000  # each is held open; the largest published have 200
 LARGEST_SMALL_FILE = 100_000_000  # bytes; the tokenizer.json of 256,000 tokens has a third of it
@@ -72,33 +70,41 @@ HUB_URL = re.compile(
     r"(?:(?:tree|blob|resolve|commit)/(?P<revision>[^/?#]+)(?:/[^?#]*)?)?(?:[?#].*)?"
 )
 
-Opened = TypeVar("Opened", bound=Storage)
-NONE = Beside()
-
 
 def open_checkpoint(source: str | Path, revision: str | None = None) -> Checkpoint:
     """Open a checkpoint: headers and config are read and checked, no tensor data."""
-    where = locate(source, revision)
-    if isinstance(where, Path):
-        return _open_folder(where) if where.is_dir() else _open_file(where)
-    snapshot = cached_snapshot(where)
-    if snapshot:
-        return _open_folder(snapshot, str(where))
-    files, weight_map, folder, others = _remote_shards(where)
-    return _of_safetensors(folder, files, weight_map, str(where), others)
+    return open_at(locate(source, revision))
+
+
+def open_at(where: Path | Repository) -> Checkpoint:
+    """Open the checkpoint at a place that `locate` found."""
+    if isinstance(where, Repository):
+        snapshot = cached_snapshot(where)
+        return _open_repository(where) if snapshot is None else _open_folder(snapshot, str(where))
+    return _open_folder(where) if where.is_dir() else _open_file(where)
 
 
 def _open_folder(folder: Path, name: str = "") -> Checkpoint:
-    names = _names_of(folder)
-    loaded = weights_named(_config_of(folder), names, folder / "config.json")
-    if (file := lone_gguf(folder)) is not None:
+    """Open what transformers loads of a folder; where that is pickled, the one .safetensors or .gguf file."""
+    names, config = names_in(folder), config_of(folder)
+    read = loaded = weights_named(config, names, folder / "config.json")
+    weight_map: dict[str, str] = {}
+    if not loaded.endswith(SAFETENSORS) and (file := lone_gguf(folder)) is not None:
         checkpoint = _open_file(file)
-        checkpoint.beside = beside(file.name, (), loaded, names)
+        checkpoint.weight_files = WeightFiles(file.name, (), loaded, names)
         return checkpoint
-    read, weight_map = _chosen(folder, names, loaded)
-    shards = [folder / shard for shard in sorted({*weight_map.values()})] or [folder / read]
-    files, others = _opened(map(LocalFile, shards), folder), beside(read, (s.name for s in shards), loaded, names)
-    return _of_safetensors(folder, files, weight_map, name or (shards[0] if len(shards) == 1 else folder).name, others)
+    if loaded.endswith(OF_INDEX):
+        weight_map = _parse_index(folder / loaded)
+        missing = next((shard for shard in sorted({*weight_map.values()}) if shard not in names), None)
+        if missing is not None:
+            raise CheckpointError(f"names {missing}, which is not in the folder", file=folder / loaded)
+    elif not loaded.endswith(SAFETENSORS):
+        refuse_pipeline(folder)
+        read = _lone_shard(names, where=folder)
+    shards = sorted({*weight_map.values()}) or [read]
+    name = name or (shards[0] if len(shards) == 1 else folder.name)
+    files = map(LocalFile, (folder / shard for shard in shards))
+    return _of_safetensors(folder, config, files, name, weight_map, WeightFiles(read, tuple(shards), loaded, names))
 
 
 def _open_file(path: Path) -> Checkpoint:
@@ -108,52 +114,54 @@ def _open_file(path: Path) -> Checkpoint:
         gguf = GgufFile(path)
         tensors = {name: GgufTensor(name, entry, gguf) for name, entry in gguf.tensors.items()}
         return Checkpoint(path.parent, [gguf], tensors, gguf.config, path.name)
-    if path.suffix != ".safetensors":
+    if path.suffix != SAFETENSORS:
         file = OpenFile(path)
         refuse_other_format(path, file.read(0, min(START, file.size)).tobytes(), file.size)
         raise CheckpointError("is neither a .safetensors nor a .gguf file", file=path)
-    return _of_safetensors(path.parent, [LocalFile(path)], {}, path.name)
+    return _of_safetensors(path.parent, config_of(path.parent), [LocalFile(path)], path.name)
 
 
 def _of_safetensors(
-    folder: Path, files: Sequence[Storage], weight_map: dict[str, str], name: str, others: Beside = NONE
+    folder: Path,
+    config: Config,
+    opened: Iterable[Storage],
+    name: str,
+    weight_map: Mapping[str, str] | None = None,
+    weight_files: WeightFiles | None = None,
+    where: object = None,
 ) -> Checkpoint:
-    """The checkpoint of these files, which must agree with the index."""
+    """The checkpoint of files that are opened one by one; they must agree with the index."""
     stored: dict[str, StoredTensor] = {}
-    for file in files:
+    files, count = [], 0
+    for file in opened:
+        files.append(file)
+        count += len(file.tensors)
+        if count > MAX_TENSORS:
+            raise CheckpointError(f"has over {count - 1} tensors; at most {MAX_TENSORS} are read", file=where or folder)
         for tensor, entry in file.tensors.items():
             if tensor in stored:
                 first = stored[tensor].file.path.name
                 raise CheckpointError(f"is also in {first}", file=file.path, tensor=tensor)
             stored[tensor] = StoredTensor(tensor, entry, file)
-    for tensor, shard in weight_map.items():
+    for tensor, shard in (weight_map or {}).items():
         if tensor not in stored or stored[tensor].file.path.name != shard:
             raise CheckpointError(f"is not in {shard}, where the index has it", file=INDEX, tensor=tensor)
-    config = _config_of(folder)
-    checkpoint = Checkpoint(folder, files, dequantised(stored, config), config, name)
-    checkpoint.beside = others
+    text = config.get("text_config")
+    keys = {*config, *(text if isinstance(text, dict) else ())}
+    quantised = not keys.isdisjoint(SETTINGS) or any(tensor.endswith(PARTS) for tensor in stored)
+    tensors = dequantised(stored, config) if quantised else stored
+    checkpoint = Checkpoint(folder, files, tensors, config, name)
+    checkpoint.weight_files = weight_files or WeightFiles()
     return checkpoint
 
 
-def _config_of(folder: Path) -> Config:
+def config_of(folder: Path) -> Config:
     """The config.json of a folder; empty where it has none."""
     path = folder / "config.json"
     if not os.path.lexists(path):
         return Config({}, path)
     text = read_small(path, MAX_BYTES)
     return Config(parse_json(text, file=path), path, stored=(len(text), sha256(text).hexdigest()))
-
-
-def _opened(files: Iterable[Opened], where: object) -> list[Opened]:
-    """The files of a checkpoint, refused as soon as they have too many tensors."""
-    checked: list[Opened] = []
-    tensors = 0
-    for file in files:
-        checked.append(file)
-        tensors += len(file.tensors)
-        if tensors > MAX_TENSORS:
-            raise CheckpointError(f"has over {tensors - 1} tensors; at most {MAX_TENSORS} are read", file=where)
-    return checked
 
 
 # What a source names
@@ -167,9 +175,9 @@ def locate(source: str | Path, revision: str | None = None) -> Path | Repository
         path = transformer_in(path)
     if path is None and str(source).startswith(PACKAGE):
         path = packaged(str(source).removeprefix(PACKAGE))
-    if path is not None and revision is not None:
-        raise CheckpointError(f"is on this machine; a revision ({revision}) is one of the Hub's", file=path)
     if path is not None:
+        if revision is not None:
+            raise CheckpointError(f"is on this machine; a revision ({revision}) is one of the Hub's", file=path)
         return path
     name, _, tag = str(source).partition("@")
     if tag and revision not in (None, tag):
@@ -203,24 +211,20 @@ def adapter_in(source: str | Path) -> Path | None:
 
 
 def resolved(source: str | Path) -> str | Path:
-    """`source`, but the folder of the embedded checkpoint for "embedded", and an id for an address on the Hub."""
-    is_embedded = source == "embedded" and not Path(source).exists()  # a file or folder of that name wins
-    return FOLDER if is_embedded else from_url(source)
-
-
-def at_revision(source: str | Path, revision: str | None) -> str:
-    """A source with the revision that was asked for, unless it names one itself."""
-    return f"{source}@{revision}" if revision and "@" not in str(source) else str(source)
-
-
-def from_url(source: str | Path) -> str | Path:
-    """The `id@revision` of a model whose address on the Hub was pasted; any other source unchanged."""
+    """`source`, but the embedded checkpoint's folder for "embedded", and `id@revision` for an address on the Hub."""
+    if source == EMBEDDED and not Path(source).exists():  # a file or folder of that name wins
+        return FOLDER
     if not (match := HUB_URL.fullmatch(str(source))):
         return source
     name, revision = match["id"], match["revision"]
     if match["kind"]:
         raise CheckpointError(f"{printable(source)} is among the Hub's {match['kind'][:-1]}, not its models")
     return f"{name}@{unquote(revision)}" if revision else name
+
+
+def at_revision(source: str | Path, revision: str | None) -> str:
+    """A source with the revision that was asked for, unless it names one itself."""
+    return f"{source}@{revision}" if revision and "@" not in str(source) else str(source)
 
 
 def _may_be_hub_id(text: str) -> bool:
@@ -234,39 +238,66 @@ def _may_be_hub_id(text: str) -> bool:
     return not text.endswith((".safetensors", ".json", ".npz", ".gguf", ".bin", ".pt", ".pth"))
 
 
+def transformer_in(folder: Path) -> Path:
+    """The transformer's folder, for the root of a sentence-transformers model without weights; else `folder`."""
+    index = folder / MODULES
+    if not index.is_file() or any(folder.glob("*.safetensors")):
+        return folder
+    text = read_small(index, MAX_BYTES)
+    modules = parse_json(b'{"modules":' + text + b"}", file=index)["modules"]
+    modules = [module for module in modules if isinstance(module, dict)] if isinstance(modules, list) else []
+    path = next((m.get("path") for m in modules if str(m.get("type")).endswith(".Transformer")), None)
+    if path is None:
+        kinds = ", ".join(str(m.get("type")).rpartition(".")[2][:40] for m in modules) or "none"
+        raise CheckpointError(f"names no Transformer among the modules of sentence-transformers ({kinds})", file=index)
+    if not isinstance(path, str) or PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
+        raise CheckpointError(f"has its transformer outside its folder: '{str(path)[:200]}'", file=index)
+    return folder / path
+
+
 # The files of a folder
 
 
-def _names_of(folder: Path) -> list[str]:
-    """What a folder holds; see `names_in`."""
+def names_in(folder: Path) -> list[str]:
+    """The names of a folder's files, and of the safetensors files in its folders, as far as a person would look."""
+    names, inner = [], list[str]()
     try:
-        return names_in(folder)
+        for number, path in enumerate(sorted(folder.iterdir())):
+            names.append(path.name)
+            if number < MOST_ENTRIES and path.is_dir() and not path.is_symlink():
+                with suppress(OSError):  # somebody else's folder
+                    files = sorted(islice(path.iterdir(), MOST_ENTRIES))
+                    inner += [f"{path.name}/{file.name}" for file in files if file.name.endswith(SAFETENSORS)]
     except OSError as error:
         raise CheckpointError(f"cannot be read ({error.strerror})", file=folder) from None
+    return names + inner
 
 
-def _chosen(folder: Path, names: list[str], loaded: str) -> tuple[str, dict[str, str]]:
-    """The file or index of a folder that is read, and the index's map from tensors to files, empty without an index.
+def weights_named(config: Mapping[str, Any], names: Collection[str], file: object) -> str:
+    """The file or index that transformers loads of files with these names; empty where it would find none.
 
-    It is what transformers loads, unless that is pickled.
+    Raises
+    ------
+    CheckpointError
+        config.json names a file that is not there, or that cannot be read.
     """
-    if loaded.endswith(OF_INDEX):
-        weight_map = _parse_index(folder / loaded)
-        missing = next((shard for shard in sorted({*weight_map.values()}) if shard not in names), None)
-        if missing is not None:
-            raise CheckpointError(f"names {missing}, which is not in the folder", file=folder / loaded)
-        return loaded, weight_map
-    if loaded.endswith(SAFETENSORS):
-        return loaded, {}
-    refuse_pipeline(folder)
-    return _lone_shard(names, where=folder), {}
+    explicit = config.get(EXPLICIT)
+    if explicit is None:
+        return next((name for name in LOADED if name in names), "")
+    known = isinstance(explicit, str) and explicit.endswith((SAFETENSORS, OF_INDEX)) and explicit.isprintable()
+    if not known or "/" in explicit or "\\" in explicit:
+        problem = f"'{EXPLICIT}' is {printable(str(explicit)[:80])}; a .safetensors file of the folder was expected"
+        raise CheckpointError(problem, file=file)
+    if explicit not in names:
+        raise CheckpointError(f"'{EXPLICIT}' names {explicit}, which is not there", file=file)
+    return str(explicit)
 
 
 def lone_gguf(folder: Path) -> Path | None:
     """The .gguf file of a folder that has one and no .safetensors file; else None."""
     try:
         weights = [path for path in folder.iterdir() if path.suffix in (".gguf", SAFETENSORS)]
-    except OSError:  # `_names_of` reports it
+    except OSError:  # opening reports it
         return None
     return weights[0] if len(weights) == 1 and weights[0].suffix == ".gguf" else None
 
@@ -321,10 +352,9 @@ def _of_suffix(name: str, repository: object) -> str:
     if not name.endswith(PICKLED):
         return BY_SUFFIX[PurePath(name).suffix]
     name, _, revision = str(repository).partition("@")
-    at = f"{name} --revision {revision}" if revision else name
-    return (
-        f"{PICKLE}; a copy of yours can be converted: hf download {at} --local-dir FOLDER && weightscope inspect FOLDER"
-    )
+    wanted = f"{name} --revision {revision}" if revision else name
+    convert = f"hf download {wanted} --local-dir FOLDER && weightscope inspect FOLDER"
+    return f"{PICKLE}; a copy of yours can be converted: {convert}"
 
 
 # The files of a repository
@@ -336,7 +366,7 @@ def cached_snapshot(repository: Repository) -> Path | None:
     if not paths:
         return None
     folder = paths[0].parent
-    named = _config_of(folder).get(EXPLICIT) or next((n for n in (LONE, INDEX) if (folder / n).is_file()), "")
+    named = config_of(folder).get(EXPLICIT) or next((n for n in (LONE, INDEX) if (folder / n).is_file()), "")
     if not isinstance(named, str) or not (folder / named).is_file() or not named:
         return None
     shards = _parse_index(folder / named).values() if named.endswith(OF_INDEX) else (named,)
@@ -348,11 +378,10 @@ def downloaded(repository: Repository) -> Path:
     snapshot = cached_snapshot(repository)
     if snapshot is not None:
         return snapshot
-    pinned, folder, names = _pinned(repository)
+    pinned, folder, _, weight_files = _remote_weights(repository)
     if folder is None:
         raise CheckpointError("the repository has no config.json", file=repository)
-    read, weight_map, _ = _remote_weights(repository, pinned, folder, names)
-    for shard in sorted({*weight_map.values()}) or [read]:
+    for shard in weight_files.shards:
         if pinned.file(shard, LARGEST_SHARD) is None:
             raise CheckpointError(f"the repository has no {shard}", file=repository)
     return folder
@@ -390,7 +419,7 @@ def _with_tokenizer(repository: Repository, names: Sequence[str]) -> Path | None
 
 
 def _small_files(repository: Repository, names: Sequence[str], limit: int) -> Path | None:
-    """The cache's folder of a repository's small files, all of the same commit; None if it has none of them."""
+    """The cache's folder of a repository's small files, all of the same commit; None if it has none."""
     folder = None
     for name in names:
         path = repository.file(name, limit)
@@ -400,45 +429,45 @@ def _small_files(repository: Repository, names: Sequence[str], limit: int) -> Pa
     return folder
 
 
-def _pinned(repository: Repository) -> tuple[Repository, Path | None, list[str]]:
-    """A repository at its commit, the folder of its small files (None where it has none), and all its files' names.
+def _remote_weights(repository: Repository) -> tuple[Repository, Path | None, dict[str, str], WeightFiles]:
+    """A repository at its commit, the folder of its small files, the index's map, and which weights are read.
 
-    The folder is named for the commit of the small files; everything else must be of the same commit.
+    The folder is named for the commit of the small files; everything else must be of the same commit. It is None where
+    the repository has no small files, and the map is empty where there is no index.
     """
     folder = _small_files(repository, (INDEX, "config.json"), MAX_BYTES)
     pinned = replace(repository, revision=folder.name) if folder else repository
     try:
-        return pinned, folder, pinned.file_names()
+        names = pinned.file_names()
     except CheckpointError:  # a mirror that has the files and no list of them, or a fault that the next request meets
-        return pinned, folder, [name for name in (LONE, INDEX, "config.json") if pinned.stat(name) is not None]
-
-
-def _remote_weights(
-    repository: Repository, pinned: Repository, folder: Path | None, names: list[str]
-) -> tuple[str, dict[str, str], str]:
-    """The file or index that is read, the index's map (empty without one), and what transformers loads."""
-    config = Config({}, "config.json") if folder is None else _config_of(folder)
-    loaded = weights_named(config, names, config.file)
+        names = [name for name in (LONE, INDEX, "config.json") if pinned.stat(name) is not None]
+    config = Config({}, "config.json") if folder is None else config_of(folder)
+    read = loaded = weights_named(config, names, config.file)
+    weight_map: dict[str, str] = {}
     if loaded.endswith(OF_INDEX):
-        near = folder / loaded if folder and (folder / loaded).is_file() else pinned.file(loaded, MAX_BYTES)
-        if near is None:
+        index = folder / loaded if folder and (folder / loaded).is_file() else pinned.file(loaded, MAX_BYTES)
+        if index is None:
             raise CheckpointError(f"the repository has no {loaded}", file=repository)
-        return loaded, _parse_index(near), loaded
-    return loaded if loaded.endswith(SAFETENSORS) else _lone_shard(names, where=repository), {}, loaded
-
-
-def _remote_shards(repository: Repository) -> tuple[list[LocalFile | RemoteFile], dict[str, str], Path, Beside]:
-    """The opened shards, the index's map (empty without one), the folder of the small files, and what lies beside."""
-    pinned, folder, listed = _pinned(repository)
-    read, weight_map, loaded = _remote_weights(repository, pinned, folder, listed)
+        weight_map = _parse_index(index)
+    elif not loaded.endswith(SAFETENSORS):
+        read = _lone_shard(names, where=repository)
     shards = sorted({*weight_map.values()}) or [read]
-    names: dict[str, list[str]] = {shard: [] for shard in shards}
+    near = [name for name in names if "/" not in name or (name.count("/") == 1 and name.endswith(SAFETENSORS))]
+    return pinned, folder, weight_map, WeightFiles(read, tuple(shards), loaded, near)
+
+
+def _open_repository(repository: Repository) -> Checkpoint:
+    """A repository's checkpoint by the headers of its files."""
+    pinned, folder, weight_map, weight_files = _remote_weights(repository)
+    config = Config({}, Path(repository.id, "config.json")) if folder is None else config_of(folder)
+    names: dict[str, list[str]] = {shard: [] for shard in weight_files.shards}
     for tensor, shard in weight_map.items():
         names[shard].append(tensor)
     ahead = Ahead()
-    with ThreadPoolExecutor(min(CONNECTIONS, len(shards))) as pool:
-        files = _opened(pool.map(lambda shard: _open_shard(pinned, shard, names[shard], ahead), shards), repository)
-    return files, weight_map, folder or Path(repository.id), beside(read, shards, loaded, nearby(listed))
+    with ThreadPoolExecutor(min(CONNECTIONS, len(names))) as pool:
+        files = pool.map(lambda shard: _open_shard(pinned, shard, names[shard], ahead), names)
+        place = folder or Path(repository.id)
+        return _of_safetensors(place, config, files, str(repository), weight_map, weight_files, where=repository)
 
 
 def _open_shard(repository: Repository, name: str, tensors: list[str], ahead: Ahead) -> LocalFile | RemoteFile:

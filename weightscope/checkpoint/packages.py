@@ -20,7 +20,7 @@ from tempfile import TemporaryFile
 from typing import BinaryIO, NamedTuple
 
 from weightscope.checkpoint.config import MAX_BYTES, read_json
-from weightscope.checkpoint.local import INDEX, LONE, PART, START, other_format
+from weightscope.checkpoint.formats import INDEX, LONE, PART, START, other_format
 from weightscope.errors import CheckpointError, printable
 from weightscope.files import new_file, regular_file, writing
 

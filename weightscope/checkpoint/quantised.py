@@ -14,13 +14,15 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from weightscope.checkpoint.checkpoint import StoredTensor, Tensor, WholeTensor
 from weightscope.checkpoint.config import Config, parse_json
-from weightscope.checkpoint.header import MAX_DIMENSIONS, Storage
-from weightscope.checkpoint.tensor import StoredTensor, Tensor, WholeTensor
+from weightscope.checkpoint.storage import MAX_DIMENSIONS, Storage
 from weightscope.errors import CheckpointError
 
 FP8 = ("F8_E4M3", "F8_E5M2")
 FLOATS = ("F16", "BF16", "F32", "F64")
+SETTINGS = ("quantization_config", "compression_config")  # keys of config.json, or of its text_config
+PARTS = (".qweight", "_scale_inv", "_scale", ".absmax", ".SCB")  # ends of names that only quantised weights have
 READ = ("fp8", "fbgemm_fp8", "gptq", "awq", "bitsandbytes", "mxfp4", "compressed-tensors")
 READ_FORMATS = ("float-quantized", "naive-quantized", "dense")  # of compressed-tensors
 GPTQ_ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
@@ -43,22 +45,21 @@ def dequantised(stored: Mapping[str, StoredTensor], config: Config) -> dict[str,
     return tensors
 
 
-def _settings(config: Config) -> dict[str, Any]:
+def _settings(config: Config) -> Mapping[str, Any]:
     """The quantization_config, wherever config.json has it; an unknown method is refused."""
     text = config.get("text_config")
-    for level in (config, text if isinstance(text, dict) else {}):
-        for key in ("quantization_config", "compression_config"):
-            settings = level.get(key)
-            if isinstance(settings, dict) and settings:
-                method, layout = settings.get("quant_method"), settings.get("format")
-                if method not in READ:
-                    problem = f"says quantised with '{str(method)[:40]}', which is not read; read are {', '.join(READ)}"
-                    raise CheckpointError(problem, file=config.file)
-                if method == "compressed-tensors" and layout not in READ_FORMATS:
-                    problem = f"says compressed-tensors in format '{str(layout)[:40]}', which is not read"
-                    raise CheckpointError(f"{problem}; read are {', '.join(READ_FORMATS)}", file=config.file)
-                return settings
-    return {}
+    described = [level.get(key) for level in (config, text if isinstance(text, dict) else {}) for key in SETTINGS]
+    settings = next((settings for settings in described if isinstance(settings, dict) and settings), {})
+    if not settings:
+        return {}
+    method, layout = settings.get("quant_method"), settings.get("format")
+    if method not in READ:
+        problem = f"says quantised with '{str(method)[:40]}', which is not read; read are {', '.join(READ)}"
+        raise CheckpointError(problem, file=config.file)
+    if method == "compressed-tensors" and layout not in READ_FORMATS:
+        problem = f"says compressed-tensors in format '{str(layout)[:40]}', which is not read"
+        raise CheckpointError(f"{problem}; read are {', '.join(READ_FORMATS)}", file=config.file)
+    return settings
 
 
 def _weight_of(

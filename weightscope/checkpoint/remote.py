@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from weightscope.checkpoint.header import HeaderDigest, TensorEntry, etag_digest, header_length, parse_header
 from weightscope.checkpoint.http import LARGEST_REQUEST, Deliver, Range, RangedFile, coalesce, new_memory
+from weightscope.checkpoint.storage import HeaderDigest, TensorEntry, etag_digest, header_length, parse_header
 from weightscope.errors import CheckpointError
 from weightscope.files import new_file, regular_file
 

@@ -11,14 +11,14 @@ from weightscope.attention.layer import Layer
 from weightscope.circuits.names import HeadRoles
 from weightscope.circuits.wiring import Edge, Wiring, all_strongest
 from weightscope.compute.cores import in_threads
-from weightscope.display import ShowsShapes
 from weightscope.errors import CheckpointError, printable
 from weightscope.metrics.spaces import nearest_rows
 from weightscope.metrics.spectra import participation_ratio
 from weightscope.model import Model
 from weightscope.progress import bar
+from weightscope.results import ShowsShapes
 from weightscope.tables import Column, Table
-from weightscope.text.tokenizer import token_names, tokenizer_at_hand
+from weightscope.text.tokenizer import Tokenizer, token_names
 
 TOKENS = 5  # tokens named at each end of a channel's first direction
 AFFORDABLE = 4e11  # multiply-adds of reading the directions through the tokens: a few seconds
@@ -133,5 +133,5 @@ def channel_tokens(model: Model, directions: Sequence[np.ndarray]) -> list[str]:
     if not directions or unembedding.n_tokens * model.config.d_model * len(directions) > AFFORDABLE:
         return [""] * len(directions)
     nearest = nearest_rows(unembedding.blocks(), [x[:, None] for x in directions], TOKENS, by_cosine=False)
-    name = token_names(tokenizer_at_hand(model))
+    name = token_names(Tokenizer.at_hand(model))
     return [" | ".join(" ".join(repr(name(int(row))) for row in side.rows) for side in both) for both in nearest]

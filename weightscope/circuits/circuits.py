@@ -155,8 +155,9 @@ class Circuits(Result):
             f"(random spaces: {random:.1f})."
         )
 
-    def __repr__(self) -> str:
-        return f"Circuits({self.name}: {len(self.heads)} heads, {self.n_named} named)"
+    @property
+    def about(self) -> str:
+        return f"{self.name}: {len(self.heads)} heads, {self.n_named} named"
 
     def shown(self) -> list[Table]:
         """Heads with a name, and the strongest edges."""
@@ -222,7 +223,7 @@ def circuits(
     wired = wiring(model, layers, device, top, engine, on_worker)
     roles = head_roles(model, wired, counts)
     caveats = list(model.layer(model.attention_layers[-1]).caveats)
-    caveats += [POST_NORM] * (model.family.closing is not None) + [PARALLEL] * model.family.parallel
+    caveats += [POST_NORM] * (model.family.norms.after is not None) + [PARALLEL] * model.family.parallel
     if roles.lacking:
         caveats.append(f"scores by tokens ({roles.lacking}); heads are named by their wiring alone")
     if not all(wired.exact[kind][np.isfinite(wired.pk[kind])].all() for kind in wired.pk):

@@ -11,8 +11,8 @@ from weightscope.circuits.names import looks_back, unembedding
 from weightscope.circuits.stream import joining, sample_tokens
 from weightscope.model import Model
 from weightscope.progress import phase
+from weightscope.runner.framing import framing_of
 from weightscope.runner.runner import Activations, open_runner
-from weightscope.runner.tokenizer import framing_of
 from weightscope.tables import Column, Table
 from weightscope.text.sequences import Framing, read_texts, token_windows
 

@@ -12,10 +12,10 @@ from weightscope.circuits.passes import wiring_by_keys
 from weightscope.circuits.stream import ANY, FREQUENT, joining, said_once, streams, why_no_stream
 from weightscope.circuits.wiring import Wiring
 from weightscope.compute.cores import in_threads
-from weightscope.display import ShowsShapes
 from weightscope.errors import CheckpointError, TooLargeError
 from weightscope.model import Model
 from weightscope.progress import bar
+from weightscope.results import ShowsShapes
 from weightscope.tables import Column, Table
 
 RESAMPLES = 400

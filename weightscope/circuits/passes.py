@@ -25,12 +25,12 @@ from weightscope.circuits.stream import attention_norm
 from weightscope.circuits.wiring import KINDS, MEASURES, Wiring, all_strongest, strongest
 from weightscope.compute.cores import in_threads
 from weightscope.compute.device import CPU, Device, open_device
-from weightscope.display import ShowsShapes
 from weightscope.engine import Engine, ThisProcess, array_of
 from weightscope.errors import CheckpointError, TooLargeError
 from weightscope.model import Model
 from weightscope.overflow import overflow
 from weightscope.progress import bar
+from weightscope.results import ShowsShapes
 
 PRODUCT_BYTES = 16 << 20  # bytes of one product: small enough to be summed while in the cache
 
@@ -263,7 +263,8 @@ def _groups(n_layers: int, bytes_a_layer: int, tasks: int) -> Iterator[range]:
 
 
 def _centred(model: Model) -> bool:
-    return model.family.norm is not None and model.family.norm.centred
+    norm = model.family.norms.before
+    return norm is not None and norm.centred
 
 
 def _spaces_of(model: Model, layer: Layer, groups: Sequence[int] | None = None) -> LayerSpaces:

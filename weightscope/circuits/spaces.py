@@ -13,8 +13,8 @@ from weightscope.attention.factored import triangle
 from weightscope.attention.layer import Layer
 from weightscope.compute import lapack
 from weightscope.compute.cores import in_threads
-from weightscope.display import ShowsShapes
 from weightscope.errors import TooLargeError
+from weightscope.results import ShowsShapes
 
 # A direction counts if it is used this much of the strongest, times sqrt(d). Rounding a factor of low rank to float32
 # leaves singular values of about a thirtieth of that.

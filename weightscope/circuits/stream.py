@@ -19,9 +19,9 @@ import numpy as np
 from weightscope.architectures.cells import FeedForward
 from weightscope.attention.layer import Layer
 from weightscope.attention.norms import Norm
-from weightscope.display import ShowsShapes
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
+from weightscope.results import ShowsShapes
 
 
 def _gelu(x: np.ndarray) -> np.ndarray:
@@ -228,8 +228,8 @@ def rest_of_layer(model: Model, row: FeedForward, index: int, before: np.ndarray
         inner = act(mapped(row.gate, z, d, width)) * up if row.gate else act(up)
     added = mapped(row.down, inner, width, d)
     x = x + (added if row.output_norm is None else row.output_norm.read(tensors, model.config)(added))
-    if model.family.closing is not None:
-        x = model.family.closing.read(tensors, model.config)(x)
+    if model.family.norms.after is not None:
+        x = model.family.norms.after.read(tensors, model.config)(x)
     return x.astype(np.float32)
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from weightscope.display import ShowsShapes
 from weightscope.files import Files
+from weightscope.results import ShowsShapes
 
 KINDS = ("q", "k", "v")
 ALL = slice(None)

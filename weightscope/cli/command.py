@@ -17,31 +17,12 @@ from typing import Any, NoReturn
 
 import click
 
+import weightscope
 from weightscope.cli.terminal import quiet_option
 from weightscope.errors import CheckpointError, one_line, printable
 from weightscope.files import remove_unfinished
 from weightscope.progress import progress_shown
 from weightscope.provenance import COMMAND, now
-
-FIRST = (  # examples that end the help of `weightscope` itself
-    "weightscope audit embedded --out audit/",
-    "weightscope inspect openai-community/gpt2",
-    "weightscope compare base/ tuned/ --out moved/",
-    "weightscope lineage suspect/ base/ --out lineage/",
-)
-
-
-def epilog_of(examples: Iterable[str]) -> str:
-    """The examples as the end of a help text."""
-    return "\n".join(["\b", "Examples:", *(f"  {example}" for example in examples)])
-
-
-def command(
-    summary: str, examples: Sequence[str], name: str | None = None
-) -> Callable[[Callable[..., Any]], click.Command]:
-    """Make a function a command, with its line in the list of commands and the examples that end its help."""
-    return click.command(name, short_help=summary, epilog=epilog_of(examples))
-
 
 # Signals: Ctrl-C, SIGTERM, or a closed terminal.
 
@@ -213,3 +194,39 @@ class Commands(EndsInOneLine, click.Group):
 
     def add_command(self, cmd: click.Command, name: str | None = None) -> None:
         super().add_command(quiet_option(cmd), name)
+
+
+@click.group("weightscope", cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(weightscope.__version__, prog_name="weightscope")
+def main() -> None:
+    """Analyse the attention heads of a transformer checkpoint from its weights alone.
+
+    SOURCE is a folder, a .safetensors or .gguf file, or a Hub id with optional @revision; `embedded` is a small GPT-2
+    that ships with weightscope.
+    """
+
+
+FIRST: list[str] = []  # examples that end the help of `weightscope` itself
+
+
+def command(
+    summary: str, examples: Sequence[str], name: str | None = None, *, first: bool = False
+) -> Callable[[Callable[..., Any]], click.Command]:
+    """Make a function a command of `weightscope`, with its line in the list of commands and the examples that end its
+    help. The first example of a `first` command also ends the help of `weightscope` itself.
+    """
+
+    def register(function: Callable[..., Any]) -> click.Command:
+        made = click.command(name, short_help=summary, epilog=epilog_of(examples))(function)
+        main.add_command(made)
+        if first:
+            FIRST.append(examples[0])
+            main.epilog = epilog_of(FIRST)
+        return made
+
+    return register
+
+
+def epilog_of(examples: Iterable[str]) -> str:
+    """The examples as the end of a help text."""
+    return "\n".join(["\b", "Examples:", *(f"  {example}" for example in examples)])

@@ -44,8 +44,7 @@ def families_command(csv_file: Path | None, new: bool, families: str | None) -> 
     The last line says how many of the attention stacks in transformers are read exactly. --new tries the architectures
     of the installed transformers that were not counted, each on tiny random models.
     """
-    from weightscope.architectures.proved import standing
-    from weightscope.architectures.table import families_table
+    from weightscope.architectures.table import families_table, standing
 
     if new:
         _newer()
@@ -189,10 +188,11 @@ def draft_command(named: Any, source: str, out: Path | None) -> None:
 @command(
     "Show family, shapes, bytes an audit would read. Headers only.",
     [
-        "weightscope inspect embedded",
         "weightscope inspect openai-community/gpt2",
+        "weightscope inspect embedded",
         "weightscope inspect model/ --check",
     ],
+    first=True,
 )
 @with_source
 @click.option(
@@ -231,8 +231,8 @@ def _stored(checkpoint: "Checkpoint") -> Iterator[str]:
     yield f"dtypes      {', '.join(f'{count} {dtype}' for dtype, count in dtypes.most_common())}"
     for number, line in enumerate(digest_lines(source_of(checkpoint))):
         yield f"{'' if number else 'SHA-256':<11} {line}"
-    if checkpoint.beside.files:
-        yield f"beside      {checkpoint.beside.sentence}"
+    if checkpoint.weight_files.unread:
+        yield f"beside      {checkpoint.weight_files.sentence}"
 
 
 def describe(model: "Model") -> Iterator[str | Listed]:
@@ -278,7 +278,7 @@ def _budget(model: "Model") -> Iterator[str]:
     everything = {name for of_layer in names.values() for name in of_layer}  # a set: ALBERT's layers share tensors
     everything |= {tensor.name for tensor in model.embedding_tensors}
     for label, chosen in (("audit reads", everything), (f"layer {layers[0]:<5}", set(names[layers[0]]))):
-        of_qk = {name for name in chosen if any(f".{m}." in f".{name}" for m in (model.family.query, model.family.key))}
+        of_qk = {name for name in chosen if any(f".{m}." in f".{name}" for m in model.family.heads.projections[:2])}
         total, qk = (sized(checkpoint.bytes_to_read(group)) for group in (chosen, of_qk))
         yield f"{label} {total} of {sized(checkpoint.nbytes)}, {qk} of it queries and keys"
     if checkpoint.bytes_fetched or checkpoint.bytes_to_fetch(everything):

@@ -195,9 +195,9 @@ def with_source(command: Callable[..., None]) -> Callable[..., None]:
 
         how = {name: options.pop(name, None) for name in HOW}
         if how["tokenizer"] is not None:  # fail before anything is computed
-            from weightscope.text.tokenizer import load_tokenizer
+            from weightscope.text.tokenizer import Tokenizer
 
-            load_tokenizer(how["tokenizer"])
+            Tokenizer.load(how["tokenizer"])
         command(lambda text: Source.named(text, digest=digest, **how), source, **options)
 
     return named

@@ -1,6 +1,5 @@
 """The commands circuits, norms, outliers and sinks."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,9 +102,10 @@ length_option = click.option(
 QUESTION_OPTIONS = {"bias": ("evaluated", "thorough", "paper", "own_first"), "kind": ("images", "seed")}
 
 
-def say(lines: Sequence[str], out: Path) -> None:
-    """Print the result and the path of its report."""
-    for line in lines:
+def finish(study: Any, out: Path) -> None:
+    """Write a study's tables, figures and report, print its lines and the path of the report."""
+    study.write(out)
+    for line in study.printed():
         headline(line)
     click.echo(out / "report.html")
 
@@ -138,11 +138,10 @@ def norms(model: Any, out: Path, text: tuple[Path, ...], inputs: int, length: in
 
     Writes tables, figures and report.html to --out.
     """
-    from weightscope.norms.page import study_norms
+    from weightscope.norms.measure import study_norms
     from weightscope.text.sequences import read_texts
 
-    lines = study_norms(model, read_texts(text), out, sequences=inputs, longest=length, seed=seed, device=device)
-    say(lines, out)
+    finish(study_norms(model, read_texts(text), inputs, length, seed, device), out)
 
 
 @command(
@@ -179,11 +178,10 @@ def outliers(
 
     Writes tables, figures and report.html to --out. From STS-B's sts-*.csv, the first sentence of each pair is read.
     """
-    from weightscope.outliers.page import study_outliers
+    from weightscope.outliers.measure import study_outliers
     from weightscope.text.sequences import read_sentences
 
-    sizes = {"sentences": inputs, "sampled": sample, "longest": length, "seed": seed}
-    say([study_outliers(model, read_sentences(text), out, **sizes, device=device)], out)
+    finish(study_outliers(model, read_sentences(text), inputs, sample, length, seed, device), out)
 
 
 @command(
@@ -220,34 +218,28 @@ def sinks(model: Any, question: str, out: Path, **options: Any) -> None:
     for name in (name for key, names in QUESTION_OPTIONS.items() if key != question for name in names):
         if options.pop(name) not in (None, False):
             raise click.UsageError(f"--{name.replace('_', '-')} cannot be used with --question {question}")
-    say(_bias(model, out, **options) if question == "bias" else _kind(model, out, **options), out)
+    finish(_bias(model, **options) if question == "bias" else _kind(model, **options), out)
 
 
 def _bias(
-    model: Any, out: Path, *, text: tuple[Path, ...], inputs: int | None, length: int | None, evaluated: int | None,
+    model: Any, *, text: tuple[Path, ...], inputs: int | None, length: int | None, evaluated: int | None,
     thorough: bool, paper: bool, own_first: bool, device: str,
-) -> list[str]:  # fmt: skip
-    from weightscope.files import OutputFolder
+) -> Any:  # fmt: skip
     from weightscope.sinks.bias import Sizes, sink_bias, sizes_of
-    from weightscope.sinks.bias_page import bias_headline, write_bias_report
     from weightscope.text.sequences import read_texts
 
     usual = sizes_of(thorough=thorough, paper=paper)
     sizes = Sizes(inputs or usual.texts, length or usual.tokens, evaluated or usual.evaluated)
-    texts = read_texts(text, characters=sizes.characters)
-    bias = sink_bias(model, texts.texts, sizes, first=not own_first, device=device)
-    with OutputFolder(out) as files:
-        write_bias_report(files, [bias], texts.source)  # figures first: finished tables then imply finished figures
-        bias.write(files)
-    return [bias_headline(bias)]
+    return sink_bias(model, read_texts(text, characters=sizes.characters), sizes, first=not own_first, device=device)
 
 
 def _kind(
-    model: Any, out: Path, *, text: tuple[Path, ...], images: Path | None, inputs: int | None, length: int | None,
+    model: Any, *, text: tuple[Path, ...], images: Path | None, inputs: int | None, length: int | None,
     seed: int | None, device: str,
-) -> list[str]:  # fmt: skip
+) -> Any:  # fmt: skip
+    from weightscope.runner import open_runner
     from weightscope.sinks.inputs import read_inputs
-    from weightscope.sinks.mechanisms_page import study_mechanisms
+    from weightscope.sinks.mechanisms import sink_mechanisms
 
     chosen = read_inputs(model, text, images, n=inputs or 64, length=length or 256, seed=seed or 0)
-    return study_mechanisms(model, chosen, out, device=device)
+    return sink_mechanisms(open_runner(model, device=device), chosen)

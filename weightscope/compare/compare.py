@@ -12,18 +12,19 @@ import numpy as np
 from weightscope.audit.audit import AuditOptions, measured_forms, measured_layer
 from weightscope.audit.findings import HEAD_FACTOR, HEAD_Z, heads_without_numbers, overflowing_layers
 from weightscope.audit.measures import MAPS, Arrays, MeasuredHeads
-from weightscope.changes.edits import along_one_direction, moved_layers, written_direction
-from weightscope.changes.heads import LIMITED, SAME, added_to, change_column, followed, stage, unmoved
-from weightscope.changes.others import OtherChanges, limited_changes, other_changes, rescaled
+from weightscope.changes.all_tensors import TensorChanges, compare_tensors
+from weightscope.changes.directions import Along
+from weightscope.changes.head import LIMITED, Stage, added_to, follow_heads, unmoved
+from weightscope.changes.layer import written_direction
+from weightscope.changes.outside_heads import OtherChanges, find_rescaled, limited_changes, other_changes
 from weightscope.changes.settings import SettingsChange, first_sentence, settings_change
-from weightscope.changes.tensors import TensorChanges, compare_tensors
+from weightscope.changes.thresholds import UNMOVED
 from weightscope.changes.wiring import CircuitChanges, circuit_changes
-from weightscope.compare.deeds import IDENTICAL, attention_changes, deed
+from weightscope.compare.deeds import IDENTICAL, along_one_direction, attention_changes, deed, moved_layers
 from weightscope.errors import CheckpointError, counted, printable, sized
 from weightscope.files import Files
 from weightscope.findings import Finding, Findings, Member, aggregated, heads_and_tensors, indexed, listed, of_head
 from weightscope.metrics.outliers import known_median, log_measure, robust_z
-from weightscope.metrics.weight_changes import Along
 from weightscope.model import Model, as_model
 from weightscope.progress import bar, progress_shown
 from weightscope.provenance import Provenance
@@ -109,12 +110,13 @@ def compare(
         indices = bar(a.attention_layers, "layers", "layer")
     for index in indices:
         base = unchecked[0].layer(index)
-        first = previous = stage(base, measured_layer(base, forms, options))
+        first = previous = Stage(base, measured_layer(base, forms, options), np.arange(base.n_heads))
         measured[0][index] = first.measured
         for k, model in enumerate(unchecked[1:]):
             layer = model.layer(index)
-            current = stage(layer, measured_layer(layer, forms, options), base, added_to(a, models[k + 1], index))
-            current, since_first, since_previous = followed(first, previous, current)
+            measures, own_order = measured_layer(layer, forms, options), np.arange(layer.n_heads)
+            current = Stage(layer, measures, own_order, base, added_to(a, models[k + 1], index))
+            current, since_first, since_previous = follow_heads(first, previous, current)
             measured[k + 1][index] = current.in_order()
             from_first[k].append(since_first)
             from_previous[k].append(since_previous)
@@ -134,9 +136,11 @@ def compare(
         index for index, layer in zip(a.attention_layers, from_first[-1], strict=True) if not unmoved(layer).all()
     ]
     edits = [*moved_layers(a, models[-1], differ), *(() if everything else along_one_direction(written))]
-    seen = everything.changes if everything else [*others[-1].changes, *attention_changes(unchecked[0], unchecked[-1])]
-    once = list({change.name: change for change in seen}.values())  # biases are among both
-    done = deed(unchecked[0], unchecked[-1], once, (heads[0], heads[-1]), from_first[-1], order[-1], edits)
+    changes = (
+        everything.changes if everything else [*others[-1].changes, *attention_changes(unchecked[0], unchecked[-1])]
+    )
+    changes = list({change.name: change for change in changes}.values())  # biases are among both
+    done = deed(unchecked[0], unchecked[-1], changes, (heads[0], heads[-1]), from_first[-1], order[-1], edits)
     return Comparison(
         labels=labels,
         architectures=[_architecture(model) for model in models],
@@ -161,7 +165,7 @@ def compare(
         beside=[
             finding
             for model, label in dict(zip(models, labels, strict=True)).items()
-            for finding in beside_findings(model.checkpoint.beside, label)
+            for finding in beside_findings(model.checkpoint.weight_files, label)
         ],
         find_circuits=partial(circuit_changes, a, models[-1], order[-1]),
         deed=done,
@@ -208,8 +212,8 @@ def _coverage(models: Sequence[Model], everything: TensorChanges | None, not_com
             f"Not compared: {len(not_compared)} of {counted(len(checkpoint), 'tensor')} ({share}): "
             f"{listed(roles, ROLES)}; `weightscope compare --all` compares every tensor."
         )
-    whole = everything.lead if everything and not done.startswith(IDENTICAL) else ""
-    return " ".join(filter(None, [*notes, whole, left_out]))
+    all_tensors_lead = everything.lead if everything and not done.startswith(IDENTICAL) else ""
+    return " ".join(filter(None, [*notes, all_tensors_lead, left_out]))
 
 
 def _not_compared(a: Model, compared: TensorChanges) -> list[str]:
@@ -286,9 +290,10 @@ class Comparison(Result):
     deed: str = ""
     provenance: Provenance = field(default_factory=Provenance, repr=False)
 
-    def __repr__(self) -> str:
+    @property
+    def about(self) -> str:
         sizes = f"{counted(len(self.measured[0].layers), 'layer')} of {counted(self.measured[0].n_heads, 'head')}"
-        return f"Comparison({' -> '.join(map(printable, self.labels))}: {sizes})"
+        return f"{' -> '.join(map(printable, self.labels))}: {sizes}"
 
     def __str__(self) -> str:
         return "\n".join(part if isinstance(part, str) else part.text() for part in self.printed())
@@ -361,7 +366,7 @@ class Comparison(Result):
                 sentences.append(f"{w} is not finite in {counted(n_unknown, 'head')}: how far that moved is unknown.")
             if n_unknown == change.size:
                 continue
-            if not (change > SAME).any():
+            if not (change > UNMOVED).any():
                 sentences.append(f"{w} did not move.")
                 continue
             i, h = np.unravel_index(int(np.nanargmax(change)), change.shape)
@@ -460,9 +465,9 @@ class Comparison(Result):
         tensors = {} if self.everything is None else {"tensors": self.everything.table.records()}
         texts |= {"config": [record for change in self.settings for record in change.records()]}
         texts |= {"files": [line for change in self.settings for line in change.files]}
-        others = {"other_tensors": self.others[-1].table.records(), "not_compared": self.not_compared}
+        tensors_outside = {"other_tensors": self.others[-1].table.records(), "not_compared": self.not_compared}
         about = self.provenance.envelope(self.lead)
-        return dict(as_json(about | texts | findings | tensors | others | {"heads": self.heads.records()}))
+        return dict(as_json(about | texts | findings | tensors | tensors_outside | {"heads": self.heads.records()}))
 
 
 def _spectra(measured: Sequence[MeasuredHeads]) -> dict[str, np.ndarray]:
@@ -470,6 +475,28 @@ def _spectra(measured: Sequence[MeasuredHeads]) -> dict[str, np.ndarray]:
     spectra = [heads.spectra() for heads in measured]
     stacked = {name: np.stack([arrays[name] for arrays in spectra]) for name in spectra[0]}
     return stacked | {"layers": measured[0].layers}
+
+
+def change_column(name: str, values: np.ndarray, since: str = "") -> Column:
+    """A column of changes or angles, described from its name, such as vo_left_angle_mean; `since` ends the name."""
+    map_name, what, *more = name.split("_")
+    w = MAPS[map_name]
+    if "rank" in more:
+        meaning = "Of the change by a LoRA, from its factors; empty for other changes."
+        return Column(name + since, values, f"rank Δ{w}", meaning=meaning, format=".0f")
+    if "effect" in more:
+        meaning = "Norm of the largest change of a bias term, relative to the larger of its norm and the matrix's."
+        return Column(name + since, values, f"‖Δb_{map_name.upper()}‖/‖{w}‖", meaning=meaning)
+    if "change" in name:
+        vector = "bias" in name
+        subject = f"b_{map_name.upper()}" if vector else f"{w}(1)" if more else w
+        subject = "W_Q b_K" if what == "key" else subject
+        norm = "Euclidean" if vector else "Frobenius"
+        where = " At distance 1, where queries are rotated against keys." if more and not vector else ""
+        meaning = f"{norm} norm of the change, relative to that before.{where}"
+        return Column(name + since, values, f"‖Δ{subject}‖/‖{subject}‖", meaning=meaning)
+    symbol = f"{'mean' if 'mean' in more else 'largest'} {what} angle of {w}"
+    return Column(name + since, values, symbol, "rad", f"Between the {what} spaces of {w} before and after.")
 
 
 # What stands out between checkpoints.
@@ -501,7 +528,7 @@ def _of_tensors(comparison: Comparison) -> Iterator[Finding]:
         compared[-1] = comparison.everything
     later = (comparison.labels[1:], comparison.architectures[1:], comparison.broken[1:])
     for tensors, label, architecture, broken in zip(compared, *later, strict=True):
-        yield from rescaled(tensors.changes, label)
+        yield from find_rescaled(tensors.changes, label)
         kinds = {c.name: c.kind for c in tensors.changes if c.name not in broken}
         yield from incomparable_tensors(kinds, architecture)
     if comparison.everything is not None:
@@ -573,7 +600,7 @@ def _moved_most(comparison: Comparison) -> Iterator[Finding]:
     for name, w in MAPS.items():
         measure = f"{name}_change"
         change = comparison.from_first[measure][-1]  # (L, H)
-        moved = change > SAME
+        moved = change > UNMOVED
         known = int(np.count_nonzero(~np.isnan(change)))
         if 0 < moved.sum() <= max(1, FEW * known):
             usual, beyond, rest = 0.0, moved, f"{counted(known - int(moved.sum()), 'head')} did not move"

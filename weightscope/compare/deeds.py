@@ -1,45 +1,41 @@
 """What was done to a checkpoint's attention, in a sentence: rounded, quantised, tuned, folded, rotated ..."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from weightscope.audit.measures import MAPS, Arrays, MeasuredHeads
-from weightscope.changes.basis import is_folded, is_permutation, rotation_between, turned
-from weightscope.changes.heads import unmoved
-from weightscope.changes.tensors import UNKNOWN_SIZE, Pair, TensorChange, between, changes_of, spread
+from weightscope.changes.all_tensors import between, changes_with_directions, spread
+from weightscope.changes.basis import basis_by_tokens, is_folded
+from weightscope.changes.directions import Along, changes_along_one_direction, one_direction
+from weightscope.changes.head import unmoved
+from weightscope.changes.layer import layers_elsewhere
+from weightscope.changes.pair import pair_up
+from weightscope.changes.rounding import CASTS
+from weightscope.changes.tensor import UNKNOWN_SIZE, Change
+from weightscope.changes.thresholds import FAR, NEAR, SAME_SPECTRA, UNMOVED
 from weightscope.errors import CheckpointError, counted
-from weightscope.findings import Finding
+from weightscope.findings import Finding, Member, indexed, spans
 from weightscope.metrics.spaces import relative_change
-from weightscope.metrics.weight_changes import CASTS
 from weightscope.model import Model
 
-FAR = 0.9  # relative change of heads that have nothing in common as they are stored; it is about 1.41
-NEAR = 0.5  # and of heads that are the same but for rounding or tuning, once both are in one basis
-SPECTRA = 0.1  # |s_b - s_a| / s_1 of their singular values, which no basis changes
 LINEAGE = "`weightscope lineage` looks for other orders and other bases"
 IDENTICAL = "Identical"  # begins the deed where nothing was done
 ROUNDED_TO = {"BF16": "bfloat16", "F16": "float16"}
 
 
-def attention_changes(a: Model, b: Model) -> list[TensorChange]:
+def attention_changes(a: Model, b: Model) -> list[Change]:
     """How the tensors that heads are read from changed, each of its kind; both are read once more, in blocks."""
-    stems = [(a.attention_tensors(i), {t.name.removeprefix(b.prefix): t for t in b.attention_tensors(i)})
-             for i in a.attention_layers if i in b.attention_layers]  # fmt: skip
-    pairs = {
-        tensor.name: Pair(tensor, theirs[key])
-        for ours, theirs in stems
-        for tensor in ours
-        if (key := tensor.name.removeprefix(a.prefix)) in theirs
-    }
-    return changes_of(a, b, list(pairs.values()))
+    layers = [i for i in a.attention_layers if i in b.attention_layers]
+    tensors = ({t.name.removeprefix(m.prefix): t for i in layers for t in m.attention_tensors(i)} for m in (a, b))
+    return changes_with_directions(a, b, pair_up(*tensors).pairs)
 
 
 def deed(
     a: Model,
     b: Model,
-    changes: Sequence[TensorChange],
+    changes: Sequence[Change],
     measured: tuple[MeasuredHeads, MeasuredHeads],
     moved: Sequence[Arrays],
     order: np.ndarray,
@@ -61,8 +57,8 @@ def deed(
         return _rounded(changed)
     same = np.array([unmoved(layer) for layer in moved])  # (L, H)
     if zeroed := _zeroed(measured):
-        others = "; no other head moved" if same.sum() + zeroed == same.size else ""
-        return f"Heads set to zero: {zeroed} of {same.size}{others}."
+        no_other = "; no other head moved" if same.sum() + zeroed == same.size else ""
+        return f"Heads set to zero: {zeroed} of {same.size}{no_other}."
     folded = [i for i in a.attention_layers if i in b.attention_layers and is_folded(a.layer(i), b.layer(i))]
     rotation = _rotated(a, b, measured, moved)
     if folded or rotation:
@@ -72,8 +68,11 @@ def deed(
     matrices = {change.name: change for change in changes if change.name in attention and change.is_matrix}
     now = [change for change in matrices.values() if change in changed]
     if now and same.all():
-        reordered = (order != np.arange(order.shape[-1])).any()
-        return f"{'Heads in another order' if reordered else 'Another basis within heads'}: each computes the same."
+        if (order != np.arange(order.shape[-1])).any():
+            return "Heads in another order: each computes the same."
+        if max(change.change for change in now) > UNMOVED:
+            return "Another basis within heads: each computes the same."
+        return f"The same up to float32's rounding: {len(now)} of {len(matrices)} attention matrices, {spread(now)}."
     if layers := [finding.text for finding in edits if finding.kind in ("copied_layer", "swapped_layers")]:
         return " ".join(layers)
     farthest = float(np.max([layer[f"{name}_change"] for layer in moved for name in MAPS]))
@@ -88,7 +87,7 @@ def _zeroed(measured: tuple[MeasuredHeads, MeasuredHeads]) -> int:
     return int(((before > 0) & (after == 0)).any(axis=0).sum())
 
 
-def _rounded(changed: Sequence[TensorChange]) -> str:
+def _rounded(changed: Sequence[Change]) -> str:
     """All that changed is one checkpoint rounded to the other's floats."""
     common = frozenset.intersection(*(change.casts for change in changed))
     if not common:
@@ -107,26 +106,26 @@ def _rotated(a: Model, b: Model, measured: tuple[MeasuredHeads, MeasuredHeads], 
         return ""
     for name in MAPS:
         before, after = (heads.arrays[f"{name}_singular_values"] for heads in measured)
-        if not (np.abs(after - before).max(axis=-1) <= SPECTRA * before.max(axis=-1)).all():
+        if not (np.abs(after - before).max(axis=-1) <= SAME_SPECTRA * before.max(axis=-1)).all():
             return ""
     try:
-        rotation = rotation_between(a, b)
+        basis = basis_by_tokens(a, b)
     except CheckpointError:  # without embeddings of tokens a basis does not show
         return ""
     farthest = max(
-        relative_change(turned(getattr(x.head(h), name), rotation), getattr(y.head(h), name))
+        relative_change(basis.turned_map(getattr(x.head(h), name)), getattr(y.head(h), name))
         for x, y in ((a.layer(i), b.layer(i)) for i in a.attention_layers)
         for h in range(x.n_heads)
         for name in MAPS
     )
     if not farthest <= NEAR:
         return ""
-    permuted = is_permutation(rotation)
-    what = "Stream permuted: with its dimensions in the first's order" if permuted else "Stream rotated: in one basis"
-    return f"{what} no head differs by more than {farthest:.2g}. What follows is of the weights as they are stored."
+    what = "permuted: with its dimensions in the first's order" if basis.permuted else "rotated: in one basis"
+    rest = "What follows is of the weights as they are stored."
+    return f"Stream {what} no head differs by more than {farthest:.2g}. {rest}"
 
 
-def _of_matrices(now: Sequence[TensorChange], total: int, farthest: float) -> str:
+def _of_matrices(now: Sequence[Change], total: int, farthest: float) -> str:
     """The deed that the changed matrices of attention share; `farthest` is the largest relative change of a head."""
     kinds = Counter(change.kind for change in now)
     where = f"{len(now)} of {total} attention matrices"
@@ -136,9 +135,11 @@ def _of_matrices(now: Sequence[TensorChange], total: int, farthest: float) -> st
         return f"Quantised{' in the first' * (which == 'A')}: {where}, most to {grid}, {spread(now)}."
     if kinds.keys() == {"one direction"}:
         return f"Changed along one direction, the same in each: {where}."
-    if kinds.keys() <= {"low rank", "one direction"}:
+    if kinds.keys() <= {"low rank", "one direction", "rounded"}:  # the rest of a merged LoRA may be saved in fewer bits
         ranks = between([change.rank for change in now if change.rank is not None])
-        return f"Changed by matrices of low rank, as by a merged LoRA: {where}, rank {ranks}."
+        where = f"{len(now) - kinds['rounded']} of {total} attention matrices"
+        rounded = f"; {kinds['rounded']} only rounded" if kinds["rounded"] else ""
+        return f"Changed by matrices of low rank, as by a merged LoRA: {where}, rank {ranks}{rounded}."
     if kinds.keys() == {"few rows"}:
         return f"Changed in a few rows of {where}."
     unlike = [change for change in now if not change.is_tuned]
@@ -148,3 +149,39 @@ def _of_matrices(now: Sequence[TensorChange], total: int, farthest: float) -> st
         return f"Another basis within heads, and they moved: {where} changed."
     cosines = f"cosine {between([change.cosine for change in unlike])}"
     return f"Unlike the first's as stored: {len(unlike)} of {total} attention matrices ({cosines}); {LINEAGE}."
+
+
+# Findings
+
+
+def along_one_direction(written: Mapping[int, Along | None]) -> Iterator[Finding]:
+    """Layers whose outputs changed along the same direction."""
+    shared, cosine = one_direction([(layer, along) for layer, along in written.items() if along is not None])
+    if shared:
+        members = {Member("layer", layer): along for layer, along in shared.items()}
+        yield changes_along_one_direction(members, cosine, f"The outputs W_O of {indexed('layer', list(shared))}")
+
+
+def moved_layers(a: Model, b: Model, moved: Sequence[int]) -> Iterator[Finding]:
+    """Layers of b, among those that moved, that are other layers of a: in another order, or copies."""
+    source = layers_elsewhere(a, b, moved)
+    while source:
+        chain = [next(iter(source))]
+        while (following := source.get(chain[-1], chain[0])) not in chain:
+            chain.append(following)
+        circle = source.get(chain[-1]) == chain[0]  # every layer of it is there once, at another's place
+        for layer in chain if circle else chain[:1]:
+            origin = source.pop(layer)
+            if not circle:
+                text = f"Layer {layer} is now a copy of layer {origin}: all of its projections are the same."
+                yield _layers_finding("copied_layer", layer, text, [origin])
+        if circle:
+            now = [chain[(i + 1) % len(chain)] for i in range(len(chain))]
+            pairs = ", ".join(f"{layer} was {origin}" for layer, origin in sorted(zip(chain, now, strict=True)))
+            text = f"{counted(len(chain), 'layer')}, {spans(chain)}, are in another order: {pairs}."
+            yield _layers_finding("swapped_layers", min(chain), text, sorted(chain))
+
+
+def _layers_finding(kind: str, layer: int, text: str, origins: Sequence[int]) -> Finding:
+    members = tuple(Member("layer", origin) for origin in origins)
+    return Finding(kind=kind, layer=layer, measure="layers", number=len(origins), usual=0.0, text=text, members=members)

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 from weightscope.audit.figures import MATH, TRACED, heat_map, title
 from weightscope.audit.measures import MAPS
-from weightscope.changes.heads import SAME
+from weightscope.changes.thresholds import UNMOVED
 from weightscope.compare.compare import Comparison
 from weightscope.metrics.outliers import known_median, layer_medians
 from weightscope.pages.style import (
@@ -29,15 +29,15 @@ def changes(comparison: Comparison) -> Figure:
     """Layers against heads: relative change of W_QK and of W_VO on one scale, white where a head did not move."""
     figure, axes = subplots(2, 1, figsize=(COLUMN, 4.4), sharex=True)
     both = {name: comparison.from_first[f"{name}_change"][-1] for name in MAPS}
-    known = np.concatenate([change[np.isfinite(change) & (change > SAME)] for change in both.values()])
-    limits = {"vmin": SAME, "vmax": float(known.max()) if len(known) else 1.0}
+    known = np.concatenate([change[np.isfinite(change) & (change > UNMOVED)] for change in both.values()])
+    limits = {"vmin": UNMOVED, "vmax": float(known.max()) if len(known) else 1.0}
     unmoved = mpl.colormaps["cividis"].with_extremes(under="white")
     for axis, (name, change) in zip(axes, both.items(), strict=True):
         w = f"W_{{{name.upper()}}}"
         image = heat_map(axis, change, comparison.measured[0].layers, cmap=unmoved, **limits)
         axis.set_title(rf"$\|\Delta {w}\|_F\,/\,\|{w}\|_F$")
         axis.set_ylabel("layer")
-        if (change <= SAME).all():
+        if (change <= UNMOVED).all():
             axis.text(0.5, 0.5, "no head moved", **NOTHING, transform=axis.transAxes)
     if len(known):  # else there is no scale to show
         figure.colorbar(image, ax=axes, pad=0.02, label="relative change")
@@ -53,7 +53,7 @@ def spectra_before_and_after(comparison: Comparison) -> Figure:
     """
     first, last = comparison.measured[0], comparison.measured[-1]
     change = np.stack([comparison.from_first[f"{name}_change"][-1].ravel() for name in MAPS])
-    moved = np.abs(change).max(axis=0) > SAME
+    moved = np.abs(change).max(axis=0) > UNMOVED
     rows = [row for row in comparison.by_change.tolist() if moved[row]][:DRAWN] or [0]
     size, farthest = (COLUMN, 0.4 + 1.05 * len(rows)), 0.0
     figure, axes = subplots(len(rows), 2, figsize=size, sharex="col", sharey=True, squeeze=False)
@@ -65,13 +65,13 @@ def spectra_before_and_after(comparison: Comparison) -> Figure:
             percent = 100 * (np.divide(after, before, where=known, out=np.full(len(before), np.nan)) - 1)
             index = np.arange(1, len(before) + 1)
             axis.axhline(0, color="0.6", linewidth=0.6)
-            if how_far > SAME and np.isfinite(percent).any():
+            if how_far > UNMOVED and np.isfinite(percent).any():
                 axis.fill_between(index, 0, percent, color=COLOURS[0], alpha=0.25, linewidth=0)
                 axis.plot(index, percent, color=COLOURS[0])
                 farthest = max(farthest, float(np.abs(percent[np.isfinite(percent)]).max()))
             else:
                 axis.text(
-                    0.5, 0.6, "did not move" if how_far <= SAME else "unknown", **NOTHING, transform=axis.transAxes
+                    0.5, 0.6, "did not move" if how_far <= UNMOVED else "unknown", **NOTHING, transform=axis.transAxes
                 )
             axis.set_xlim(0, len(before) + 1)
             axis.set_title(f"layer {first.layers[i]} head {h}: {MATH[w]}")

@@ -25,8 +25,8 @@ def write_comparison_page(files: Files, comparison: Comparison) -> None:
     if circuits is not None and (len(circuits.roles) or len(circuits.edges)):
         parts = [table for table in (circuits.roles, circuits.edges) if len(table)]
         sections.append(Section("Roles and edges that moved", circuits.lead, parts))
-    if comparison.everything is None and (others := comparison.others[-1]).moved:
-        sections.append(Section("Other tensors", others.headline, [others.moved_most(LISTED)]))
+    if comparison.everything is None and (tensors := comparison.others[-1]).moved:
+        sections.append(Section("Other tensors", tensors.headline, [tensors.moved_most(LISTED)]))
     if comparison.everything is not None:
         parts = [comparison.everything.moved_most(LISTED)] if len(comparison.everything.moved_most(1)) else []
         sections.append(Section("Everything in the files", comparison.everything.lead, parts))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from scipy.special import log_softmax
@@ -18,18 +18,14 @@ from weightscope.compute.cores import in_threads
 from weightscope.compute.device import open_device
 from weightscope.detok.positions import PositionTerms, position_terms
 from weightscope.detok.sigma import SigmaStatistics, sigma_statistics
-from weightscope.display import ShowsShapes
 from weightscope.embeddings import ids_of
 from weightscope.errors import CheckpointError
 from weightscope.model import Model, as_model
 from weightscope.overflow import overflow
 from weightscope.progress import bar
+from weightscope.results import ShowsShapes
 from weightscope.tables import Column, Table
-from weightscope.text.tokenizer import token_names
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
+from weightscope.text.tokenizer import Tokenizer, token_names
 
 TERMS = ("ee", "pp", "pe", "ep", "e", "p")
 
@@ -368,11 +364,9 @@ class FirstLayer:
         [' responsibility', ' insensibility']
         """
 
-        from weightscope.text.tokenizer import load_tokenizer, token_id, tokenizer_at_hand
-
         named = any(isinstance(token, str) for token in tokens)
-        tokenizer: Any = load_tokenizer(self.model.tokenizer) if named else tokenizer_at_hand(self.model)
-        ids = [token_id(tokenizer, token) if isinstance(token, str) else token for token in tokens]
+        tokenizer: Any = Tokenizer.load(self.model.tokenizer) if named else Tokenizer.at_hand(self.model)
+        ids = [tokenizer.id_of(token) if isinstance(token, str) else token for token in tokens]
         return ranked(self, tokenizer, ids, top, heads)
 
     def positions(self, query: int | None = None, unscaled: bool = False) -> PositionTerms:

@@ -19,7 +19,6 @@ from weightscope.compute.cores import in_threads, one_blas_thread, usable_cores
 from weightscope.compute.device import open_device
 from weightscope.detok import paper
 from weightscope.detok.first_layer import FirstLayer, bare_embeddings
-from weightscope.display import ShowsShapes
 from weightscope.embedded import COUNTS, FOLDER
 from weightscope.engine import Engine, ThisProcess, array_of
 from weightscope.errors import CheckpointError, TooLargeError, printable
@@ -28,14 +27,14 @@ from weightscope.model import Model, as_model
 from weightscope.overflow import overflow
 from weightscope.progress import bar, phase, progress_shown
 from weightscope.provenance import Provenance
-from weightscope.results import Result
+from weightscope.results import Result, ShowsShapes
 from weightscope.run_identity import RunIdentity, file_identity
 from weightscope.sources import Source
 from weightscope.tables import Column, Table
 from weightscope.text.bigrams import count_bigrams
 from weightscope.text.counts import Counts, load_counts
 from weightscope.text.sequences import works
-from weightscope.text.tokenizer import TokenList, load_tokenizer, token_id, tokenizer_hash, tokenizer_if_any
+from weightscope.text.tokenizer import Tokenizer, TokenList
 
 FEWEST = 100  # items of a sample: the interval takes their means for normally distributed
 A_STRATUM = 20  # of them
@@ -138,16 +137,16 @@ class TokenRoc(ShowsShapes):
     curves: list[tuple[np.ndarray, np.ndarray]]  # (false positive rate, true positive rate)
 
 
-def single_tokens(tokenizer: Any, texts: Iterable[str]) -> dict[str, int]:
+def single_tokens(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, int]:
     """Ids, by their text, of those texts that are one token in this vocabulary."""
     ids = {}
     for text in texts:
         with suppress(CheckpointError):
-            ids[text] = token_id(tokenizer, text)
+            ids[text] = tokenizer.id_of(text)
     return ids
 
 
-def printed_ranks(first: FirstLayer, tokenizer: Any) -> Table:
+def printed_ranks(first: FirstLayer, tokenizer: Tokenizer) -> Table:
     """Tables 1 and 3 of the paper rank by rank, of those texts that are one token here, with the ranks found.
 
     A token's rank is one more than how many score higher.
@@ -300,10 +299,11 @@ class BigramAuroc(Result):
         """Heads, the best first."""
         return [self.ranked]
 
-    def __repr__(self) -> str:
+    @property
+    def about(self) -> str:
         best, auroc = self.ranked["head"][0], self.ranked["auroc"][0]
         sizes = f"{printable(self.model)}, layer {self.layer}: {len(self.auroc)} heads"
-        return f"BigramAuroc({sizes}, the best is head {best} with {auroc:.2f})"
+        return f"{sizes}, the best is head {best} with {auroc:.2f}"
 
     def __str__(self) -> str:
         return "\n".join(part if isinstance(part, str) else part.text() for part in self.printed())
@@ -370,17 +370,19 @@ def counts_for(model: Model, counts: Counts | str | Path | None) -> Counts:
         counts = _of_works(model)
     if not isinstance(counts, Counts):
         counts = load_counts(counts or COUNTS)
-    tokenizer = tokenizer_if_any(model.tokenizer)
-    if isinstance(tokenizer, TokenList):  # it may be padded to the embedding
-        tokenizer = None
-    counts.check(n_tokens, tokenizer and tokenizer_hash(tokenizer))
+    try:
+        tokenizer = Tokenizer.load(model.tokenizer)
+    except CheckpointError:
+        counts.check(n_tokens)
+    else:  # a list of tokens may be padded to the embedding
+        counts.check(n_tokens, None if isinstance(tokenizer, TokenList) else tokenizer.hash)
     return counts
 
 
 def _of_works(model: Model) -> Counts:
     """The bigrams, by the model's own tokenizer, of the texts that come with weightscope."""
     try:
-        return count_bigrams(works(), load_tokenizer(model.tokenizer))
+        return count_bigrams(works(), Tokenizer.load(model.tokenizer))
     except CheckpointError as error:
         how = "`weightscope bigrams CORPUS --tokenizer SOURCE --out COUNTS.npz` makes them"
         raise CheckpointError(f"needs bigram counts ({error}); {how}", file=model.name) from None

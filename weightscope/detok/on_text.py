@@ -13,11 +13,11 @@ from weightscope.detok.first_layer import (
     log_attention,
     term_contributions,
 )
-from weightscope.display import ShowsShapes
 from weightscope.errors import CheckpointError
 from weightscope.files import Files
+from weightscope.results import ShowsShapes
+from weightscope.runner.framing import framing_of
 from weightscope.runner.runner import Activations, Runner, open_runner
-from weightscope.runner.tokenizer import framing_of
 from weightscope.tables import Column, Table
 from weightscope.text.sequences import Texts, token_windows
 

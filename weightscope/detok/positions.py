@@ -12,13 +12,12 @@ from weightscope.attention.factored import Factored
 from weightscope.attention.layer import Head, Layer
 from weightscope.detok import paper
 from weightscope.detok.sigma import SigmaStatistics
-from weightscope.display import ShowsShapes, function_at
 from weightscope.errors import CheckpointError, counted
 from weightscope.files import Files
 from weightscope.metrics.untrained import undertrained_rows
 from weightscope.model import Model
 from weightscope.provenance import Provenance
-from weightscope.results import Result
+from weightscope.results import Result, ShowsShapes, function_at
 from weightscope.tables import Column, Table
 
 SHOWN = ("head", "t_p_slope", "t_p_linear_share", "t_pp_period", "t_pp_sinusoid_share", "recency", "near_mass")

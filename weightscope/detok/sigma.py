@@ -8,7 +8,7 @@ import numpy as np
 
 from weightscope.compute.cores import in_threads
 from weightscope.compute.device import CPU, Device, rows_that_fit
-from weightscope.display import ShowsShapes
+from weightscope.results import ShowsShapes
 
 POSITIONS_A_BLOCK = 64  # a block of sigma is (64, vocab): 13 MB for GPT-2
 BYTES_A_SIGMA = 48  # on a device, where nothing is computed in place and rows are sorted whole

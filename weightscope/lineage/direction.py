@@ -1,38 +1,24 @@
 """Which of two related checkpoints came first: one can be recomputed from the other, and information was lost."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod, sqrt
 
 import numpy as np
 
 from weightscope.attention.factored import inner
-from weightscope.changes.tensors import Pair, TensorChange
+from weightscope.changes.directions import first_directions, one_direction
+from weightscope.changes.pair import Pair, first_rows
+from weightscope.changes.recomputed import Cells, way_from
+from weightscope.changes.tensor import Change
+from weightscope.changes.thresholds import CONVERTED, EXPLAINED, ONE_DIMENSION, PROJECTED
 from weightscope.checkpoint import Tensor
-from weightscope.checkpoint.checkpoint import Block, row_width
-from weightscope.lineage.surgery import Surgery
-from weightscope.metrics.weight_changes import CASTS, first_directions
+from weightscope.lineage.weights import WeightChanges
 from weightscope.model import Model
 from weightscope.tensors.measure import BITS, why_unread
 
-EQUAL = 1e-6  # |S - B| / |B| that a conversion's own arithmetic leaves
-OUTER = 0.4  # of a step: a rounded value may be this far from the one it was rounded from, and a fifth of them are
-FILLED = 0.05  # share of changed values that has to be: small noise around rounded values never gets there
-FEWEST = 64  # changed values that this share is judged by
-GROUPS = (0, 128, 64, 32, 16)  # values that share a grid: a row, or this many neighbours in it
-STEPS = (1, 3, 7, 8, 15, 16, 31, 63, 127, 128, 255)  # from zero, or from the least value, to the last of an even grid
-MOST_STEPS = 255
-FINER = 0.9  # times a grid's step: the coarser of two that values lie on is theirs
-ON_GRID = 0.02  # steps that a value may be off its grid
-FEW_VALUES = 0.5  # of a group's size: with so few values it lies on a grid that need not be even
-SCALE = 2.0**-11  # relative error of a scale that a quantised format stores in 16 bits
-OF_MINIMUM = 0.1  # of half a step: the most that a stored minimum's own rounding moves a cell
-TINY = 2.0**-25  # and its absolute error among the smallest
-FIRST, SAMPLED = 4, 64  # groups that show that a matrix has no grid, and which it has
-LARGEST_SVD = 1 << 24  # values of a matrix whose singular values are computed
-PROJECTED = 1e-3  # |S v| / |B v| along a direction v that was projected out, in float32
-AXIS = 0.99  # largest component of a direction that is one dimension: a row that is zero may have been added
+COMPARED_ROWS = 64  # rows by which two layers' matrices are held to each other
 NEAR_COPY = 0.3  # cosine of two layers' matrices: strangers have 0
 NEAR_IDENTITY = 0.5  # size of what a layer writes, relative to the median layer
 HOW = {  # as a kind of change, and as a map
@@ -44,18 +30,10 @@ HOW = {  # as a kind of change, and as a map
 
 @dataclass
 class Proof:
-    """How the second of two checkpoints follows from the first; what it lost shows that the first came first.
+    """How the second of two checkpoints follows from the first; what it lost shows that the first came first."""
 
-    Attributes
-    ----------
-    ways : Counter of str
-        How many tensors follow in each way, a key of `HOW`.
-    layers : dict of str to set of int
-        The suspect's layers that they are in.
-    """
-
-    ways: Counter[str] = field(default_factory=Counter)
-    layers: dict[str, set[int]] = field(default_factory=dict)
+    ways: Counter[str] = field(default_factory=Counter)  # tensors that follow in each way, a key of `HOW`
+    layers: dict[str, set[int]] = field(default_factory=dict)  # the suspect's layers that they are in
 
     @property
     def how(self) -> str:
@@ -63,75 +41,33 @@ class Proof:
         return " and ".join(HOW[way] for way in HOW if self.ways[way])
 
 
-Seen = tuple[np.ndarray, np.ndarray] | None  # which values changed, and which far; None: one is outside its cell
-
-
-@dataclass
-class _Cells:
-    """How far values are from what they were rounded from: noise around rounded values stays near them."""
-
-    changed: int = 0
-    outer: int = 0
-
-    def add(self, changed: np.ndarray, outer: np.ndarray) -> None:
-        self.changed += int(np.count_nonzero(changed))
-        self.outer += int(np.count_nonzero(changed & outer))
-
-    def add_all(self, blocks: Iterable[Seen]) -> bool:
-        """Add what was seen of every block, unless one of them is outside its cells."""
-        own = _Cells()
-        for seen in blocks:
-            if seen is None:
-                return False
-            own.add(*seen)
-        self.changed, self.outer = self.changed + own.changed, self.outer + own.outer
-        return True
-
-    @property
-    def are_filled(self) -> bool:
-        return self.changed >= FEWEST and self.outer >= FILLED * self.changed
-
-
-def proof(surgery: Surgery, suspect: Model, base: Model, which: str) -> Proof | None:
+def prove(weights: WeightChanges, suspect: Model, base: Model, which: str) -> Proof | None:
     """How one checkpoint follows from the other: the suspect from the base for `which` "B", the reverse for "A".
 
     None where a tensor does not follow, or where the one that would be older has tensors or rows that the other lacks:
     then both may come from a third. Without ways if all is equal. Layers that were left out are `without_layers`'.
     """
-    rounding = max((pair.values.rounding for pair in surgery.layers), default=0.0)
-    if (
-        not surgery.basis.same
-        or not surgery.layers
-        or any(_matters(tensor) for tensor in _missing(surgery, suspect, base, which))
-    ):
+    missing = weights.lost if which == "B" else weights.gained
+    if not weights.basis.same or not weights.layers or any(map(_matters, missing)):
         return None
-    if any(pair.folded or pair.base_folded or pair.gauge or pair.copies > 1 or pair.neurons for pair in surgery.layers):
-        return None
-    if any(not pair.in_place and not pair.drift <= 2 * rounding for pair in surgery.layers):
-        return None
-    found, cells = Proof(), _Cells()
-    changes = [*((pair.layer, change) for pair in surgery.layers for change in pair.tensors),
-               *((None, change) for change in surgery.outside)]  # fmt: skip
-    along = _projected([change for _, change in changes], suspect, base, which)
-    for layer, change in sorted(changes, key=lambda each: -each[1].values_changed):
-        if change.kind == "identical" or (change.shapes[0] == change.shapes[1] and change.change <= EQUAL):
+    for layer in weights.layers:
+        if layer.folded or layer.base_folded or layer.gauge or layer.copies > 1 or layer.neurons:
+            return None
+        if not layer.in_place and not layer.drift.maps <= EXPLAINED * weights.rounding:
+            return None
+    follows, cells = Proof(), Cells()
+    along = _projected([change for _, change in weights.every], suspect, base, which)
+    for layer_b, change in sorted(weights.every, key=lambda each: -each[1].values_changed):
+        if change.kind == "identical" or (change.shapes[0] == change.shapes[1] and change.change <= CONVERTED):
             continue
         way = "direction removed" if change.name_a in along else _way(change, suspect, base, which, cells)
         if not way:
             return None
-        if way == "equal":
-            continue
-        found.ways[way] += 1
-        found.layers.setdefault(way, set()).update(() if layer is None else (layer,))
-    rounded = {"cast", "quantised"} & set(found.ways)
-    return found if not rounded or cells.are_filled else None
-
-
-def _missing(surgery: Surgery, suspect: Model, base: Model, which: str) -> list[Tensor]:
-    """The tensors that the older one would have and the newer one lacks."""
-    model, side = (base, "lost") if which == "B" else (suspect, "gained")
-    names = [*getattr(surgery, side), *(name for pair in surgery.layers for name in getattr(pair, side))]
-    return [model.checkpoint[name] for name in names]
+        if way != "equal":
+            follows.ways[way] += 1
+            follows.layers.setdefault(way, set()).update(() if layer_b is None else (layer_b,))
+    rounded = {"cast", "quantised"} & set(follows.ways)
+    return follows if not rounded or cells.are_filled else None
 
 
 def _matters(tensor: Tensor) -> bool:
@@ -140,219 +76,33 @@ def _matters(tensor: Tensor) -> bool:
     return len(shape) > 1 and shape[:2] != (1, 1) and not tensor.dtype.startswith(("I", "U", "BOOL"))
 
 
-def _way(change: TensorChange, suspect: Model, base: Model, which: str, cells: _Cells) -> str:
-    """How a tensor follows from the other, as a key of `HOW`; empty where it does not, or no map is known."""
+def _older_and_newer(change: Change, suspect: Model, base: Model, which: str) -> tuple[Tensor, Tensor]:
     a, b = base.checkpoint[change.name_a], suspect.checkpoint[change.name_b]
-    if change.kind in ("missing", "new", "reshaped", "unread", "not finite") or why_unread(a) or why_unread(b):
-        return ""
-    older, newer = (a, b) if which == "B" else (b, a)
-    if prod(older.shape) > prod(newer.shape):
-        return ""  # rows were cut: the older may also be the newer one, extended
+    return (a, b) if which == "B" else (b, a)
+
+
+def _way(change: Change, suspect: Model, base: Model, which: str, cells: Cells) -> str:
+    """How a tensor follows from the other, as a key of `HOW`; empty where it does not, or no map is known."""
+    older, newer = _older_and_newer(change, suspect, base, which)
+    if change.kind in ("reshaped", "unread", "not finite") or prod(older.shape) > prod(newer.shape):
+        return ""  # where rows were cut, the older may also be the newer one, extended
     if not change.values_changed:
         return "equal"
-    casts = [name for name, rounded in change.casts if rounded != which]  # the older one, rounded, gives the newer
-    if casts:
-        for x, y in _values(older, newer):
-            _in_float(x, y, casts[0], cells)
-        return "cast"
-    if len(older.shape) < 2:
-        return ""
-    if _is_pruned(older, newer):
-        return "pruned"
-    if _in_cells(older, newer, cells):
-        return "quantised"
-    return "rank cut" if _is_truncated(older, newer) else ""
+    casts = [cast for cast, rounded in change.casts if rounded != which]  # the older one, rounded, gives the newer
+    return way_from(older, newer, casts, cells)
 
 
-def _values(older: Tensor, newer: Tensor) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Blocks of both as rows (n, width), float32."""
-    width = row_width(older.shape) or prod(older.shape)
-    for _, start, stop in Pair(older, newer).blocks():
-        x, y = (Block(tensor, start, stop).values().astype(np.float32) for tensor in (older, newer))
-        yield (x.reshape(-1, width), y.reshape(-1, width)) if len(x) % width == 0 else (x[None], y[None])
-
-
-# Rounding
-
-
-def _in_float(x: np.ndarray, y: np.ndarray, cast: str, cells: _Cells) -> None:
-    """Count how values lie in the cells of a float's numbers."""
-    bits = {"BF16": 7, "BF16, cut off": 7, "F16": 10, "F8_E4M3": 3, "F8_E5M2": 2}[cast]
-    smallest = {"F16": -14, "F8_E4M3": -6, "F8_E5M2": -14}.get(cast, -126)
-    with np.errstate(all="ignore"):
-        step = np.ldexp(1.0, np.maximum(np.frexp(y.astype(np.float64))[1] - 1, smallest) - bits)
-        cells.add(x != y, np.abs(x - y) > OUTER * step)
-
-
-def _in_cells(older: Tensor, newer: Tensor, cells: _Cells) -> bool:
-    """Whether every value of a matrix is the nearest, on a grid that its neighbours share, to the older one's."""
-    if newer.ends() is not None:
-        return cells.add_all(_nearest_stored(older, newer))
-    fine = 2.0 ** -BITS.get(newer.dtype, 23)
-    shape, matrix = older.shape, len(older.shape) == 2 and older.shape == newer.shape
-    first_x, first_y = next(_values(older, newer))
-    for turned in (False, True) if matrix and prod(shape) == first_x.size else (False,):
-        sample_x, sample_y = (first_x.T, first_y.T) if turned else (first_x, first_y)
-        for group in GROUPS:
-            width = group or sample_y.shape[1]
-            if sample_y.shape[1] % width or width < GROUPS[-1]:
-                continue
-            x, y = (np.ascontiguousarray(side).reshape(-1, width) for side in (sample_x, sample_y))
-            apart = [max(1, len(y) // count) for count in (FIRST, SAMPLED)]
-            if any(_nearest(x[::step], y[::step], fine) is None for step in apart):
-                continue
-            sides = [(x, y)] if turned else _values(older, newer)
-            if cells.add_all(_nearest(p.reshape(-1, width), q.reshape(-1, width), fine) for p, q in sides):
-                return True
-    return False
-
-
-def _nearest_stored(older: Tensor, newer: Tensor) -> Iterator[Seen]:
-    """The same as `_nearest` of each block, on the grids that are stored with the newer one's values."""
-    first, last, levels = newer.ends() or (newer, newer, 1)
-    for _, start, stop in Pair(older, newer).blocks():
-        tensors = (older, newer, first, last)
-        x, y, low, high = (Block(tensor, start, stop).values().astype(np.float64) for tensor in tensors)
-        span, size = np.abs(high - low), np.maximum(np.abs(low), np.abs(high))
-        half = span / (levels - 1) / 2
-        is_one = span == 0  # a scale that was rounded to zero: less than the other blocks' steps was lost
-        beyond = np.where(is_one, x, np.clip(x, np.minimum(low, high), np.maximum(low, high)))
-        room = np.where(is_one, half.max(initial=0.0), half)
-        off = np.abs(beyond - y)
-        is_outside = off > room * (1 + 1e-4) + SCALE * (span + size) + levels * TINY
-        yield None if is_outside.any() else (x != y, ~is_one & (off > 2 * OUTER * half))
-
-
-def _nearest(x: np.ndarray, y: np.ndarray, fine: float) -> Seen:
-    """Which values changed, and which lie far out in the cell of the level that they were rounded to; None where one
-    lies outside it, or y, of this relative precision, is on no grid: x, y (groups, width).
-    """
-    below, above = _even_cells(y, fine)
-    rest = np.isnan(below[:, 0])
-    if rest.any():
-        few = _cells_of_few(y[rest])
-        if few is None:
-            return None
-        below[rest], above[rest] = few
-    d = x.astype(np.float64) - y
-    room, off = np.where(d < 0, below, above), np.abs(d)
-    least = np.abs(y.min(axis=1, keepdims=True))
-    # Cells were drawn with a scale, and some with a minimum, that were rounded when they were stored.
-    slack = (2 * SCALE + fine) * np.abs(y) + np.minimum(4 * SCALE * least, OF_MINIMUM * room)
-    if (off > room * (1 + 1e-4 + SCALE) + slack).any():
-        return None
-    return d != 0, off > 2 * OUTER * np.where(np.isfinite(room), room, np.inf)
-
-
-def _even_cells(y: np.ndarray, fine: float) -> tuple[np.ndarray, np.ndarray]:
-    """Half a step on either side of each value of an even grid, without bound past its ends; NaN where it is none."""
-    y = y.astype(np.float64)
-    of_zero, of_least = steps = np.full((2, len(y)), np.nan)
-    for step, start in zip(steps, (np.zeros(len(y)), y.min(axis=1)), strict=True):
-        reach = np.abs(y - start[:, None]).max(axis=1)
-        for n in (*STEPS, *range(2, MOST_STEPS)):
-            left = np.flatnonzero(np.isnan(step) & (reach > 0))
-            allowed = ON_GRID + 2 * fine * n
-            if not len(left):
-                break
-            if allowed > 0.2 or (n not in STEPS and len(left) > 0.5 * len(y) and len(y) > SAMPLED):
-                continue
-            place = (y[left] - start[left, None]) / (reach[left, None] / n)
-            on = (np.abs(place - np.rint(place)) <= allowed).all(axis=1)
-            step[left[on]] = reach[left[on]] / n
-    is_finer = of_zero < FINER * of_least  # a multiple of the minimum by chance
-    step = np.where(np.isnan(of_zero) | is_finer, of_least, of_zero)
-    half = np.repeat(step[:, None] / 2, y.shape[1], axis=1)
-    known = ~np.isnan(step)[:, None]
-    below = np.where(known & (y == y.min(axis=1, keepdims=True)), np.inf, half)
-    above = np.where(known & (y == y.max(axis=1, keepdims=True)), np.inf, half)
-    return below, above
-
-
-def _cells_of_few(y: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """Half the way to the next level on either side of each value; None where groups hold too many values."""
-    order = np.argsort(y, axis=1, kind="stable")
-    ordered = np.take_along_axis(y.astype(np.float64), order, axis=1)
-    new = np.diff(ordered, axis=1) > 0
-    constant = ~new.any(axis=1)
-    if ((1 + new.sum(axis=1))[~constant] > FEW_VALUES * y.shape[1]).any():
-        return None
-    above, below = np.full(ordered.shape, np.inf), np.full(ordered.shape, np.inf)
-    for i in range(y.shape[1] - 2, -1, -1):
-        above[:, i] = np.where(new[:, i], (ordered[:, i + 1] - ordered[:, i]) / 2, above[:, i + 1])
-        j = y.shape[1] - 1 - i
-        below[:, j] = np.where(new[:, j - 1], (ordered[:, j] - ordered[:, j - 1]) / 2, below[:, j - 1])
-    above[constant] = below[constant] = 0.0  # a group of one value shows no grid
-    sides = np.empty_like(below), np.empty_like(above)
-    for side, ordered_side in zip(sides, (below, above), strict=True):
-        np.put_along_axis(side, order, ordered_side, axis=1)
-    return sides
-
-
-# Values, directions and singular values that were dropped
-
-
-def _is_pruned(older: Tensor, newer: Tensor) -> bool:
-    """Whether a matrix is the older one with zeros in it, in its own float, and not only rows or columns of zeros:
-    these may be the start of what was trained.
-    """
-    if older.shape != newer.shape or len(older.shape) != 2:
-        return False
-    zeros, columns, cast = 0, np.zeros(older.shape[1], bool), CASTS.get(newer.dtype, np.positive)
-    for x, y in _values(older, newer):
-        if ((x != y) & (cast(x) != y) & (y != 0)).any() or x.shape[1] != len(columns):
-            return False
-        columns |= y.any(axis=0)
-    for x, y in _values(older, newer):
-        gone = (x != 0) & (y == 0) & columns
-        zeros += int(gone[y.any(axis=1)].sum())
-    return zeros >= FEWEST
-
-
-def _noise(older: np.ndarray, dtype: str) -> float:
-    """Spectral norm of the rounding errors of a matrix, with a margin."""
-    m, n = older.shape
-    rms = sqrt(float(np.mean(older**2)))
-    return max(3 * 2.0 ** -BITS.get(dtype, 23) * rms / sqrt(12) * (sqrt(m) + sqrt(n)), 1e-5 * rms)
-
-
-def _is_truncated(older: Tensor, newer: Tensor) -> bool:
-    """Whether a matrix is the older one without its smallest singular values."""
-    if older.shape != newer.shape or len(older.shape) != 2 or prod(older.shape) > LARGEST_SVD:
-        return False
-    x, y = (Block(tensor, 0, prod(tensor.shape)).values().reshape(tensor.shape) for tensor in (older, newer))
-    x, y = x.astype(np.float64), y.astype(np.float64)
-    noise, d = _noise(x, newer.dtype), x - y
-    probe = np.random.default_rng(0).standard_normal((x.shape[1], 8))
-    inside = np.linalg.norm(d @ (y.T @ (y @ probe))) / (np.linalg.norm(y) ** 2 or 1.0)
-    if inside > 8 * noise * sqrt(x.shape[1]):  # most changes end here
-        return False
-    u, s, vt = np.linalg.svd(y, full_matrices=False)
-    rank = int((s > noise).sum())
-    if not 0 < rank < len(s):
-        return False
-    dropped = np.linalg.svd(d, compute_uv=False)
-    shared = max(np.linalg.norm(u[:, :rank].T @ d, 2), np.linalg.norm(d @ vt[:rank].T, 2))
-    return bool(3 * noise < dropped[0] <= s[rank - 1] + noise and shared <= max(2 * noise, 0.05 * dropped[0]))
-
-
-def _projected(changes: Sequence[TensorChange], suspect: Model, base: Model, which: str) -> set[str]:
+def _projected(changes: Sequence[Change], suspect: Model, base: Model, which: str) -> set[str]:
     """The base's names of the matrices, at least two, that the same direction was projected out of."""
-    found: list[tuple[str, np.ndarray]] = []
-    for change in changes:
-        if change.rank != 1 and change.kind != "one direction":
-            continue
-        a, b = base.checkpoint[change.name_a], suspect.checkpoint[change.name_b]
-        older, newer = (a, b) if which == "B" else (b, a)
-        small = max(PROJECTED, 4 * 2.0 ** -BITS.get(newer.dtype, 23))
-        _, *sides = first_directions(Pair(older, newer).pairs)
-        found += [(change.name_a, side.direction) for side in sides
-                  if side.left <= small and np.abs(side.direction).max() < AXIS]  # fmt: skip
-    best: set[str] = set()
-    for _, seed in found:
-        near = {name for name, v in found if len(v) == len(seed) and abs(float(v @ seed)) > AXIS}
-        best = max(best, near, key=len)
-    return best if len(best) > 1 else set()
+    removed = []
+    for i, change in enumerate(changes):
+        if change.rank == 1:
+            older, newer = _older_and_newer(change, suspect, base, which)
+            small = max(PROJECTED, 4 * 2.0 ** -BITS.get(newer.dtype, 23))
+            _, *sides = first_directions(Pair(older, newer).pairs)
+            removed += [(i, side) for side in sides
+                        if side.left <= small and np.abs(side.direction).max() < ONE_DIMENSION]  # fmt: skip
+    return {changes[i].name_a for i in one_direction(removed)[0]}
 
 
 # Layers that were left out
@@ -365,7 +115,7 @@ def without_layers(base: Model, gone: Sequence[int]) -> bool:
     usual = float(np.median(list(wrote.values())))
     if any(wrote[layer] < NEAR_IDENTITY * usual for layer in gone):
         return False
-    return not any(_is_near_copy(base, layer, other) for layer in gone for other in layers if other != layer)
+    return not any(_is_near_copy(base, i, j) for i in gone for j in layers if i != j)
 
 
 def _written(model: Model, index: int) -> float:
@@ -382,13 +132,12 @@ def _is_near_copy(model: Model, i: int, j: int) -> bool:
     """Whether a matrix of one layer is like the other layer's."""
     stems = model.stem(i), model.stem(j)
     for name in model.checkpoint.names_under(stems[0]):
-        other = model.checkpoint.get(stems[1] + name.removeprefix(stems[0]))
+        counterpart = model.checkpoint.get(stems[1] + name.removeprefix(stems[0]))
         tensor = model.checkpoint[name]
-        if other is None or other.shape != tensor.shape or len(tensor.shape) < 2 or why_unread(tensor):
+        if counterpart is None or counterpart.shape != tensor.shape or len(tensor.shape) < 2 or why_unread(tensor):
             continue
-        width = row_width(tensor.shape) or 1
-        rows = [Block(t, 0, min(prod(t.shape), 64 * width)).values().astype(np.float64) for t in (tensor, other)]
-        x, y = (each.reshape(-1, width) - each.mean() for each in rows)
+        rows = [first_rows(t, COMPARED_ROWS).astype(np.float64) for t in (tensor, counterpart)]
+        x, y = (each - each.mean() for each in rows)
         size = float(np.linalg.norm(x) * np.linalg.norm(y))
         if size and abs(float((x * y).sum())) > NEAR_COPY * size:
             return True

@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 
+from weightscope.changes.thresholds import EXPLAINED
 from weightscope.errors import CheckpointError, counted, printable
 from weightscope.findings import listed, spans
-from weightscope.lineage.direction import HOW, Proof, proof, without_layers
-from weightscope.lineage.elsewhere import Elsewhere, elsewhere
-from weightscope.lineage.kinds import EXPLAINED, weight_kinds
+from weightscope.lineage.differences import Kind, structure_kinds, weight_kinds
+from weightscope.lineage.direction import HOW, Proof, prove, without_layers
 from weightscope.lineage.matching import BACKGROUND, ROUTES
+from weightscope.lineage.shared_tensors import SharedTensors, find_shared_tensors
 from weightscope.lineage.shares import Shares, shares_of
 from weightscope.lineage.sketches import Sketches
-from weightscope.lineage.structure import Kind, structure_kinds
-from weightscope.lineage.surgery import Surgery, compared
 from weightscope.lineage.verdict import Base, Judged, Related, candidates, judge, print_of, sources
+from weightscope.lineage.weights import WeightChanges, weight_changes
 from weightscope.model import Model
 from weightscope.progress import progress_shown
 from weightscope.provenance import Provenance
@@ -68,17 +68,17 @@ def lineage(suspect: Base, bases: Base | Iterable[Base], *, progress: bool = Fal
     Examples
     --------
     >>> import weightscope as ws
-    >>> found = ws.lineage("embedded", "embedded")
-    >>> found.verdict, [kind.kind for kind in found.kinds]
+    >>> result = ws.lineage("embedded", "embedded")
+    >>> result.verdict, [kind.kind for kind in result.kinds]
     ('related', ['same bytes'])
     """
     named = [bases] if isinstance(bases, Model | str | Path) else list(bases)
     if not named:
         raise CheckpointError("lineage needs at least one base")
     with progress_shown(progress):
-        found = _lineage(suspect, named)
-    read = [found.suspect.read, *(each.base.read for each in found.judged)]
-    return replace(found, provenance=found.provenance.of_all(read))
+        result = _lineage(suspect, named)
+    read = [result.suspect.read, *(each.base.read for each in result.judged)]
+    return replace(result, provenance=result.provenance.of_all(read))
 
 
 def _lineage(suspect: Base, named: Sequence[Base]) -> "Lineage":
@@ -92,23 +92,25 @@ def _lineage(suspect: Base, named: Sequence[Base]) -> "Lineage":
     related = sorted((Related(j.base, j.match) for j in judged if j.match), key=lambda each: -each.weight)
     if related:
         return replace(_related(sketches, judged, related, p, comparisons), unread=unread)
-    others = [_elsewhere(sketches, each.base) for each in judged]
-    taken = [(each.base, other) for each, other in zip(judged, others, strict=True) if other and other.is_shared]
+    tensors = [_shared_tensors(sketches, each.base) for each in judged]
+    taken = [(each.base, shared) for each, shared in zip(judged, tensors, strict=True) if shared and shared.is_shared]
     if taken:
         shared = max(taken, key=lambda each: each[1].share)
         return Lineage(sketches, judged, None, "related", p, comparisons, unread=unread, shared=shared)
-    why = [each.doubt or (other.doubt if other else NOT_IN_PRINTS) for each, other in zip(judged, others, strict=True)]
+    why = [
+        each.doubt or (shared.doubt if shared else NOT_IN_PRINTS) for each, shared in zip(judged, tensors, strict=True)
+    ]
     doubts = [f"{printable(each.base.name)}: {doubt}" for each, doubt in zip(judged, why, strict=True) if doubt]
     doubts += [listed(unread, NAMED)] if unread else []
     verdict = "undecided" if doubts else "unrelated"
     return Lineage(sketches, judged, None, verdict, p, comparisons, doubts=doubts, unread=unread)
 
 
-def _elsewhere(suspect: Sketches, base: Sketches) -> Elsewhere | None:
+def _shared_tensors(suspect: Sketches, base: Sketches) -> SharedTensors | None:
     """What both share outside their heads, if the weights of both are there."""
     if suspect.source is None or base.source is None:
         return None
-    return elsewhere(suspect.source, base.source)
+    return find_shared_tensors(suspect.source, base.source)
 
 
 TURNED = "stream rotated or permuted"  # where weights do not tell which
@@ -137,21 +139,21 @@ def _related(
     else:
         kinds = list(structure_kinds(suspect, first.base, first.match))
         if suspect.source is not None and first.base.source is not None:
-            surgery = compared(suspect.source, first.base.source, first.match)
-            drift = {pair.layer: pair.drift for pair in surgery.layers}
+            weights = weight_changes(suspect.source, first.base.source, first.match)
+            drift = {layer.layer: layer.drift.maps for layer in weights.layers}
             structure = {kind.kind for kind in kinds}
-            done = weight_kinds(surgery, structure)
+            done = weight_kinds(weights, structure)
             shares = shares_of(suspect.source, _summands(first, judged)) if first.match.route == "direct" else shares
             if shares.weights:
                 kinds.append(_merge(suspect, shares))
                 done = [kind for kind in done if kind.kind not in TRAINED]
-                if shares.left > EXPLAINED * max(pair.values.rounding for pair in surgery.layers):
+                if shares.left > EXPLAINED * weights.rounding:
                     text = f"The merge leaves {shares.left:.2g} of the suspect's norm unexplained."
                     done.append(Kind("fine-tuned", suspect.layers, text))
-            elif derivation := _proved(suspect, first, surgery, structure, "B"):
+            elif derivation := _proved(suspect, first, weights, structure, "B"):
                 verdict, older = "derived", derivation
                 done = _as_proved(done, derivation, suspect, "suspect")
-            elif reverse := _proved(suspect, first, surgery, structure, "A"):
+            elif reverse := _proved(suspect, first, weights, structure, "A"):
                 older = reverse
                 done = _as_proved(done, reverse, suspect, "base")
             kinds += done
@@ -161,38 +163,33 @@ def _related(
     )
 
 
-def _proved(suspect: Sketches, first: Related, surgery: Surgery, structure: set[str], which: str) -> Proof | None:
+def _proved(suspect: Sketches, first: Related, weights: WeightChanges, structure: set[str], which: str) -> Proof | None:
     """How the suspect follows from the base, for `which` "B", or the base from the suspect, with something lost."""
     assert suspect.source is not None and first.base.source is not None
     smaller = SMALLER[which] & structure
     if (OTHER_SIZES & structure) or smaller - {"layers removed"}:
         return None
-    found = proof(surgery, suspect.source, first.base.source, which)
-    if found is not None and smaller:
+    derivation = prove(weights, suspect.source, first.base.source, which)
+    if derivation is not None and smaller:
         gone = [layer for j, layer in enumerate(first.base.layers) if j not in first.match.layers]
         if not without_layers(first.base.source, gone):
             return None
-        found.ways["layers removed"] = len(gone)
-    return found if found is not None and found.ways else None
+        derivation.ways["layers removed"] = len(gone)
+    return derivation if derivation is not None and derivation.ways else None
 
 
-WAYS = {"cast": "cast", "quantised": "quantised", "pruned": "pruned", "rank cut": "rank cut",
-        "direction removed": "direction removed"}  # fmt: skip  # the kind that says it, by how a tensor follows
-
-
-def _as_proved(done: Sequence[Kind], found: Proof, suspect: Sketches, smaller: str) -> list[Kind]:
+def _as_proved(done: Sequence[Kind], proof: Proof, suspect: Sketches, smaller: str) -> list[Kind]:
     """Kinds with what was proved in the place of what it may look like."""
     mine = smaller == "suspect"
-    looks = ("fine-tuned",) if found.ways["direction removed"] else TRAINED
+    looks = ("fine-tuned",) if proof.ways["direction removed"] else TRAINED
     kept = [kind for kind in done if not kind.kind.startswith(looks) and (mine or not kind.kind.startswith("cast"))]
-    for way, kind in WAYS.items():
-        if found.ways[way] and not any(each.kind.startswith(kind) for each in kept):
-            other = "the base's" if mine else "the suspect's"
-            text = (
-                f"{counted(found.ways[way], 'tensor')} of the {smaller} can be recomputed from {other} by {HOW[way]}."
-            )
-            name = kind if mine else f"{kind}: the base"
-            kept.append(Kind(name, sorted(found.layers.get(way, ())) or suspect.layers, text))
+    for way in (way for way in HOW if way != "layers removed"):
+        if proof.ways[way] and not any(each.kind.startswith(way) for each in kept):
+            larger = "the base's" if mine else "the suspect's"
+            tensors = f"{counted(proof.ways[way], 'tensor')} of the {smaller}"
+            text = f"{tensors} can be recomputed from {larger} by {HOW[way]}."
+            name = way if mine else f"{way}: the base"
+            kept.append(Kind(name, sorted(proof.layers.get(way, ())) or suspect.layers, text))
     return kept
 
 
@@ -276,7 +273,7 @@ class Lineage(Result):
         Fingerprints of a folder that were skipped, and why.
     proof : Proof or None
         How the newer of the two can be recomputed from the older one, if the weights show it.
-    shared : (Sketches, Elsewhere) or None
+    shared : (Sketches, SharedTensors) or None
         A base that shares no heads but other tensors, and which.
     provenance : Provenance
         What was read, by which command and version, and when.
@@ -298,11 +295,12 @@ class Lineage(Result):
     sources: list[Related | None] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
     proof: Proof | None = None
-    shared: tuple[Sketches, Elsewhere] | None = None
+    shared: tuple[Sketches, SharedTensors] | None = None
     provenance: Provenance = field(default_factory=Provenance, repr=False)
 
-    def __repr__(self) -> str:
-        return f"Lineage({printable(self.suspect.name)}: {self.verdict})"
+    @property
+    def about(self) -> str:
+        return f"{printable(self.suspect.name)}: {self.verdict}"
 
     @property
     def base(self) -> str | None:
@@ -318,14 +316,14 @@ class Lineage(Result):
         bases = printable(self.judged[0].base.name) if n == 1 else f"any of {counted(n, 'base')}"
         none = f"No shared attention heads were found between {name} and {bases}"
         if self.shared is not None:
-            base, found = self.shared
-            one = none if n == 1 else f"No shared attention heads were found between {name} and {printable(base.name)}"
-            return f"{one}, but they share an origin: {found.text}. {UNKNOWN_ORDER.capitalize()}."
+            base, tensors = self.shared
+            none = f"No shared attention heads were found between {name} and {printable(base.name)}"
+            return f"{none}, but they share an origin: {tensors.text}. {UNKNOWN_ORDER.capitalize()}."
         if self.verdict == "undecided":
             return f"{none}. It is undecided whether they share anything else: {'; '.join(self.doubts)}."
         if self.origin is None:
             return f"{none}. {COMPARED_TOO} {OUT_OF_REACH}"
-        match, other = self.origin.match, printable(self.origin.base.name)
+        match, base_name = self.origin.match, printable(self.origin.base.name)
         count = sum(j is not None for j in match.layers)
         p = f"p < {SMALLEST:g}" if self.p_value < SMALLEST else f"p = {self.p_value:.1g}"
         numbers = (
@@ -334,12 +332,12 @@ class Lineage(Result):
         )
         what = f"{self._difference}."
         if self.verdict == "derived" and self.proof is not None:
-            how = f"it can be recomputed from {other} by {self.proof.how}"
-            return f"{name} was derived from {other}: {how}, and {numbers}. {what}"
+            how = f"it can be recomputed from {base_name} by {self.proof.how}"
+            return f"{name} was derived from {base_name}: {how}, and {numbers}. {what}"
         order = UNKNOWN_ORDER
         if self.proof is not None:
-            order = f"{other} can be recomputed from {name} by {self.proof.how}, so {name} came first"
-        return f"{name} and {other} share an origin: {numbers}; {order}. {what}"
+            order = f"{base_name} can be recomputed from {name} by {self.proof.how}, so {name} came first"
+        return f"{name} and {base_name} share an origin: {numbers}; {order}. {what}"
 
     @property
     def _difference(self) -> str:
@@ -347,8 +345,8 @@ class Lineage(Result):
         assert self.origin is not None
         if len(self.kinds) == 1 and self.kinds[0].kind.startswith("same "):
             (same,) = self.kinds
-            whole = same.kind == "same bytes" and same.strength == 1
-            return "Nothing differs: same bytes" if whole else same.evidence.removesuffix(".")
+            complete = same.kind == "same bytes" and same.strength == 1
+            return "Nothing differs: same bytes" if complete else same.evidence.removesuffix(".")
         if self.kinds:
             return f"What differs: {'; '.join(kind.kind for kind in self.kinds)}"
         if self.suspect.source is not None and self.origin.base.source is not None:

@@ -10,9 +10,9 @@ from math import log, sqrt
 
 import numpy as np
 
-from weightscope.display import ShowsShapes
 from weightscope.errors import CheckpointError
 from weightscope.lineage.sketches import SKETCH, Sketches
+from weightscope.results import ShowsShapes
 
 HALF = SKETCH // 2
 ROUTES = {  # in words, strongest evidence first
@@ -42,33 +42,15 @@ LOOKED_AT = 1 << 22  # pairs of heads, evenly spread, that show how alike those 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Match(ShowsShapes):
-    """Counterparts of a suspect's layers in one base, by one route.
+    """Counterparts of a suspect's layers in one base, by one route."""
 
-    Attributes
-    ----------
-    route : str
-        A key of `ROUTES`.
-    likeness : (L_s, L_b) array
-        Mean cosine of matched heads for every pair of layers; for spectra, 1 - distance / usual distance.
-    layers : list of int or None
-        For each layer of the suspect, the place of its counterpart in the base.
-    heads : list of (H,) int arrays
-        The counterpart of each head, or -1.
-    z : (L_s,) array
-        How far each layer's likeness to its counterpart is from that of strangers, in standard deviations.
-    log_p : float
-        Natural logarithm of the probability that strangers are this alike, over all layers.
-    elsewhere : float
-        Median cosine of heads that are not counterparts.
-    """
-
-    route: str
-    likeness: np.ndarray
-    layers: list[int | None]
-    heads: list[np.ndarray]
-    z: np.ndarray
-    log_p: float
-    elsewhere: float = 0.0
+    route: str  # a key of `ROUTES`
+    likeness: np.ndarray  # (L_s, L_b) mean cosine of matched heads; of spectra, 1 - distance / usual distance
+    layers: list[int | None]  # for each layer of the suspect, the place of its counterpart in the base
+    heads: list[np.ndarray]  # (H,) each: the counterpart of each head, or -1
+    z: np.ndarray  # (L_s,) standard deviations between a layer's likeness and a stranger's
+    log_p: float  # natural logarithm of the probability that strangers are this alike, over all layers
+    elsewhere: float = 0.0  # median cosine of heads that are not counterparts
 
     @property
     def is_sure(self) -> bool:
@@ -128,18 +110,18 @@ def _by_sketches(route: str, suspect: Sketches, base: Sketches, x: np.ndarray, y
     of_suspect = [suspect.of_layer(layer) for layer in suspect.layers]
     of_base = [base.of_layer(layer) for layer in base.layers]
     seen = np.arange(0, len(y), len(x) * len(y) // LOOKED_AT | 1)  # an odd step takes heads of every index
-    others = np.empty((len(x), len(seen)), np.float32)
+    sampled_cosines = np.empty((len(x), len(seen)), np.float32)
     for i, heads in enumerate(of_suspect):
         chosen, judged = (_cosines(x[heads][..., half], y[..., half]) for half in (slice(HALF), slice(HALF, None)))
-        others[heads] = judged[:, seen]
+        sampled_cosines[heads] = judged[:, seen]
         for j, candidates in enumerate(of_base):
-            order = assigned(chosen[:, candidates])
+            order = assign_heads(chosen[:, candidates])
             orders[i, j] = order
             kept = np.flatnonzero(order >= 0)
             first[i, j] = chosen[kept, candidates[order[kept]]].sum() / len(heads)
             second[i, j] = judged[kept, candidates[order[kept]]].sum() / len(heads)
     least = LEAST + _luck(suspect, base)
-    layers = aligned(first, least)
+    layers = align_layers(first, least)
     mean, spread = BACKGROUND[route]
     counts = np.array([len(suspect.of_layer(layer)) for layer in suspect.layers])
     alike = np.array([second[i, j] if j is not None else 0.0 for i, j in enumerate(layers)])
@@ -157,7 +139,7 @@ def _by_sketches(route: str, suspect: Sketches, base: Sketches, x: np.ndarray, y
         if place is not None:
             kept = np.flatnonzero(order >= 0)
             taken[heads[kept]] = of_base[place][order[kept]]
-    rest = others[taken[:, None] != seen]
+    rest = sampled_cosines[taken[:, None] != seen]
     square = float(np.median(rest**2)) / CHI_SQUARED if len(rest) else 0.0
     elsewhere = sqrt(max(0.0, square - 1 / (2 * HALF)))
     return Match(route, second, layers, matched, np.where(paired, z, np.nan), min(0.0, log_p), elsewhere)
@@ -175,7 +157,7 @@ def _luck(suspect: Sketches, base: Sketches) -> float:
     return sqrt(2 * log(max(2, most)) / (2 * HALF))
 
 
-def assigned(scores: np.ndarray) -> np.ndarray:
+def assign_heads(scores: np.ndarray) -> np.ndarray:
     """A column for each row that maximises the sum and takes no column twice; -1 if no column is left.
 
     scores (H_s, H_b) -> (H_s,).
@@ -188,7 +170,7 @@ def assigned(scores: np.ndarray) -> np.ndarray:
     return order
 
 
-def aligned(likeness: np.ndarray, least: float) -> list[int | None]:
+def align_layers(likeness: np.ndarray, least: float) -> list[int | None]:
     """The counterpart of each of the suspect's layers, or None: the most similar layers, in runs if that costs little.
 
     Dynamic programming (Viterbi) finds the best path: a step to the base's next layer is free, any other step costs
@@ -225,7 +207,7 @@ def _by_spectra(suspect: Sketches, base: Sketches) -> Match:
         apart = cdist(x, y, "cityblock") / x.shape[1]  # (H_s, N_b)
         for j, candidates in enumerate(of_base):
             inside = apart[:, candidates]
-            orders[i, j] = order = assigned(-inside)
+            orders[i, j] = order = assign_heads(-inside)
             kept = np.flatnonzero(order >= 0)
             distance[i, j] = inside[kept, order[kept]].mean()
     usual = np.median(distance)
@@ -242,8 +224,8 @@ def _by_spectra(suspect: Sketches, base: Sketches) -> Match:
     near = ratio < NEAR
     layers = [int(j) if is_near else None for j, is_near in zip(best, near, strict=True)]
     heads = [orders[i, j] if j is not None else np.empty(0, int) for i, j in enumerate(layers)]
-    found = len(set(best[near].tolist()))  # one layer of a base may be the nearest to all of a stranger's
-    log_p = _log_binomial(found, len(near), BY_CHANCE)
+    counterparts = len(set(best[near].tolist()))  # one layer of a base may be the nearest to all of a stranger's
+    log_p = _log_binomial(counterparts, len(near), BY_CHANCE)
     z = np.where(near, -np.log(np.maximum(ratio, 1e-12)), np.nan)
     return Match("spectra", likeness, layers, heads, z, log_p)
 

@@ -8,9 +8,9 @@ from math import prod, sqrt
 import numpy as np
 
 from weightscope.checkpoint import Tensor
-from weightscope.checkpoint.checkpoint import Block, row_width
+from weightscope.checkpoint.blocks import Block, row_width
 from weightscope.lineage.verdict import Related
-from weightscope.metrics.weight_changes import evenly_spread
+from weightscope.metrics.low_rank import evenly_spread
 from weightscope.model import Model
 from weightscope.tensors.measure import why_unread
 
@@ -87,8 +87,8 @@ def _selected(names: Sequence[str], fit: np.ndarray, check: np.ndarray) -> Share
 def _nearest(fit: np.ndarray, check: np.ndarray, chosen: list[int], more: int) -> tuple[list[int], np.ndarray, float]:
     """The nearest sum of the chosen bases and this many more: the bases, their weights and the distance."""
     rest = [k for k in range(len(fit) - 1) if k not in chosen]
-    sums = [(of, _solved(fit, of)) for of in ([*chosen, *added] for added in combinations(rest, more))]
-    return min(((of, w, _distance(check, of, w)) for of, w in sums), key=lambda each: each[2])
+    sums = [(bases, _solved(fit, bases)) for bases in ([*chosen, *added] for added in combinations(rest, more))]
+    return min(((bases, w, _distance(check, bases, w)) for bases, w in sums), key=lambda each: each[2])
 
 
 def _solved(gram: np.ndarray, chosen: list[int]) -> np.ndarray:

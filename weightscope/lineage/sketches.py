@@ -24,16 +24,15 @@ import numpy as np
 from weightscope.attention.factored import core_singular_values, inner, triangle
 from weightscope.attention.layer import Layer
 from weightscope.checkpoint.config import LARGEST, digest_of, parse_json
-from weightscope.checkpoint.header import HeaderDigest, header_length, parse_header
-from weightscope.checkpoint.local import OpenFile
+from weightscope.checkpoint.storage import HeaderDigest, OpenFile, header_length, parse_header
 from weightscope.compute.cores import in_threads
-from weightscope.display import ShowsShapes
 from weightscope.errors import CheckpointError, printable
 from weightscope.files import new_file
 from weightscope.findings import indexed
 from weightscope.model import Model, as_model
 from weightscope.progress import bar
 from weightscope.provenance import file_record, source_of
+from weightscope.results import ShowsShapes
 
 VERSION = 1
 SUFFIX = ".wsf"
@@ -59,35 +58,18 @@ LEAST = 1e-6  # of a singular value relative to the norm: float32's rounding
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Sketches(ShowsShapes):
-    """A checkpoint's fingerprint, of N heads in L layers.
+    """A checkpoint's fingerprint, of N heads in L layers."""
 
-    Attributes
-    ----------
-    about : dict
-        Its name, sizes and dtypes, and digests of its config and tokenizer; shown separately, never evidence.
-    layer, head, kv_head : (N,) int arrays
-    direct, tokens : (N, 2, K) float32 arrays
-        Sketches of W_QK and W_VO, of unit length; `tokens` is empty, (N, 2, 0), without a token embedding.
-    spectra : (N, 2, S) float32 array
-        Logarithms of singular values over the Frobenius norm.
-    norms : (N, 2) float32 array
-        Frobenius norms.
-    source : Model or None
-        The model, if the fingerprint was just computed from one.
-    read : dict
-        The files that it was made or read from; see `source_of`.
-    """
-
-    about: dict[str, Any]
-    layer: np.ndarray
+    about: dict[str, Any]  # name, sizes, dtypes, digests of config and tokenizer; shown separately, never evidence
+    layer: np.ndarray  # (N,)
     head: np.ndarray
     kv_head: np.ndarray
-    direct: np.ndarray
-    tokens: np.ndarray
-    spectra: np.ndarray
-    norms: np.ndarray
-    source: Model | None = field(default=None, repr=False)
-    read: dict[str, Any] = field(default_factory=dict, repr=False)
+    direct: np.ndarray  # (N, 2, K) sketches of W_QK and W_VO, of unit length
+    tokens: np.ndarray  # the same through token embeddings; (N, 2, 0) without
+    spectra: np.ndarray  # (N, 2, S) logarithms of singular values over the Frobenius norm
+    norms: np.ndarray  # (N, 2) Frobenius norms
+    source: Model | None = field(default=None, repr=False)  # the model, if the fingerprint was just computed from one
+    read: dict[str, Any] = field(default_factory=dict, repr=False)  # the files that it was made from; see `source_of`
 
     @property
     def name(self) -> str:
@@ -180,8 +162,8 @@ def load(path: str | Path) -> Sketches:
         "heads": (3, n), "direct": (n, 2, SKETCH), "spectra": (n, 2, POINTS), "norms": (n, 2),
         "tokens": (n, 2, SKETCH if tokens.shape[2:] != (0,) else 0),
     }  # fmt: skip
-    found = {"heads": heads, "direct": direct, "tokens": tokens, "spectra": spectra, "norms": norms}
-    wrong = [name for name, shape in shapes.items() if found[name].shape != shape]
+    arrays = {"heads": heads, "direct": direct, "tokens": tokens, "spectra": spectra, "norms": norms}
+    wrong = [name for name, shape in shapes.items() if arrays[name].shape != shape]
     if not wrong and n:
         wrong = ["heads"] if heads.min() < 0 else ["norms"] if norms.min() < 0 else []
     if wrong or not n:

@@ -69,9 +69,9 @@ def candidates(suspect: Sketches, named: Sequence[Base]) -> Candidates:
     for base in bar(named, "bases", "base") if len(named) > 1 else named:
         files = [] if isinstance(base, Model) else prints_in(base)
         if files:
-            found = nearest(suspect, files)
-            bases += found.bases
-            unread += found.unread
+            kept = nearest(suspect, files)
+            bases += kept.bases
+            unread += kept.unread
         else:
             given = base.checkpoint.given or base.source if isinstance(base, Model) else str(base)
             bases.append((given, print_of(base)))

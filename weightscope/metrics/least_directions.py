@@ -56,7 +56,7 @@ def gap_scores(eigenvalues: np.ndarray) -> np.ndarray:
     return GAPS * np.log10(1 + gaps[:RANKS] / np.maximum(above, 1e-12))
 
 
-def scaled(gram: np.ndarray, centred: bool) -> np.ndarray:
+def scale_dimensions(gram: np.ndarray, centred: bool) -> np.ndarray:
     """Scale the dimensions of a Gram matrix to one energy, in place; what each was divided by, (d,), 0 where empty.
 
     With `centred`, norms subtract the mean from the stream, and nothing may be written along the vector of ones.
@@ -137,7 +137,7 @@ def least_of(gram: np.ndarray, centred: bool) -> Least:
 
     `gram` is overwritten.
     """
-    sizes = scaled(gram, centred)
+    sizes = scale_dimensions(gram, centred)
     values, vectors = least_eigenvectors(gram, EIGENVALUES)
     scores = gap_scores(values)
     rank = int(scores.argmax()) + 1
@@ -146,7 +146,7 @@ def least_of(gram: np.ndarray, centred: bool) -> Least:
     return Least(float(scores[rank - 1]), directions, values)
 
 
-def summed(grams: Sequence[np.ndarray]) -> np.ndarray:
+def sum_grams(grams: Sequence[np.ndarray]) -> np.ndarray:
     """Their sum, without a copy of all of them."""
     total = grams[0].copy()
     for gram in grams[1:]:
@@ -156,7 +156,7 @@ def summed(grams: Sequence[np.ndarray]) -> np.ndarray:
 
 def agreeing(grams: Sequence[np.ndarray], centred: bool) -> list[tuple[int, ...]]:
     """Sets of layers, by place, whose own least directions have one in common, wherever the layers stand."""
-    sizes = scaled(summed(grams), centred)
+    sizes = scale_dimensions(sum_grams(grams), centred)
     parts = []
     for gram in grams:
         matrix = gram.copy()
@@ -179,6 +179,6 @@ def agreeing(grams: Sequence[np.ndarray], centred: bool) -> list[tuple[int, ...]
     return list(dict.fromkeys(sets))
 
 
-def choices(layers: int, of: int) -> float:
+def choices(layers: int, out_of: int) -> float:
     """log10 of the number of sets with this many layers."""
-    return log10(comb(of, layers))
+    return log10(comb(out_of, layers))

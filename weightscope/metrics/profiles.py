@@ -23,11 +23,11 @@ def profiles(energies: np.ndarray, heads: int) -> np.ndarray:
     known = np.isfinite(logs).mean(axis=(1, 2)) > 0.5
     result = np.full(energies.shape, np.nan)
     for i in np.flatnonzero(known & (usual > 0)):
-        own = np.where(np.isfinite(logs[i]), logs[i], np.log(usual[i]))
-        own = (own - own.mean(axis=0) - own.mean(axis=1, keepdims=True) + own.mean()).ravel()
-        length = np.linalg.norm(own)
+        profile = np.where(np.isfinite(logs[i]), logs[i], np.log(usual[i]))
+        profile = (profile - profile.mean(axis=0) - profile.mean(axis=1, keepdims=True) + profile.mean()).ravel()
+        length = np.linalg.norm(profile)
         if length > 0:
-            result[i] = own / length
+            result[i] = profile / length
     return result
 
 
@@ -37,14 +37,14 @@ def share(rows: np.ndarray) -> float:
     return float(np.linalg.eigvalsh(known @ known.T)[-1]) / len(known) if len(known) else np.nan
 
 
-def cosines(rows: np.ndarray, *others: np.ndarray) -> np.ndarray:
-    """Cosines of each layer's profile, and of its `others`, with what the other layers' `rows` (L, n) have in common.
+def cosines(rows: np.ndarray, *more: np.ndarray) -> np.ndarray:
+    """Cosines of each layer's profile, and of `more` rows, with what the other layers' `rows` (L, n) have in common.
 
-    (1 + others, L); NaN where too few layers are known.
+    (1 + more, L); NaN where too few layers are known.
     """
-    result = np.full((1 + len(others), len(rows)), np.nan)
+    result = np.full((1 + len(more), len(rows)), np.nan)
     known = np.flatnonzero(np.isfinite(rows).all(axis=1))
-    gram, products = rows @ rows.T, [own @ rows.T for own in (rows, *others)]
+    gram, products = rows @ rows.T, [profile @ rows.T for profile in (rows, *more)]
     for i in range(len(rows)):
         rest = known[known != i]
         if len(rest) < FEWEST - 1:

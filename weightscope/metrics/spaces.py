@@ -10,8 +10,8 @@ from scipy.linalg import solve_triangular
 from weightscope.attention.factored import Factored, combined, orthonormal, signs_of
 from weightscope.compute import lapack
 from weightscope.compute.cores import in_threads
-from weightscope.display import ShowsShapes
 from weightscope.metrics.spectra import near_equal_blocks, null_tolerance
+from weightscope.results import ShowsShapes
 
 ROWS_AT_ONCE = 256  # heads compared with all others at a time
 PROBES = 24  # a sketch is 24 * 25 / 2 = 300 numbers: unrelated spaces correlate by 0.06 or so, equal ones by 1
@@ -91,7 +91,12 @@ def principal_angles(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def difference(a: Factored, b: Factored) -> Factored:
-    """B - A as a product of rank 2r: [L_B - L_A, L_A] [R_B, R_B - R_A]', exactly zero where nothing has changed."""
+    """B - A as a product of rank 2r: [L_B - L_A, L_A] [R_B, R_B - R_A]', exactly zero where nothing has changed.
+
+    Factors of other widths, as of heads that were resized, are set side by side: [L_B, -L_A] [R_B, R_A]'.
+    """
+    if a.left.shape != b.left.shape:
+        return Factored(np.concatenate([b.left, -a.left], axis=1), np.concatenate([b.right, a.right], axis=1))
     return Factored(
         np.concatenate([b.left.astype(np.float64) - a.left, a.left], axis=1),
         np.concatenate([b.right, b.right.astype(np.float64) - a.right], axis=1),

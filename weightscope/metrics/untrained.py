@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weightscope.metrics.low_rank import evenly_spread
 from weightscope.metrics.outliers import ROW_Z, known_median, norm_outliers, row_norms
-from weightscope.metrics.weight_changes import evenly_spread
 
 SAMPLING = 5.0  # standard deviations within which a norm is still that of a random row
 TAIL = 8.0  # t of a probability exp(-t): a random row's cosines are larger in fewer cases
@@ -33,7 +33,7 @@ class JudgedRows(NamedTuple):
     initial: float | None
 
 
-def judged_rows(norms: np.ndarray, blocks: Blocks, initial_std: float | None = None) -> JudgedRows:
+def judge_rows(norms: np.ndarray, blocks: Blocks, initial_std: float | None = None) -> JudgedRows:
     """Tell rows that training hardly met, or swelled, from the others: norms (n,).
 
     Rows that are zero or as initialisation left them are set aside first, however many they are. What remains is judged
@@ -58,7 +58,7 @@ def undertrained_rows(embedding: np.ndarray, initial_std: float | None = None) -
 
     GPT-2's last position is one: its norm is 0.12, the others' median 3.37.
     """
-    judged = judged_rows(row_norms(embedding), lambda: [(0, embedding)], initial_std)
+    judged = judge_rows(row_norms(embedding), lambda: [(0, embedding)], initial_std)
     return np.sort(judged.undertrained)
 
 

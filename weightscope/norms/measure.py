@@ -4,23 +4,27 @@ From each batch, only sums, counts, extremes and a random sample of pairs are ke
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import attrgetter
+from typing import Any, ClassVar
 
 import numpy as np
 
 from weightscope.attention.factored import Triangle, triangle
 from weightscope.attention.layer import Layer
-from weightscope.files import Files
 from weightscope.metrics.by_kind import MeanByKind, counts_by_kind, sums_by_kind
 from weightscope.metrics.norms import output_triangles, value_norms
 from weightscope.metrics.rank_correlation import RankCorrelation, Spearman
 from weightscope.metrics.spectra import affine_singular_values
+from weightscope.model import Model
 from weightscope.progress import bar
-from weightscope.provenance import Provenance
-from weightscope.runner.runner import Activations, Runner
+from weightscope.runner.framing import framing_of
+from weightscope.runner.runner import Activations, Runner, open_runner
+from weightscope.runner.study import Study
 from weightscope.tables import Column, Table, crossed
-from weightscope.text.kinds import TokenKinds
+from weightscope.text.kinds import TokenKinds, token_kinds
+from weightscope.text.sequences import Texts, paragraph_pairs
 
 MOMENTS = ("mean", "sd", "cv", "max", "min")  # names of the table columns
 
@@ -103,14 +107,19 @@ class PairSample:
 SHARE, MOST = 0.01, 5000  # pairs of a kind in Fig. 3: the paper's share, and roughly the largest number
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class NormAnalysis:
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class NormAnalysis(Study):
     """Lengths of the vectors that attention adds up, in L attention layers of H heads, by K kinds of token."""
 
-    model: str  # Its name
+    FIGURE, PAGE = "norms.figures:layer_figure", "norms.page:write_norms_page"
+    TABLES: ClassVar = {
+        **{f"{name}.csv": attrgetter(name) for name in ("heads", "layers", "kinds", "shares", "summary")},
+        "norms.npz": lambda norms: norms.arrays(),
+    }
+
     layer_indices: np.ndarray  # (L,)
     kind_names: tuple[str, ...]
-    n_sequences: int  # How many were run
+    n_sequences: int  # that were run
     n_tokens: int
     f: Moments  # (L, H): |f(x)| of every token (Table 1)
     x: Moments  # (L,): |x| of every token, the residual stream as it enters the layer (Table 2)
@@ -125,7 +134,33 @@ class NormAnalysis:
     f_by_kind: np.ndarray
     gated: bool  # Whether a gate multiplies what heads gather; f(x) and all of the above leave it out
     seed: int  # For the sample of pairs and the heads shown in Fig. 2
-    provenance: Provenance = field(default_factory=Provenance, repr=False)
+
+    @property
+    def lead(self) -> str:
+        """What special tokens and punctuation get of the weights and give to the sum, and what the model was run on."""
+        *kinds, _ = zip(self.shares.rows(), self.ranks, strict=True)  # all other tokens are the last
+        takes = [
+            f"{kind} takes {weight:.1%} of the attention weight and gives {length:.1%} of the length of what is added "
+            "up"
+            for (kind, weight, length), ranks in kinds
+            if ranks.pairs
+        ]
+        takes += [f"no token is {kind}" for (kind, _, _), ranks in kinds if not ranks.pairs]
+        run_on = f"Run on {self.n_sequences:,} sequences, {self.n_tokens:,} tokens, from {self.source}."
+        return f"{'; '.join(takes)}; the rest is all other tokens'. {run_on}"
+
+    @property
+    def about(self) -> str:
+        n_layers, n_heads = self.alpha.shape[:2]
+        return f"{self.model}: {n_layers} layers of {n_heads} heads, {self.n_tokens:,} tokens"
+
+    def printed(self) -> list[str]:
+        """The lead and Table 3."""
+        return [self.lead, self.kinds.text()]
+
+    def shown(self) -> list[Table]:
+        """What each kind of token gets and gives."""
+        return [self.shares, self.kinds]
 
     @cached_property
     def heads(self) -> Table:
@@ -190,26 +225,20 @@ class NormAnalysis:
         ]
         return Table.of_rows(("of", *MOMENTS), rows, "Tables 1 and 2, last rows.")
 
-    def write(self, files: Files) -> None:
-        """Write heads.csv, layers.csv, kinds.csv, shares.csv, summary.csv and norms.npz."""
-        for name in ("heads", "layers", "kinds", "shares", "summary"):
-            files.table(f"{name}.csv", getattr(self, name))
-        files.npz(
-            "norms.npz",
-            layers=self.layer_indices, kinds=np.array(self.kind_names),
-            f_moments=self.f.table(), x_moments=self.x.table(), singular_values=self.singular_values,
-            alpha=self.alpha, alpha_f=self.alpha_f, f_by_kind=self.f_by_kind,
-            pairs=np.concatenate(self.pairs), pairs_kind=np.repeat(np.arange(len(self.pairs)), [*map(len, self.pairs)]),
-        )  # fmt: skip
+    def arrays(self) -> dict[str, Any]:
+        """The content of norms.npz."""
+        pairs_kind = np.repeat(np.arange(len(self.pairs)), [*map(len, self.pairs)])
+        return {
+            "layers": self.layer_indices, "kinds": np.array(self.kind_names),
+            "f_moments": self.f.table(), "x_moments": self.x.table(), "singular_values": self.singular_values,
+            "alpha": self.alpha, "alpha_f": self.alpha_f, "f_by_kind": self.f_by_kind,
+            "pairs": np.concatenate(self.pairs), "pairs_kind": pairs_kind,
+        }  # fmt: skip
 
     def _kind_columns(self, what: str, values: np.ndarray) -> list[Column]:
         """Turn (..., K) values into one column per kind."""
         by_kind = values.reshape(-1, len(self.kind_names)).T
         return [Column(f"{what} {kind}", values) for kind, values in zip(self.kind_names, by_kind, strict=True)]
-
-    def __repr__(self) -> str:
-        n_layers, n_heads = self.alpha.shape[:2]
-        return f"NormAnalysis({self.model}: {n_layers} layers of {n_heads} heads, {self.n_tokens:,} tokens)"
 
 
 def _moment_columns(name: str, symbol: str, moments: Moments) -> list[Column]:
@@ -219,18 +248,27 @@ def _moment_columns(name: str, symbol: str, moments: Moments) -> list[Column]:
     ]
 
 
+def study_norms(model: Model, texts: Texts, n: int, longest: int, seed: int = 0, device: str = "cpu") -> NormAnalysis:
+    """Run a model on n pairs of paragraphs of at most `longest` tokens."""
+    framing = framing_of(model)
+    pairs = paragraph_pairs(framing, texts.texts, n, longest, seed)
+    norms = measure_norms(open_runner(model, device=device), pairs, token_kinds(framing), seed=seed)
+    return replace(norms, source=texts.source)
+
+
 def measure_norms(runner: Runner, sequences: Sequence[np.ndarray], kinds: TokenKinds, *, seed: int = 0) -> NormAnalysis:
     """Run a model over sequences (n,) and reduce the output of its attention layers."""
     layers, n = list(runner.layers.values()), len(sequences)
     totals = _Totals(runner, sequences, kinds, seed)
     runner.observe(sequences, totals)
     stretched = np.stack([singular_values(layer) for layer in bar(layers, "singular values of f", "layer")])
-    return NormAnalysis(
-        runner.model.title, np.array(list(runner.layers)), kinds.names, n, sum(map(len, sequences)),
-        totals.f, totals.x, totals.ranks.results(), stretched,
-        totals.sample.pairs(), totals.alpha / n, totals.alpha_f / n,
-        np.stack([means.mean for means in totals.f_by_kind]), any(layer.modulated for layer in layers), seed,
-        Provenance.of(runner.model.checkpoint),
+    return NormAnalysis.of(
+        runner, layer_indices=np.array(list(runner.layers)), kind_names=kinds.names,
+        n_sequences=n, n_tokens=sum(map(len, sequences)),
+        f=totals.f, x=totals.x, ranks=totals.ranks.results(), singular_values=stretched, pairs=totals.sample.pairs(),
+        alpha=totals.alpha / n, alpha_f=totals.alpha_f / n,
+        f_by_kind=np.stack([means.mean for means in totals.f_by_kind]),
+        gated=any(layer.modulated for layer in layers), seed=seed,
     )  # fmt: skip
 
 

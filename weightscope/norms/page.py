@@ -8,25 +8,18 @@ file from 0.
 Every table has the keys of its rows in `NormAnalysis`, and gives their moments: mean, sd, cv, max, min.
 """
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from weightscope.files import Files, OutputFolder
+from weightscope.files import Files
 from weightscope.formulas import plain
-from weightscope.model import Model
 from weightscope.norms import figures
-from weightscope.norms.measure import MOMENTS, NormAnalysis, measure_norms
-from weightscope.pages.page import Figure, Filed, Section, write_page
+from weightscope.norms.measure import MOMENTS, NormAnalysis
+from weightscope.pages.page import Figure, Filed, Section, report
 from weightscope.pages.style import save
-from weightscope.progress import phase
-from weightscope.runner import open_runner
-from weightscope.runner.tokenizer import framing_of
 from weightscope.tables import Column, Table
-from weightscope.text.kinds import token_kinds
-from weightscope.text.sequences import Texts, paragraph_pairs
 
 MODELS = ("bert-base-uncased", "google-bert/bert-base-uncased")
 
@@ -55,38 +48,17 @@ LEAST_STRETCH = 1.8  # Fig. 2: the largest singular value of f over its smallest
 # The page
 
 
-@phase("drawing figures")
-def write_report(files: Files, norms: NormAnalysis, source: str) -> None:
-    """Draw the figures and write report.html; `source` says where the texts come from.
-
-    For the paper's model, the paper's numbers are shown next to the measured ones; otherwise in a separate section.
-    """
+@report("What attention adds up in {0.model}")
+def write_norms_page(files: Files, norms: NormAnalysis) -> Iterator[Section]:
+    """For the paper's model, the paper's numbers are beside the measured ones; otherwise in a section of their own."""
     printed = norms.model.partition("@")[0] in MODELS
-    sections = [
-        _given(files, norms),
-        _ranks(files, norms, printed),
-        _heads(files, norms),
-        _stretch(files, norms, printed),
-        *([] if printed else [_reference()]),
-        _lengths(norms, printed),
-    ]
-    title = f"What attention adds up in {norms.model}"
-    write_page(
-        files, "report.html", title, lead(norms, source), sections, model=norms.model, provenance=norms.provenance
-    )
-
-
-def lead(norms: NormAnalysis, source: str) -> str:
-    """What special tokens and punctuation get of the weights and give to the sum, and what the model was run on."""
-    *kinds, _ = zip(norms.shares.rows(), norms.ranks, strict=True)  # all other tokens are the last
-    takes = [
-        f"{kind} takes {weight:.1%} of the attention weight and gives {length:.1%} of the length of what is added up"
-        for (kind, weight, length), ranks in kinds
-        if ranks.pairs
-    ]
-    takes += [f"no token is {kind}" for (kind, _, _), ranks in kinds if not ranks.pairs]
-    run_on = f"Run on {norms.n_sequences:,} sequences, {norms.n_tokens:,} tokens, from {source}."
-    return f"{'; '.join(takes)}; the rest is all other tokens'. {run_on}"
+    yield _given(files, norms)
+    yield _ranks(files, norms, printed)
+    yield _heads(files, norms)
+    yield _stretch(files, norms, printed)
+    if not printed:
+        yield _reference()
+    yield _lengths(norms, printed)
 
 
 def _given(files: Files, norms: NormAnalysis) -> Section:
@@ -200,19 +172,3 @@ def _reference() -> Section:
         "sequences of the English Wikipedia; none of them was measured here. Layers and heads count from 0."
     )
     return Section("For reference: the paper's BERT-base", text, tables)
-
-
-# The norm-based analysis of one model, from texts to a page.
-
-
-def study_norms(
-    model: Model, texts: Texts, out: Path, *, sequences: int, longest: int, seed: int = 0, device: str = "cpu"
-) -> list[str]:
-    """Run a model on pairs of paragraphs and write tables, figures and report.html."""
-    framing = framing_of(model)
-    pairs = paragraph_pairs(framing, texts.texts, sequences, longest, seed)
-    norms = measure_norms(open_runner(model, device=device), pairs, token_kinds(framing), seed=seed)
-    with OutputFolder(out) as files:
-        write_report(files, norms, texts.source)  # pictures are written before the numbers
-        norms.write(files)
-    return [lead(norms, texts.source), norms.kinds.text()]

@@ -16,10 +16,10 @@ import numpy as np
 from weightscope.attention.layer import Layer
 from weightscope.attention.rotation import Rotation
 from weightscope.compute.device import namespace, vecdot
-from weightscope.display import ShowsShapes
 from weightscope.formulas import plain
 from weightscope.metrics.by_kind import counts_by_kind
 from weightscope.outliers.stream import mask_of, over_all
+from weightscope.results import ShowsShapes
 from weightscope.runner.runner import Activations, Runner
 from weightscope.tables import Column, Table, crossed
 from weightscope.text.kinds import TokenKinds
@@ -67,6 +67,11 @@ class Contributions(ShowsShapes):
     layer_indices: np.ndarray  # (L,)
     by_kind: np.ndarray  # (L, H, d, K): NaN for kinds without tokens
     left_out: tuple[str, ...]  # Terms of the scores that differ between keys but belong to no dimension
+
+    @property
+    def apart_from(self) -> str:
+        """The terms left out, for a sentence that calls sums of C scores."""
+        return f", apart from {'; '.join(self.left_out)}" if self.left_out else ""
 
     @cached_property
     def overall(self) -> np.ndarray:
@@ -126,7 +131,7 @@ def observe_contributions(runner: Runner, sequences: Sequence[np.ndarray], kinds
         by_kind = np.stack([np.moveaxis(of_layer, 0, -1) / counts for of_layer in sums.values()])
     reasons = dict.fromkeys(reason for layer in runner.layers.values() for reason in left_out(layer))
     return Contributions(
-        kinds.names, counts, np.array(list(sums)), by_kind, (*reasons, *runner.model.family.caveats)
+        kinds.names, counts, np.array(list(sums)), by_kind, (*reasons, *runner.model.family.notes)
     )  # fmt: skip
 
 

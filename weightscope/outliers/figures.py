@@ -13,6 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Bbox
 
 from weightscope.outliers.contributions import Contributions
+from weightscope.outliers.measure import OutlierAnalysis
 from weightscope.outliers.stream import DIMENSION_Z, Stream
 from weightscope.pages import style
 from weightscope.tables import Table
@@ -26,8 +27,9 @@ LEANS: tuple[tuple[Literal["center", "left", "right"], int], ...] = (("center", 
 
 
 @style.in_our_style()
-def means_figure(stream: Stream) -> Figure:
+def means_figure(outliers: OutlierAnalysis) -> Figure:
     """Fig. 1: mean over tokens of every dimension of each layer's output; outliers of these means are named."""
+    stream = outliers.stream
     means, z = stream.means[..., 0], stream.z[..., 0]  # (L + 1, d)
     outputs = np.arange(len(means))
     figure, axis = style.subplots(figsize=(2 * style.COLUMN, 2.4))

@@ -1,22 +1,25 @@
 """Outlier dimensions of a model: measured on sentences, and guessed from the weights alone."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 from scipy.stats import spearmanr
 
-from weightscope.display import ShowsShapes
-from weightscope.files import Files
 from weightscope.metrics.outliers import robust_z
 from weightscope.model import Model
 from weightscope.outliers.contributions import Contributions, key_maps, observe_contributions, summed_contributions
 from weightscope.outliers.stream import Stream, observe_stream
 from weightscope.progress import bar
-from weightscope.provenance import Provenance
-from weightscope.runner.runner import Runner
+from weightscope.results import ShowsShapes
+from weightscope.runner.framing import framing_of
+from weightscope.runner.runner import Runner, open_runner
+from weightscope.runner.study import Study
 from weightscope.tables import Column, Table, crossed
-from weightscope.text.kinds import TokenKinds
+from weightscope.text.kinds import TokenKinds, token_kinds
+from weightscope.text.sequences import Texts, sentence_sequences
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -124,51 +127,101 @@ def ranks(values: np.ndarray) -> np.ndarray:
 # Measured on sentences
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class OutlierAnalysis:
+NAMED = 6  # outlier dimensions in the lead, and in the page's figures and tables; the files have all
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class OutlierAnalysis(Study):
     """Which dimensions of the residual stream stand out, what they add to attention scores, and what predicts it."""
 
-    model: str  # Its name
+    FIGURE, PAGE = "outliers.figures:means_figure", "outliers.page:write_outliers_page"
+    TABLES: ClassVar = {
+        "stream.csv": lambda outliers: outliers.stream.table(),
+        "attention.csv": lambda outliers: outliers.stream.attention_table(),
+        "contributions.csv": lambda outliers: outliers.contributions.table(outliers.dimensions),
+        "preferences.csv": lambda outliers: outliers.preferences,
+        "guess.csv": lambda outliers: outliers.agreement,
+        "outliers.npz": lambda outliers: outliers.arrays(),
+    }
+
     stream: Stream  # Figs 1 to 3
     contributions: Contributions  # Figs 4 and 5, and Table 1
-    guess: Guess  # What the weights alone say
-    provenance: Provenance = field(default_factory=Provenance, repr=False)
+    guess: Guess  # from the weights alone
 
     @property
     def dimensions(self) -> np.ndarray:
         """The outlier dimensions, the farthest first."""
         return self.stream.outliers
 
-    def write(self, files: Files) -> None:
-        """Write tables of the outlier dimensions, and arrays of all dimensions."""
-        stream, contributions, guessed = self.stream, self.contributions, self.guess
-        files.table("stream.csv", stream.table())
-        files.table("attention.csv", stream.attention_table())
-        files.table("contributions.csv", contributions.table(self.dimensions))
-        files.table("preferences.csv", contributions.preferences(self.dimensions))
-        files.table("guess.csv", guessed.agreement(stream, contributions))
-        files.npz(
-            "outliers.npz",
-            kinds=np.array(stream.kind_names), layers=stream.layer_indices, dimensions=self.dimensions,
-            tokens=stream.counts, keys=contributions.counts,
-            hidden=stream.hidden.astype(np.float32), attention=stream.attention.astype(np.float32),
-            contributions=contributions.by_kind.astype(np.float32),
-            guessed_columns=guessed.columns, guessed_gains=guessed.gains, guessed_contributions=guessed.contributions,
-        )  # fmt: skip
+    @property
+    def preferences(self) -> Table:
+        """How much higher each kind of key scores than the last kind, and which dimensions cause it, by layer."""
+        return self.contributions.preferences(self.dimensions)
 
-    def __repr__(self) -> str:
-        d, dimensions = self.stream.hidden.shape[1], self.dimensions.tolist()
-        return f"OutlierAnalysis({self.model}: {len(dimensions)} of {d} dimensions stand out)"
+    @cached_property
+    def agreement(self) -> Table:
+        """Rank correlations over dimensions between guesses and measurements, by layer."""
+        return self.guess.agreement(self.stream, self.contributions)
+
+    @property
+    def lead(self) -> str:
+        """How many dimensions stand out, and what they do where a kind of key scores most unlike the others."""
+        c, dimensions, d = self.contributions, self.dimensions, self.stream.hidden.shape[1]
+        gaps = np.nan_to_num(c.gaps)  # (L, K - 1, d)
+        layer, kind = np.unravel_index(np.abs(gaps.sum(axis=-1)).argmax(), gaps.shape[:2])
+        gap = gaps[layer, kind]
+        j, total = int(np.abs(gap).argmax()), float(gap.sum())
+        says = (
+            f"In layer {c.layer_indices[layer]} {c.kind_names[kind]} keys score {abs(total):.2f} "
+            f"{'above' if total >= 0 else 'below'} {c.kind_names[-1]} ones (mean over heads, before 1/√d'"
+            f"{c.apart_from}): of that, dimension {j} is {gap[j]:+.2f}"
+        )
+        run_on = f"Run on {self.stream.counts.sum():,} tokens of {self.source}."
+        if not len(dimensions):
+            return f"None of the {d} dimensions stands out by its mean over tokens. {says}. {run_on}"
+        of_outliers = f"{'the outlier is' if len(dimensions) == 1 else 'the outliers are'} {gap[dimensions].sum():+.2f}"
+        which = ", ".join(map(str, dimensions[:NAMED])) + (" and others" if len(dimensions) > NAMED else "")
+        them = "one stands" if len(dimensions) == 1 else f"{len(dimensions)} stand"
+        out = f"Of {d} dimensions of the residual stream, {them} out in some layer: {which}"
+        return f"{out}. {says} and {of_outliers}. {run_on}"
+
+    @property
+    def about(self) -> str:
+        return f"{self.model}: {len(self.dimensions)} of {self.stream.hidden.shape[1]} dimensions stand out"
+
+    def shown(self) -> list[Table]:
+        """What makes a kind of key preferred, by layer."""
+        return [self.preferences]
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The content of outliers.npz."""
+        stream, contributions, guessed = self.stream, self.contributions, self.guess
+        return {
+            "kinds": np.array(stream.kind_names), "layers": stream.layer_indices, "dimensions": self.dimensions,
+            "tokens": stream.counts, "keys": contributions.counts,
+            "hidden": stream.hidden.astype(np.float32), "attention": stream.attention.astype(np.float32),
+            "contributions": contributions.by_kind.astype(np.float32), "guessed_columns": guessed.columns,
+            "guessed_gains": guessed.gains, "guessed_contributions": guessed.contributions,
+        }  # fmt: skip
+
+
+def study_outliers(
+    model: Model, texts: Texts, n: int, sampled: int, longest: int, seed: int = 0, device: str = "cpu"
+) -> OutlierAnalysis:
+    """Run a model on n sentences of at most `longest` tokens; contributions are means over `sampled` of them."""
+    framing = framing_of(model)
+    sequences = sentence_sequences(framing, texts.texts, n, longest, seed)
+    outliers = measure_outliers(open_runner(model, device=device), sequences, token_kinds(framing), sampled)
+    return replace(outliers, source=texts.source)
 
 
 def measure_outliers(
     runner: Runner, sequences: Sequence[np.ndarray], kinds: TokenKinds, sampled: int = 100
 ) -> OutlierAnalysis:
     """Run a model over sentences, and read its weights: sequences (n,)."""
-    return OutlierAnalysis(
-        runner.model.title,
-        observe_stream(runner, sequences, kinds),
-        observe_contributions(runner, sequences[:sampled], kinds),
-        guess(runner.model),
-        Provenance.of(runner.model.checkpoint),
+    return OutlierAnalysis.of(
+        runner,
+        stream=observe_stream(runner, sequences, kinds),
+        contributions=observe_contributions(runner, sequences[:sampled], kinds),
+        guess=guess(runner.model),
     )

@@ -3,26 +3,20 @@
 Means over 100 sentences of the STS-B dev set. This file counts layers from 0, the paper from 1.
 """
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator
 
 import numpy as np
 
-from weightscope.files import Files, OutputFolder
+from weightscope.files import Files
+from weightscope.findings import spans
 from weightscope.formulas import plain
-from weightscope.model import Model
 from weightscope.outliers import figures
 from weightscope.outliers.contributions import Contributions
-from weightscope.outliers.measure import OutlierAnalysis, measure_outliers
+from weightscope.outliers.measure import NAMED, OutlierAnalysis
 from weightscope.outliers.stream import DIMENSION_Z, Stream
-from weightscope.pages.page import Figure, Filed, Section, write_page
+from weightscope.pages.page import Figure, Filed, Section, report
 from weightscope.pages.style import save
-from weightscope.progress import phase
-from weightscope.runner import open_runner
-from weightscope.runner.tokenizer import framing_of
 from weightscope.tables import Column, Table
-from weightscope.text.kinds import token_kinds
-from weightscope.text.sequences import Texts, sentence_sequences
 
 MODELS = ("bert-base-uncased", "google-bert/bert-base-uncased")
 KINDS = ("[CLS]", "[SEP]", ". or ,", "other")
@@ -71,51 +65,25 @@ TABLE_1: dict[tuple[int, int], np.ndarray] = {
 
 # The page
 
-NAMED = 6  # outlier dimensions in the page's figures and tables; the files have all
 
-
-@phase("drawing figures")
-def write_report(files: Files, outliers: OutlierAnalysis, source: str) -> None:
-    """Draw the figures and write report.html; `source` says where the sentences come from."""
+@report("Outlier dimensions and attention in {0.model}")
+def write_outliers_page(files: Files, outliers: OutlierAnalysis) -> Iterator[Section]:
+    """What stands out, what it does to scores, and what the weights alone tell of it."""
     named = outliers.dimensions[:NAMED]
-    sections = [
-        _stream(files, outliers.stream),
-        _attention(files, outliers.stream),
-        *([_values(files, outliers.stream, outliers.dimensions)] if len(named) else []),
-        _contributions(files, outliers),
-        *([_by_kind(outliers.contributions, named)] if len(named) else []),
-        _preferences(files, outliers),
-        _guess(files, outliers, named),
-        _paper(outliers.contributions, outliers.model),
-    ]
-    title = f"Outlier dimensions and attention in {outliers.model}"
-    sentence, provenance = lead(outliers, source), outliers.provenance
-    write_page(files, "report.html", title, sentence, sections, model=outliers.model, provenance=provenance)
+    yield _stream(files, outliers)
+    yield _attention(files, outliers.stream)
+    if len(named):
+        yield _values(files, outliers.stream, outliers.dimensions)
+    yield _contributions(files, outliers)
+    if len(named):
+        yield _by_kind(outliers.contributions, named)
+    yield _preferences(files, outliers)
+    yield _guess(files, outliers, named)
+    yield _paper(outliers.contributions, outliers.model)
 
 
-def lead(outliers: OutlierAnalysis, source: str) -> str:
-    """How many dimensions stand out, what they do where a kind of key scores most unlike the others, and the input."""
-    c, dimensions, d = outliers.contributions, outliers.dimensions, outliers.stream.hidden.shape[1]
-    gaps = np.nan_to_num(c.gaps)  # (L, K - 1, d)
-    layer, kind = np.unravel_index(np.abs(gaps.sum(axis=-1)).argmax(), gaps.shape[:2])
-    gap = gaps[layer, kind]
-    j, total = int(np.abs(gap).argmax()), float(gap.sum())
-    says = (
-        f"In layer {c.layer_indices[layer]} {c.kind_names[kind]} keys score {abs(total):.2f} "
-        f"{'above' if total >= 0 else 'below'} {c.kind_names[-1]} ones (mean over heads, before 1/√d'"
-        f"{_apart_from(c)}): of that, dimension {j} is {gap[j]:+.2f}"
-    )
-    run_on = f"Run on {outliers.stream.counts.sum():,} tokens of {source}."
-    if not len(dimensions):
-        return f"None of the {d} dimensions stands out by its mean over tokens. {says}. {run_on}"
-    of_outliers = f"{'the outlier is' if len(dimensions) == 1 else 'the outliers are'} {gap[dimensions].sum():+.2f}"
-    which = _listed(dimensions[:NAMED]) + (" and others" if len(dimensions) > NAMED else "")
-    them = "one stands" if len(dimensions) == 1 else f"{len(dimensions)} stand"
-    out = f"Of {d} dimensions of the residual stream, {them} out in some layer: {which}"
-    return f"{out}. {says} and {of_outliers}. {run_on}"
-
-
-def _stream(files: Files, stream: Stream) -> Section:
+def _stream(files: Files, outliers: OutlierAnalysis) -> Section:
+    stream = outliers.stream
     text = (
         f"A dimension is an outlier of a layer's output where its mean over all {stream.counts.sum():,} tokens, or "
         f"over those of one kind, is more than {DIMENSION_Z:g} robust standard deviations (1.4826 times the median "
@@ -124,7 +92,7 @@ def _stream(files: Files, stream: Stream) -> Section:
         "averages over all tokens; a dimension that is large on one token of each sentence only shows up by kind."
     )
     figure = Figure(
-        save(figures.means_figure(stream), files, "stream"),
+        save(figures.means_figure(outliers), files, "stream"),
         "Fig. 1: mean over all tokens of every dimension, one line per layer. Output 0 is what enters the first layer; "
         "attention layer i, counted from 0, reads output i. Outliers among these means are named.",
     )
@@ -138,7 +106,7 @@ def _outlier_table(stream: Stream) -> Table:
     for j in stream.outliers:
         z = np.nan_to_num(np.abs(stream.z[:, j]))  # (L + 1, 1 + K)
         output, scope = np.unravel_index(z.argmax(), z.shape)
-        outputs = [_listed(np.flatnonzero(of_scope > DIMENSION_Z)) for of_scope in z.T]
+        outputs = [spans(np.flatnonzero(of_scope > DIMENSION_Z)) for of_scope in z.T]
         farthest = float(stream.means[output, j, scope]), float(stream.z[output, j, scope])
         rows.append((int(j), *outputs, f"{scopes[scope]} in output {output}", *farthest))
     header = ("dimension", *scopes, "farthest over", "mean of these", "robust z")
@@ -153,7 +121,7 @@ def _attention(files: Files, stream: Stream) -> Section:
     for kind in dict.fromkeys(most):
         layers = stream.layer_indices[most == kind]
         name = plain(stream.kind_names[kind])
-        parts.append(f"{name} in {'layer' if len(layers) == 1 else 'layers'} {_listed(layers)}")
+        parts.append(f"{name} in {'layer' if len(layers) == 1 else 'layers'} {spans(layers)}")
     figure = Figure(
         save(figures.attention_figure(stream), files, "attention"),
         "Fig. 2: attention that one token of a kind receives from the average query that can see it; all heads.",
@@ -187,7 +155,7 @@ def _contributions(files: Files, outliers: OutlierAnalysis) -> Section:
     shown = layers_shown(len(c.layer_indices))
     few = Figure(
         save(figures.contributions_figure(c, shown, outliers.dimensions), files, "contributions"),
-        f"Fig. 4: mean $C$ of every dimension, one dot per head, in layers {_listed(c.layer_indices[shown])}. "
+        f"Fig. 4: mean $C$ of every dimension, one dot per head, in layers {spans(c.layer_indices[shown])}. "
         "Large values are named where there is room, in grey if the dimension is not an outlier of the stream.",
     )
     every = Figure(
@@ -195,11 +163,6 @@ def _contributions(files: Files, outliers: OutlierAnalysis) -> Section:
         "Fig. 5: the same for all layers, each on its own scale.",
     )
     return Section("What dimensions add to attention scores", text, [few, every])
-
-
-def _apart_from(c: Contributions) -> str:
-    """What of the scores belongs to no dimension, to be said where sums of C are called scores."""
-    return f", apart from {'; '.join(c.left_out)}" if c.left_out else ""
 
 
 def _by_kind(c: Contributions, named: np.ndarray) -> Section:
@@ -215,12 +178,12 @@ def _preferences(files: Files, outliers: OutlierAnalysis) -> Section:
     last_kind = plain(c.kind_names[-1])
     gaps = c.gaps.reshape(-1, c.gaps.shape[-1])  # in the order of the table's rows
     most = [", ".join(f"{gap[j]:+.2f} by {j}" for j in np.argsort(-np.abs(gap))[:3]) for gap in gaps]
-    table = c.preferences(dimensions).select("layer", "key", "score_above_other", "of_outliers")
+    table = outliers.preferences.select("layer", "key", "score_above_other", "of_outliers")
     table = Table([*table.columns, Column("most", most, "dimensions that add most")])
     text = (
         f"How much higher keys of a kind score than {last_kind} ones, mean over heads, before $1/√(d')$, and which "
         f"dimensions cause it. Sums of $C$ are scores up to terms that are the same for all keys"
-        f"{_apart_from(c) or ', so nothing is missing'}."
+        f"{c.apart_from or ', so nothing is missing'}."
     )
     figure = Figure(
         save(figures.preferences_figure(c, dimensions), files, "preferences"),
@@ -231,7 +194,7 @@ def _preferences(files: Files, outliers: OutlierAnalysis) -> Section:
 
 
 def _guess(files: Files, outliers: OutlierAnalysis, named: np.ndarray) -> Section:
-    agreement = outliers.guess.agreement(outliers.stream, outliers.contributions)
+    agreement = outliers.agreement
     text = (
         "Guessed from the weights alone: the norm of each column of $W_QK$; the gain $gamma$ of the norm that feeds "
         "attention; how extreme either is, up or down, in robust standard deviations of its log; and eq. 7 for a "
@@ -268,31 +231,3 @@ def _paper(c: Contributions, model: str) -> Section:
 def layers_shown(n_layers: int) -> list[int]:
     """An early, a middle and the last layer: the paper's 2, 6 and 12 of 12, counted from 0."""
     return sorted({max(0, round(n_layers / 6) - 1), max(0, n_layers // 2 - 1), n_layers - 1})
-
-
-def _listed(numbers: Sequence[int] | np.ndarray) -> str:
-    """1, 2, 3 and 7 as "1-3, 7"."""
-    runs: list[list[int]] = []
-    for number in map(int, numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-
-
-# The outlier dimensions of one model, from sentences to a page.
-
-
-def study_outliers(
-    model: Model, texts: Texts, out: Path, *, sentences: int, sampled: int, longest: int, seed: int = 0,
-    device: str = "cpu",
-) -> str:  # fmt: skip
-    """Run a model on sentences and write tables, figures and report.html."""
-    framing = framing_of(model)
-    sequences = sentence_sequences(framing, texts.texts, sentences, longest, seed)
-    outliers = measure_outliers(open_runner(model, device=device), sequences, token_kinds(framing), sampled)
-    with OutputFolder(out) as files:
-        write_report(files, outliers, texts.source)  # pictures are written before the numbers
-        outliers.write(files)
-    return lead(outliers, texts.source)

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from weightscope.display import ShowsShapes
 from weightscope.metrics.by_kind import MeanByKind
 from weightscope.metrics.outliers import robust_z
+from weightscope.results import ShowsShapes
 from weightscope.runner.runner import Activations, Runner
 from weightscope.tables import Column, Table, crossed
 from weightscope.text.kinds import TokenKinds

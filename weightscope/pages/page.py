@@ -1,13 +1,15 @@
 """One self-contained HTML page: text, figures and tables, no network, light and dark, wide and narrow."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import wraps
 from typing import Any, Protocol
 
 from markupsafe import Markup
 
 from weightscope.files import Files
 from weightscope.pages.style import Drawing
+from weightscope.progress import phase
 from weightscope.provenance import Provenance
 from weightscope.tables import Table, templates
 
@@ -54,12 +56,27 @@ class Section:
     parts: Sequence[Part] = ()
 
 
+def report(title: str) -> Callable[[Callable[[Files, Any], Iterable[Section]]], Callable[[Files, Any], None]]:
+    """Make a function that draws a result's figures and gives its sections write report.html; `title` is a format."""
+
+    def decorate(sections_of: Callable[[Files, Any], Iterable[Section]]) -> Callable[[Files, Any], None]:
+        @wraps(sections_of)
+        @phase("drawing figures")
+        def write(files: Files, result: Any) -> None:
+            sections, about = sections_of(files, result), {"model": result.model, "provenance": result.provenance}
+            write_page(files, "report.html", title.format(result), result.lead, sections, **about)
+
+        return write
+
+    return decorate
+
+
 def write_page(
     files: Files,
     name: str,
     title: str,
     lead: str,
-    sections: Sequence[Section] = (),
+    sections: Iterable[Section] = (),
     caveats: Sequence[str] = (),
     model: str = "",
     provenance: Provenance | None = None,

@@ -14,7 +14,6 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from weightscope.checkpoint.config import MAX_BYTES, read_json
-from weightscope.checkpoint.opening import locate
 from weightscope.errors import CheckpointError
 from weightscope.files import regular_file
 from weightscope.model import Model
@@ -128,7 +127,7 @@ def _settings(model: Model) -> tuple[dict[str, Any], str]:
 
 
 def _small_file(model: Model, name: str) -> Path | None:
-    where = locate(model.source)
+    where = model.where
     if isinstance(where, Path):
         return (where if where.is_dir() else where.parent) / name
     try:

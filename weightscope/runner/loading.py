@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from weightscope.checkpoint.config import read_json, without_code
-from weightscope.checkpoint.opening import downloaded, locate
+from weightscope.checkpoint.opening import downloaded
 from weightscope.compute.device import Device, open_device
 from weightscope.errors import CheckpointError
 from weightscope.files import new_file, scratch_folder
@@ -94,7 +94,7 @@ def _data(model: Model) -> Iterator[tuple[Path, dict[str, Any]]]:
     if model.checkpoint.note:
         problem = "is a LoRA adapter on a base; transformers runs what peft's merge_and_unload makes of the two"
         raise CheckpointError(problem, file=model.name)
-    where = locate(model.source)
+    where = model.where
     if not isinstance(where, Path):
         where = downloaded(where)
     folder = where if where.is_dir() else where.parent

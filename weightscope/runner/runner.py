@@ -13,12 +13,12 @@ import numpy as np
 from weightscope.attention.layer import Layer
 from weightscope.compute.cores import one_blas_thread
 from weightscope.compute.device import CPU, Device, open_device
-from weightscope.display import ShowsShapes
 from weightscope.embeddings import outside
 from weightscope.errors import CheckpointError, counted
 from weightscope.model import Model, as_model
 from weightscope.overflow import overflow
 from weightscope.progress import bar, phase
+from weightscope.results import ShowsShapes
 from weightscope.runner.hooks import blocks_of, tower_of, watched
 from weightscope.runner.loading import first_line, import_torch, load_eager, room_for, torch_device
 

@@ -3,12 +3,13 @@
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from hashlib import sha256
 from itertools import product
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 from zipfile import BadZipFile
 
 import numpy as np
@@ -16,16 +17,16 @@ from scipy.special import softmax
 
 from weightscope.attention.layer import Layer
 from weightscope.errors import CheckpointError
-from weightscope.files import Files, new_file, regular_file
+from weightscope.files import new_file, regular_file
 from weightscope.metrics.auroc import weighted_auroc
 from weightscope.metrics.spectra import spectral_gap
 from weightscope.model import Model
 from weightscope.progress import bar
-from weightscope.provenance import Provenance
 from weightscope.run_identity import RunIdentity
+from weightscope.runner.framing import framing_of
 from weightscope.runner.interventions import Intervention, losses_under
 from weightscope.runner.runner import Activations, Observer, Runner, open_runner
-from weightscope.runner.tokenizer import framing_of
+from weightscope.runner.study import Study
 from weightscope.sinks.inputs import CHARACTERS_A_TOKEN
 from weightscope.sinks.strength import sink_strength
 from weightscope.sinks.updates import (
@@ -37,11 +38,14 @@ from weightscope.sinks.updates import (
     updates_of,
 )
 from weightscope.tables import Column, Table
-from weightscope.text.sequences import Framing, excerpts, token_windows
-from weightscope.text.tokenizer import token_text
+from weightscope.text.sequences import Framing, Texts, excerpts, token_windows
 
 SAMPLE = 255  # tokens after the first
 SINKS_ABOVE = 0.3  # attention that the average query gives token 0; Gu et al. 2024 draw the line there
+
+
+# Of each, what the paper reports of most layers of its models (sections 3.1 to 3.3).
+IN_THE_PAPER = {"ratio": (0.2, 0.5), "spectral_sink": (0.8, 1.0), "variance_sink_mu": (1e-2, 1e-1)}
 
 
 class Predictor(NamedTuple):
@@ -264,11 +268,16 @@ def sizes_of(*, thorough: bool, paper: bool) -> Sizes:
     return PAPER if paper else THOROUGH if thorough else DEFAULT
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class SinkBias:
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class SinkBias(Study):
     """The result for one model with L attention layers of H heads."""
 
-    model: str  # Its name
+    FIGURE, PAGE = "sinks.figures:updates_figure", "sinks.page:write_bias_page"
+    TABLES: ClassVar = {
+        **{f"{name}.csv": attrgetter(name) for name in ("layers", "heads", "patching", "losses")},
+        "mu_sink.npz": lambda bias: {"layers": bias.layers["layer"], "mu_sink": bias.updates.mu.astype(np.float32)},
+    }
+
     stored: str  # Dtype of the attention matrices in the file, such as "Q4_1" or "F16"
     biased: bool  # Whether attention has biases: b_Q, b_K, b_V or b_O
     first: str  # The token that every text begins with; empty where each begins with its own
@@ -277,9 +286,50 @@ class SinkBias:
     losses: Table  # One row per text: its loss in nats as it is and under every intervention
     predicted: Table  # What each predictor says of every head, from the weights alone
     aurocs: Table  # How well each predictor ranks the heads by whether they sink
-    shown: Decomposition  # One layer's updates on one text (Fig. 5)
+    pictured: Decomposition  # One layer's updates on one text (Fig. 5)
     layer_shown: int  # The one whose heads sink most
-    provenance: Provenance = field(default_factory=Provenance, repr=False)
+
+    @property
+    def lead(self) -> str:
+        """One model's result in two sentences, and where the texts come from."""
+        return f"{self.sentences} Texts: {self.source}."
+
+    @property
+    def sentences(self) -> str:
+        """One model's result in two sentences."""
+        spectral, variance, own_mean = (
+            np.median(self.layers[name]) for name in ("spectral_sink", "variance_sink_mu", "variance_sink")
+        )
+        (ssp, ablated), (ssp_from_1, ablated_from_1) = (
+            (changes["all", PATCHED], changes["all", ABLATED]) for changes in map(self.changes, STARTS)
+        )
+        return (
+            f"{self.model}, {self.sizes}: in the median layer one direction holds {spectral:.0%} of what token 0 "
+            f"writes; a constant from other texts is off by {variance:.0%} of its squared length, and its own mean by "
+            f"{own_mean:.0%} (R of eq. 6). Put in its place in all layers, the constant moves perplexity from "
+            f"{self.baseline:.2f} by {ssp:+.2f}, and nothing in its place by {ablated:+.2f}; with position 0 left as "
+            f"it is, by {ssp_from_1:+.2f} and {ablated_from_1:+.2f}."
+        )
+
+    def changes(self, start: int) -> dict[tuple[str, str], float]:
+        """Changes in perplexity by range of layers and intervention, patched from position `start` on."""
+        table = self.patching.where(self.patching["first_position"] == start)
+        return dict(
+            zip(zip(table["layers"], table["intervention"], strict=True), table["change"].tolist(), strict=True)
+        )
+
+    @property
+    def about(self) -> str:
+        layers, heads = self.updates.strength.shape
+        return f"{self.model}: {layers} layers of {heads} heads, {self.sizes.texts} texts"
+
+    def printed(self) -> list[str]:
+        """The result in two sentences."""
+        return [self.sentences]
+
+    def shown(self) -> list[Table]:
+        """Perplexities, and the updates of each layer."""
+        return [self.patching, self.layers]
 
     @property
     def layers(self) -> Table:
@@ -313,16 +363,6 @@ class SinkBias:
         """The model's name as part of a file's."""
         name = re.sub(r"\.(gguf|safetensors)$", "", self.model)
         return re.sub(r"[^\w.-]+", "-", name).strip("-.").lower()
-
-    def write(self, files: Files) -> None:
-        """Write layers.csv, heads.csv, patching.csv, losses.csv and mu_sink.npz."""
-        for name in ("layers", "heads", "patching", "losses"):
-            files.table(f"{name}.csv", getattr(self, name))
-        files.npz("mu_sink.npz", layers=self.layers["layer"], mu_sink=self.updates.mu.astype(np.float32))
-
-    def __repr__(self) -> str:
-        layers, heads = self.updates.strength.shape
-        return f"SinkBias({self.model}: {layers} layers of {heads} heads, {self.sizes.texts} texts)"
 
 
 class Kept:
@@ -367,7 +407,7 @@ def _updates(runner: Runner, measured: Sequence[np.ndarray], kept: Kept) -> Upda
 
 def sink_bias(
     model: Model,
-    texts: Sequence[str],
+    texts: Texts,
     sizes: Sizes,
     *,
     first: bool = True,
@@ -384,8 +424,8 @@ def sink_bias(
     if not first:
         framing = Framing(framing.tokenizer)
     longest = min(sizes.tokens, model.config.n_positions or sizes.tokens)
-    measured = token_windows(framing, texts[::2], sizes.texts, longest)
-    passages = excerpts(texts[1::2], sizes.evaluated, CHARACTERS)
+    measured = token_windows(framing, texts.texts[::2], sizes.texts, longest)
+    passages = excerpts(texts.texts[1::2], sizes.evaluated, CHARACTERS)
     evaluated = [np.array(framing.begun(passage))[: model.config.n_positions] for passage in passages]
     if not measured or not evaluated:
         problem = f"windows of {longest} tokens in every other document and texts of {CHARACTERS[0]} characters or more"
@@ -398,19 +438,20 @@ def sink_bias(
     layers = updates.layers["layer"].tolist()
     losses = text_losses(runner, dict(zip(layers, updates.mu, strict=True)), evaluated, kept)
     layer_shown = layers[int(updates.strength.mean(axis=1).argmax())]
-    return SinkBias(
+    return SinkBias.of(
+        runner,
         model=name_of(model),
+        source=texts.source,
         stored=stored_in(model, layers[0]),
         biased=has_biases(model, layers[0]),
-        first=token_text(framing.tokenizer, begin) if first else "",
+        first=framing.tokenizer.text(begin) if first else "",
         sizes=Sizes(len(measured), longest, len(evaluated)),
         updates=updates,
         losses=losses,
         predicted=predicted,
         aurocs=prediction_aurocs(predicted, updates.strength.ravel()),
-        shown=updates_of(runner, measured[0][:TOKENS_SHOWN], layer_shown),
+        pictured=updates_of(runner, measured[0][:TOKENS_SHOWN], layer_shown),
         layer_shown=layer_shown,
-        provenance=Provenance.of(model.checkpoint),
     )
 
 
@@ -428,5 +469,5 @@ def stored_in(model: Model, layer: int) -> str:
 def has_biases(model: Model, layer: int) -> bool:
     """Whether attention's projections have biases; the beta of a norm before them does not count."""
     family = model.family
-    modules = tuple(f"{name}.bias" for name in (family.query, family.key, family.value, family.output) if name)
+    modules = tuple(f"{name}.bias" for name in family.heads.projections if name)
     return any(tensor.name.endswith(modules) for tensor in model.attention_tensors(layer))

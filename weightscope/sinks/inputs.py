@@ -8,7 +8,7 @@ import numpy as np
 
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
-from weightscope.runner.tokenizer import framing_of
+from weightscope.runner.framing import framing_of
 from weightscope.text.kinds import Tokens, image_tokens, text_tokens
 from weightscope.text.sequences import Texts, paragraph_pairs, read_texts, token_windows
 from weightscope.text.tokenizer import shortened
@@ -61,7 +61,7 @@ def _text_inputs(model: Model, texts: Texts, n: int, length: int, seed: int) -> 
     sequences = (paragraph_pairs if framing.takes_pairs else token_windows)(framing, texts.texts, n, length, seed)
     if not sequences:
         raise CheckpointError(f"the texts are too short for inputs of {length} tokens")
-    first = shortened(str(framing.tokenizer.id_to_token(int(sequences[0][0]))))
+    first = shortened(str(framing.tokenizer.tokens.get(int(sequences[0][0]))))
     shape = f"at most {length} tokens each, pairs of paragraphs" if framing.takes_pairs else f"{length} tokens each"
     note = f"Run on {len(sequences)} texts, {shape}, beginning with {first}, from {texts.source}."
     return Inputs({f"text {index}": each for index, each in enumerate(sequences)}, text_tokens(framing.tokenizer), note)

@@ -1,19 +1,42 @@
-"""What a model's attention sinks do, head by head and input by input (two-sink-mechanisms paper, section 4)."""
+"""What a model's attention sinks do, head by head and input by input (two-sink-mechanisms paper, section 4).
+
+A head's updates u_j are looked at in the r coordinates of the space that its W_O spans, where norms and ranks are those
+in the d of the residual stream. LayerScale is part of W_O; in a layer with a gate the updates are those before it.
+"""
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import NamedTuple
+from operator import attrgetter
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from weightscope.files import Files
+from weightscope.attention.layer import Layer
+from weightscope.audit.measure_layer import measure_layer
+from weightscope.errors import CheckpointError, counted
 from weightscope.formulas import plain
+from weightscope.metrics.norms import output_triangles
 from weightscope.metrics.spectra import spectral_gap, stable_rank
-from weightscope.provenance import Provenance
+from weightscope.progress import bar
+from weightscope.runner.runner import Activations, Runner
+from weightscope.runner.study import Study
+from weightscope.sinks import lemmas
 from weightscope.sinks.inputs import Inputs
-from weightscope.sinks.strength import EVENT_SHARE, MECHANISMS, mechanism
+from weightscope.sinks.strength import (
+    EVENT_SHARE,
+    MECHANISMS,
+    event_share,
+    least_epsilon,
+    mechanism,
+    norms,
+    similarity_between_tokens,
+    similarity_through,
+    sink_row,
+    sink_strength,
+    value_norm_ratio,
+)
 from weightscope.tables import Column, Table
 
 EPSILONS = (0.01, 0.1, 0.5)  # thresholds at which epsilon-sinks are counted (Definition 1)
@@ -31,6 +54,7 @@ class Measure(NamedTuple):
     meaning: str
 
 
+MECHANISM_NAMES = dict(zip(MECHANISMS, ("NOP", "broadcast", "neither"), strict=True))
 MEASURES = (
     Measure("written", "$|Y|$", "what the head writes, in units of the residual stream"),
     Measure("distance", "$|Y - 1 u_s^⊤|/|Y|$", "distance from the sink's update written everywhere (Lemma 3)"),
@@ -57,119 +81,21 @@ MEASURES = (
 )
 
 
-# Tables: one row per event, head or layer
-
-
-def of_events(sinks: "SinkMechanisms") -> Table:
-    """One row per input, layer and head, with or without a sink event."""
-    sequence, layer, head = (index.ravel() for index in np.indices(sinks.position.shape))
-    return Table([
-        Column("input", np.array(list(sinks.inputs.sequences))[sequence]),
-        Column("layer", sinks.layer_indices[layer]),
-        Column("head", head),
-        Column("position", sinks.position.ravel()),
-        Column("token", sinks.labels.ravel()),
-        Column("kind", np.array(sinks.kinds)[sinks.kind.ravel()]),
-        Column("strength", sinks.strength.ravel()),
-        Column("epsilon", sinks.epsilon.ravel()),
-        Column("event_share", sinks.share.ravel()),
-        Column("ratio_out", sinks.ratio.ravel()),
-        Column("stable_rank", sinks.rank.ravel()),
-        Column("norm_ratio", sinks.norm_ratio.ravel()),
-        Column("mechanism", sinks.mechanism.ravel()),
-        *(Column(name, sinks.measures[name].ravel(), symbol, meaning=meaning) for name, symbol, meaning in MEASURES),
-    ])  # fmt: skip
-
-
-def of_heads(sinks: "SinkMechanisms") -> Table:
-    """One row per head over all inputs. Medians are over the inputs with an event, or over all if there is none."""
-    layer, head = (index.ravel() for index in np.indices(sinks.sink_heads.shape))
-    of_kind = np.stack([sinks.kind == kind for kind in range(len(sinks.kinds))]).mean(axis=1)  # (K, L, H)
-    does = np.stack([sinks.mechanism == name for name in MECHANISMS]).mean(axis=1)  # (3, L, H)
-    mostly = np.where(sinks.sink_heads, np.array(MECHANISMS)[does.argmax(axis=0)], "")
-    chosen = sinks.event | ~sinks.event.any(axis=0)  # (I, L, H)
-
-    def median(values: np.ndarray) -> list[float]:
-        return [float(np.median(values[:, i, h][chosen[:, i, h]])) for i, h in zip(layer, head, strict=True)]
-
-    return Table([
-        Column("layer", sinks.layer_indices[layer]),
-        Column("head", head),
-        Column("strength", sinks.strength.mean(axis=0).ravel(), meaning="mean of $alpha_s$ (eq. 2)"),
-        Column("epsilon", np.median(sinks.epsilon, axis=0).ravel(), meaning="median of the smallest epsilon"),
-        Column("event_share", sinks.share.mean(axis=0).ravel(),
-               meaning="mean share of the queries that give the sink half of their attention or more"),
-        Column("events", sinks.event.mean(axis=0).ravel(), meaning="share of the inputs with a sink event"),
-        Column("kind", np.array(sinks.kinds)[of_kind.argmax(axis=0).ravel()], "sink",
-               meaning="the kind of token that is most often its sink"),
-        Column("kind_share", of_kind.max(axis=0).ravel(), meaning="share of the inputs with a sink of that kind"),
-        Column("ratio_out", median(sinks.ratio), "ratio", meaning="$|u_s|$ / mean $|u_j|$"),
-        Column("stable_rank", median(sinks.rank), "stable rank", meaning="of $A u$"),
-        Column("norm_ratio", median(sinks.norm_ratio), meaning="$|x_s|$ / mean $|x_j|$"),
-        *(Column(name, values.ravel(), meaning="share of the inputs with an event of this mechanism")
-          for name, values in zip(MECHANISMS, does, strict=True)),
-        Column("mechanism", mostly.ravel(), meaning="the sink head's most frequent mechanism; empty for other heads"),
-        Column("qk_gap", spectral_gap(sinks.qk_singular_values).ravel(), "$σ₁/σ₂$ of $W_QK$"),
-        Column("qk_stable_rank", stable_rank(sinks.qk_singular_values).ravel(), "stable rank of $W_QK$"),
-        *epsilon_sinks(sinks, inputs=0),
-        *(Column(name, median(sinks.measures[name]), symbol, meaning=meaning) for name, symbol, meaning in MEASURES),
-    ])  # fmt: skip
-
-
-def of_layers(sinks: "SinkMechanisms") -> Table:
-    """One row per layer over all inputs and heads; similarities, variances and norms are medians over inputs."""
-    n_layers = len(sinks.layer_indices)
-    kinds = [Counter(sinks.kind[:, layer].ravel().tolist()) for layer in range(n_layers)]
-    tokens = [Counter(sinks.labels[:, layer].ravel().tolist()).most_common(1)[0] for layer in range(n_layers)]
-    kind = [max(range(len(sinks.kinds)), key=counts.__getitem__) for counts in kinds]
-    total = sinks.kind[:, 0].size
-    return Table([
-        Column("layer", sinks.layer_indices),
-        Column("kind", [sinks.kinds[k] for k in kind], "sink"),
-        Column("kind_share", [counts[k] / total for counts, k in zip(kinds, kind, strict=True)], "its share"),
-        Column("token", [token for token, _ in tokens]),
-        Column("token_share", [count / total for _, count in tokens], "the token's share"),
-        Column("events", sinks.event.mean(axis=(0, 2)), meaning="share of inputs and heads with a sink event"),
-        *(Column(name, np.median(getattr(sinks, name), axis=0))
-          for name in ("between_before", "between_after", "through", "variance_before", "variance_after")),
-        *epsilon_sinks(sinks, inputs=(0, 2)),
-        *norms_of_kinds(sinks),
-    ])  # fmt: skip
-
-
-def epsilon_sinks(sinks: "SinkMechanisms", inputs: int | tuple[int, ...]) -> list[Column]:
-    """Share of these axes, of inputs or of inputs and heads, whose strongest key is an epsilon-sink (Definition 1)."""
-    meaning = "share in which every query gives the strongest key 1 - {:g} of its attention or more (Definition 1)"
-    return [
-        Column(f"sink_at_{e:g}", (sinks.epsilon <= e).mean(axis=inputs).ravel(), f"{e:g}-sinks",
-               meaning=meaning.format(e))
-        for e in EPSILONS
-    ]  # fmt: skip
-
-
-def norms_of_kinds(sinks: "SinkMechanisms") -> list[Column]:
-    """Norms of every kind of token entering the layers, medians over inputs (Fig. 14); NaN where there are none."""
-    columns = []
-    for kind, name in enumerate(sinks.kinds):
-        some = ~np.isnan(sinks.norm_mean[:, 0, kind])
-        for statistic in ("mean", "largest"):
-            norms = getattr(sinks, f"norm_{statistic}")[some][..., kind]  # (inputs that have any, L)
-            values = np.median(norms, axis=0) if some.any() else np.full(len(sinks.layer_indices), np.nan)
-            symbol = f"{statistic} $|x|$, {plain(name)}"
-            columns.append(Column(f"norm_{statistic}_{name}", values, symbol, meaning="of an input's tokens"))
-    return columns
-
-
 # The result: a few dozen numbers per head and input; attention and values are not kept.
 
 SINK_HEAD = 0.5  # a sink head has a sink event on at least this share of the inputs
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class SinkMechanisms:
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class SinkMechanisms(Study):
     """The strongest sink of every head on every input: I inputs, L attention layers of H heads, K kinds of token."""
 
-    model: str  # Its name
+    FIGURE, PAGE = "sinks.figures:sink_token_figure", "sinks.page:write_mechanisms_page"
+    TABLES: ClassVar = {
+        **{f"{name}.csv": attrgetter(name) for name in ("events", "heads", "layers")},
+        "sinks.npz": lambda sinks: sinks.arrays(),
+    }
+
     inputs: Inputs
     layer_indices: np.ndarray  # (L,)
     position: np.ndarray  # (I, L, H): The sink's place among the tokens
@@ -198,8 +124,45 @@ class SinkMechanisms:
     norm_largest: np.ndarray
     # (L, H, r): Of W_QK, at distance 0 under rotation; r is the largest rank, shorter spectra are padded with zeros.
     qk_singular_values: np.ndarray
-    measures: Mapping[str, np.ndarray]  # (I, L, H): What `weightscope.sinks.mechanisms` lists
-    provenance: Provenance = field(default_factory=Provenance, repr=False)
+    measures: Mapping[str, np.ndarray]  # (I, L, H): by the names of `MEASURES`
+
+    @property
+    def lead(self) -> str:
+        """What sinks do, in a few sentences."""
+        return " ".join([*self.sentences, self.inputs.note])
+
+    @property
+    def sentences(self) -> list[str]:
+        """How many sink events and sink heads there are, and which tokens are sinks."""
+        n_inputs, n_layers, n_heads = self.event.shape
+        events = int(self.event.sum())
+        did = ", ".join(f"{(self.mechanism == name).sum():,} {label}" for name, label in MECHANISM_NAMES.items())
+        third = max(1, n_layers // 3)
+        most = []
+        for name, kind in (("first", self.kind[:, :third]), ("last", self.kind[:, -third:])):
+            share = np.bincount(kind.ravel(), minlength=len(self.kinds)) / kind.size
+            most.append(f"{self.kinds[share.argmax()]!r} in the {name} third of the layers ({share.max():.0%})")
+        return [
+            f"{counted(n_inputs, 'input')}, {counted(n_layers, 'layer')} of {counted(n_heads, 'head')}: "
+            f"{counted(events, 'sink event')} in {self.event.size:,} "
+            f"({self.event.mean():.2%}){f'; {did}' if events else ''}.",
+            f"{self.sink_heads.sum()} of {n_layers * n_heads} heads are sink heads "
+            f"(an event on {SINK_HEAD:.0%} of the inputs or more).",
+            f"The strongest key of a head is most often of the kind {', and '.join(most)}.",
+        ]
+
+    @property
+    def about(self) -> str:
+        inputs, layers, heads = self.event.shape
+        return f"{self.model}: {layers} layers of {heads} heads, {inputs} inputs"
+
+    def printed(self) -> list[str]:
+        """The inputs, then what sinks do on them."""
+        return [self.inputs.note, *self.sentences]
+
+    def shown(self) -> list[Table]:
+        """Which tokens are sinks, by layer."""
+        return [self.layers]
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -233,27 +196,273 @@ class SinkMechanisms:
     @cached_property
     def events(self) -> Table:
         """One row per input, layer and head, with or without a sink event."""
-        return of_events(self)
+        sequence, layer, head = (index.ravel() for index in np.indices(self.position.shape))
+        return Table([
+            Column("input", np.array(list(self.inputs.sequences))[sequence]),
+            Column("layer", self.layer_indices[layer]),
+            Column("head", head),
+            Column("position", self.position.ravel()),
+            Column("token", self.labels.ravel()),
+            Column("kind", np.array(self.kinds)[self.kind.ravel()]),
+            Column("strength", self.strength.ravel()),
+            Column("epsilon", self.epsilon.ravel()),
+            Column("event_share", self.share.ravel()),
+            Column("ratio_out", self.ratio.ravel()),
+            Column("stable_rank", self.rank.ravel()),
+            Column("norm_ratio", self.norm_ratio.ravel()),
+            Column("mechanism", self.mechanism.ravel()),
+            *(Column(name, self.measures[name].ravel(), symbol, meaning=meaning) for name, symbol, meaning in MEASURES),
+        ])  # fmt: skip
 
     @cached_property
     def heads(self) -> Table:
         """One row per head over all inputs. Medians are over the inputs with an event, or over all if there is none."""
-        return of_heads(self)
+        layer, head = (index.ravel() for index in np.indices(self.sink_heads.shape))
+        of_kind = np.stack([self.kind == kind for kind in range(len(self.kinds))]).mean(axis=1)  # (K, L, H)
+        does = np.stack([self.mechanism == name for name in MECHANISMS]).mean(axis=1)  # (3, L, H)
+        mostly = np.where(self.sink_heads, np.array(MECHANISMS)[does.argmax(axis=0)], "")
+        chosen = self.event | ~self.event.any(axis=0)  # (I, L, H)
+
+        def median(values: np.ndarray) -> list[float]:
+            return [float(np.median(values[:, i, h][chosen[:, i, h]])) for i, h in zip(layer, head, strict=True)]
+
+        return Table([
+            Column("layer", self.layer_indices[layer]),
+            Column("head", head),
+            Column("strength", self.strength.mean(axis=0).ravel(), meaning="mean of $alpha_s$ (eq. 2)"),
+            Column("epsilon", np.median(self.epsilon, axis=0).ravel(), meaning="median of the smallest epsilon"),
+            Column("event_share", self.share.mean(axis=0).ravel(),
+                   meaning="mean share of the queries that give the sink half of their attention or more"),
+            Column("events", self.event.mean(axis=0).ravel(), meaning="share of the inputs with a sink event"),
+            Column("kind", np.array(self.kinds)[of_kind.argmax(axis=0).ravel()], "sink",
+                   meaning="the kind of token that is most often its sink"),
+            Column("kind_share", of_kind.max(axis=0).ravel(), meaning="share of the inputs with a sink of that kind"),
+            Column("ratio_out", median(self.ratio), "ratio", meaning="$|u_s|$ / mean $|u_j|$"),
+            Column("stable_rank", median(self.rank), "stable rank", meaning="of $A u$"),
+            Column("norm_ratio", median(self.norm_ratio), meaning="$|x_s|$ / mean $|x_j|$"),
+            *(Column(name, values.ravel(), meaning="share of the inputs with an event of this mechanism")
+              for name, values in zip(MECHANISMS, does, strict=True)),
+            Column("mechanism", mostly.ravel(),
+                   meaning="the sink head's most frequent mechanism; empty for other heads"),
+            Column("qk_gap", spectral_gap(self.qk_singular_values).ravel(), "$σ₁/σ₂$ of $W_QK$"),
+            Column("qk_stable_rank", stable_rank(self.qk_singular_values).ravel(), "stable rank of $W_QK$"),
+            *self._epsilon_sinks(inputs=0),
+            *(Column(name, median(self.measures[name]), symbol, meaning=meaning) for name, symbol, meaning in MEASURES),
+        ])  # fmt: skip
 
     @cached_property
     def layers(self) -> Table:
         """One row per layer over all inputs and heads; similarities, variances and norms are medians over inputs."""
-        return of_layers(self)
+        n_layers = len(self.layer_indices)
+        kinds = [Counter(self.kind[:, layer].ravel().tolist()) for layer in range(n_layers)]
+        tokens = [Counter(self.labels[:, layer].ravel().tolist()).most_common(1)[0] for layer in range(n_layers)]
+        kind = [max(range(len(self.kinds)), key=counts.__getitem__) for counts in kinds]
+        total = self.kind[:, 0].size
+        return Table([
+            Column("layer", self.layer_indices),
+            Column("kind", [self.kinds[k] for k in kind], "sink"),
+            Column("kind_share", [counts[k] / total for counts, k in zip(kinds, kind, strict=True)], "its share"),
+            Column("token", [token for token, _ in tokens]),
+            Column("token_share", [count / total for _, count in tokens], "the token's share"),
+            Column("events", self.event.mean(axis=(0, 2)), meaning="share of inputs and heads with a sink event"),
+            *(Column(name, np.median(getattr(self, name), axis=0))
+              for name in ("between_before", "between_after", "through", "variance_before", "variance_after")),
+            *self._epsilon_sinks(inputs=(0, 2)),
+            *self._norms_of_kinds(),
+        ])  # fmt: skip
 
-    def write(self, files: Files) -> None:
-        """Write events.csv, heads.csv, layers.csv and sinks.npz, which holds the arrays."""
-        for name in ("events", "heads", "layers"):
-            files.table(f"{name}.csv", getattr(self, name))
-        arrays = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        named = ("model", "inputs", "layer_indices", "measures", "provenance")
-        kept = {name: array for name, array in arrays.items() if name not in named} | dict(self.measures)
-        files.npz("sinks.npz", layers=self.layer_indices, kinds=np.array(self.kinds), **kept)
+    def _epsilon_sinks(self, inputs: int | tuple[int, ...]) -> list[Column]:
+        """Share of these axes (inputs, or inputs and heads) whose strongest key is an epsilon-sink (Definition 1)."""
+        meaning = "share in which every query gives the strongest key 1 - {:g} of its attention or more (Definition 1)"
+        return [
+            Column(f"sink_at_{e:g}", (self.epsilon <= e).mean(axis=inputs).ravel(), f"{e:g}-sinks",
+                   meaning=meaning.format(e))
+            for e in EPSILONS
+        ]  # fmt: skip
 
-    def __repr__(self) -> str:
-        inputs, layers, heads = self.event.shape
-        return f"SinkMechanisms({self.model}: {layers} layers of {heads} heads, {inputs} inputs)"
+    def _norms_of_kinds(self) -> list[Column]:
+        """Norms of every kind of token entering the layers, medians over inputs (Fig. 14); NaN where there are none."""
+        columns = []
+        for kind, name in enumerate(self.kinds):
+            some = ~np.isnan(self.norm_mean[:, 0, kind])
+            for statistic in ("mean", "largest"):
+                norms = getattr(self, f"norm_{statistic}")[some][..., kind]  # (inputs that have any, L)
+                values = np.median(norms, axis=0) if some.any() else np.full(len(self.layer_indices), np.nan)
+                symbol = f"{statistic} $|x|$, {plain(name)}"
+                columns.append(Column(f"norm_{statistic}_{name}", values, symbol, meaning="of an input's tokens"))
+        return columns
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The content of sinks.npz."""
+        left_out = ("model", "source", "inputs", "layer_indices", "measures", "provenance")
+        named = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in left_out}
+        return {"layers": self.layer_indices, "kinds": np.array(self.kinds), **named, **self.measures}
+
+
+# Measured while the model runs
+
+
+def own_coordinates(layer: Layer) -> Layer:
+    """A layer whose values are u_j in the coordinates of an orthonormal basis of each head's output space.
+
+    W_O' = Q R, so u = v W_O = v R' Q', and v R' has the lengths and angles of u: r numbers in place of d.
+    """
+    w_o = np.asarray(layer.w_o)  # (H, r, d)
+    return replace(layer, w_o=output_triangles(w_o).astype(w_o.dtype))  # (H, r, r)
+
+
+def sink_mechanisms(runner: Runner, inputs: Inputs) -> SinkMechanisms:
+    """Run a model and measure what the strongest sink of each head does on each input."""
+    for name, sequence in inputs.sequences.items():
+        if sequence.ndim == 1 and len(sequence) < 2:
+            raise CheckpointError(f"{name} has one token; sinks need several", file=runner.model.name)
+    layers = list(runner.layers.values())
+    observer = SinkObserver(layers, inputs)
+    runner.observe(list(inputs.sequences.values()), observer)
+    r = max(layer.q.of(0)[0].shape[-1] for layer in layers)
+    spectra = np.zeros((len(layers), layers[0].n_heads, r))
+    for place, layer in enumerate(bar(layers, "spectra", "layer")):
+        values = measure_layer(layer, {})["qk_singular_values"]
+        spectra[place, :, : values.shape[-1]] = values
+    return SinkMechanisms.of(runner, **observer.measured(), qk_singular_values=spectra)
+
+
+class SinkObserver:
+    """An observer that keeps a few numbers per head and input.
+    layers: the layers it will be shown.
+    """
+
+    def __init__(self, layers: Sequence[Layer], inputs: Inputs) -> None:
+        self.inputs, self.sequences = inputs, list(inputs.sequences.values())
+        self.at = {layer.index: place for place, layer in enumerate(layers)}
+        self.reduced = {layer.index: own_coordinates(layer) for layer in bar(layers, "lengths after W_O", "layer")}
+        self.directions = {layer.index: key_directions(layer) for layer in bar(layers, "first directions", "layer")}
+        self.arrays: dict[str, np.ndarray] = {}  # by the names of `SinkMechanisms` and of its measures
+
+    def __call__(self, seen: Activations) -> None:
+        where = (seen.inputs, self.at[seen.layer.index])
+        b, n, d = seen.x.shape
+        updates = self.reduced[seen.layer.index].values(seen.x.reshape(b * n, d))  # (H, b n, r)
+        updates = updates.reshape(len(updates), b, n, -1).swapaxes(0, 1)  # (b, H, n, r)
+        attention = seen.attention  # (b, H, n, n)
+        strength = sink_strength(attention)  # (b, H, n)
+        position = strength.argmax(axis=-1)  # (b, H)
+        kinds = np.stack([self.inputs.tokens.kinds(self.sequences[index], n) for index in seen.inputs])  # (b, n)
+        of_kind = np.eye(len(self.inputs.tokens.names), dtype=bool)[kinds]  # (b, n, K)
+        after = seen.x + seen.output
+        before = lemmas.token_variance(seen.x)  # (b,)
+        shape, sums = rank_measures(attention, updates, position)
+        for name, values in {
+            "position": position,
+            "kind": np.take_along_axis(kinds, position, axis=-1),
+            "strength": strength.max(axis=-1),
+            "epsilon": least_epsilon(attention, position),
+            "share": event_share(attention, position),
+            "ratio": value_norm_ratio(updates, position),
+            "rank": shape,
+            "norm_ratio": value_norm_ratio(seen.x[:, None], position),  # the norms of (b, 1, n, d)
+            "inflow": strength @ of_kind.astype(float),  # (b, H, n) @ (b, n, K)
+            "between_before": similarity_between_tokens(seen.x),
+            "between_after": similarity_between_tokens(after),
+            "through": similarity_through(seen.x, after),
+            "variance_before": before,
+            "variance_after": lemmas.token_variance(after),
+            **norms_by_kind(seen.x, of_kind),
+            **sums,
+            **variance_measures(seen, updates, position, before),
+            **routing_measures(seen, self.directions[seen.layer.index], position),
+        }.items():
+            kind = np.int32 if values.dtype.kind == "i" else np.float64
+            whole = (len(self.sequences), len(self.at), *values.shape[1:])
+            self.arrays.setdefault(name, np.zeros(whole, kind))[where] = values
+
+    def measured(self) -> dict[str, Any]:
+        """The fields of `SinkMechanisms` that were measured."""
+        measures = {measure.name: self.arrays[measure.name] for measure in MEASURES}
+        arrays = {name: array for name, array in self.arrays.items() if name not in measures}
+        return {"inputs": self.inputs, "layer_indices": np.array(list(self.at)), **arrays, "measures": measures}
+
+
+def key_directions(layer: Layer) -> np.ndarray:
+    """v_1 of each head's W_QK = sum_k sigma_k u_k v_k', the direction that its keys read best: (H, d)."""
+    return np.stack([head.qk.leading(1)[2][:, 0] for head in layer.heads])
+
+
+def norms_by_kind(x: np.ndarray, of_kind: np.ndarray) -> dict[str, np.ndarray]:
+    """Mean and largest norm of each kind of token, NaN where there is none: (b, n, d), (b, n, K) -> (b, K) twice."""
+    length = np.where(of_kind, norms(x)[..., None], 0.0)  # (b, n, K)
+    count = of_kind.sum(axis=1)  # (b, K)
+    return {
+        "norm_mean": np.where(count > 0, length.sum(axis=1) / np.maximum(count, 1), np.nan),
+        "norm_largest": np.where(count > 0, length.max(axis=1), np.nan),
+    }
+
+
+def rank_measures(
+    attention: np.ndarray, updates: np.ndarray, sink: np.ndarray
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Stable rank of Y = A u, and Lemma 3 of it: lengths over |Y|, singular values over sigma_1(Y); (b, H) each."""
+    singular, first = lemmas.first_direction(attention @ updates)
+    written = np.sqrt(np.square(singular).sum(axis=-1))
+    fit = lemmas.rank_one(attention, updates, sink)
+    largest = singular[..., 0]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return stable_rank(singular), {
+            "written": written,
+            "distance": fit.distance / written,
+            "bound": fit.bound / written,
+            "residual": fit.residual / written,
+            "residual_bound": fit.residual_bound / written,
+            "leading": fit.leading / largest,
+            "leading_bound": fit.leading_bound / largest,
+            "along": lemmas.cosine(first, sink_row(updates, sink)),
+            "cancelled": fit.cancelled,
+        }
+
+
+def variance_measures(
+    seen: Activations, updates: np.ndarray, sink: np.ndarray, before: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Lemma 4 for each head alone, in units of the variance V of the tokens before attention, and the sink's update
+    against the stream: (b, H) each.
+
+    V' = V + Var(Y) + 2 Cov(x, Y), and with y = o W_O the covariance is that of x W_O' and o: r coordinates a head.
+    """
+    layer, (b, n, d) = seen.layer, seen.x.shape
+    v = layer.inner_values(seen.x.reshape(b * n, d))  # (G, b n, r_v)
+    v = np.repeat(v.reshape(len(v), b, n, -1), layer.n_heads // len(v), axis=0).swapaxes(0, 1)  # (b, H, n, r_v)
+    gathered = seen.attention @ v
+    along = lemmas.centred(seen.x).astype(seen.x.dtype)[:, None] @ np.asarray(layer.w_o).swapaxes(1, 2)  # as gathered
+    covariance = (along * lemmas.centred(gathered)).sum(axis=-1).mean(axis=-1)
+    written_by_sink = (sink_row(v, sink)[:, :, None] @ np.asarray(layer.w_o))[:, :, 0]  # (b, H, d)
+    of_written = lemmas.token_variance(seen.attention @ updates)
+    self_attention = before[:, None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return {
+            "variance_change": (of_written + 2 * covariance) / self_attention,
+            "variance_sink": lemmas.variance_of_weights(seen.attention, updates, sink) / self_attention,
+            "variance_bound": lemmas.variance_bound(self_attention, seen.attention, updates, sink) / self_attention,
+            "against_stream": lemmas.against_stream(seen.x[:, None], written_by_sink),
+            "update_spread": lemmas.relative_spread(gathered),
+        }
+
+
+def routing_measures(seen: Activations, directions: np.ndarray, sink: np.ndarray) -> dict[str, np.ndarray]:
+    """How queries find the sink: key norms, similarity of queries, and the sink token along v_1 of W_QK."""
+    layer, (b, n, d) = seen.layer, seen.x.shape
+    x = seen.x.reshape(b * n, d)
+
+    def by_head(made: np.ndarray) -> np.ndarray:  # (heads, b n, r) -> (b, H, n, r)
+        made = made.reshape(len(made), b, n, -1).swapaxes(0, 1)
+        return np.repeat(made, layer.n_heads // made.shape[1], axis=1)
+
+    read = layer.normalised(x)
+    if layer.norm is not None and layer.norm.centred:
+        read = read - read.mean(axis=-1, keepdims=True)
+    sink_alignment, other_alignment = lemmas.alignment(read.reshape(b, n, d), directions, sink)
+    return {
+        "key_ratio": value_norm_ratio(by_head(layer.keys(x)), sink),
+        "query_similarity": similarity_between_tokens(by_head(layer.queries(x))),
+        "alignment": sink_alignment,
+        "alignment_others": other_alignment,
+    }

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weightscope.attention.layer import Layer
-from weightscope.display import ShowsShapes
 from weightscope.errors import CheckpointError
+from weightscope.results import ShowsShapes
 from weightscope.runner.runner import Activations, Runner
 from weightscope.sinks.strength import sink_strength
 from weightscope.tables import Column, Table

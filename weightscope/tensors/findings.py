@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from weightscope.checkpoint.beside import Beside
+from weightscope.checkpoint.checkpoint import WeightFiles
 from weightscope.errors import counted
 from weightscope.findings import Finding, Member, listed
 from weightscope.metrics.outliers import log_measure, off_trend, robust_z
-from weightscope.metrics.weight_changes import REMOVED, Along
 from weightscope.tensors.measure import Everything, TensorFacts, by_role, role_of
 
 ROLE_Z, ROLE_FACTOR = 8.0, 4.0  # a tensor off its role's trend exceeds both: robust z in the role, and a plain factor
@@ -105,12 +104,12 @@ def incomparable_tensors(kinds: Mapping[str, str], architectures: str = "") -> I
             )  # fmt: skip
 
 
-def beside_findings(beside: Beside, label: str = "") -> Iterator[Finding]:
+def beside_findings(files: WeightFiles, label: str = "") -> Iterator[Finding]:
     """Weight files next to those that were read; graver where transformers loads them."""
-    if beside.telling:
+    if files.telling:
         yield Finding(
-            kind="other_weights" if beside.is_other else "weights_beside",
-            text=f"{label and f'{label}: '}{beside.sentence}", measure="files", number=float(len(beside.files)),
+            kind="other_weights" if files.is_other else "weights_beside",
+            text=f"{label and f'{label}: '}{files.sentence}", measure="files", number=float(len(files.unread)),
             usual=0.0,
         )  # fmt: skip
 
@@ -236,20 +235,6 @@ def _equal_tensors(facts: Facts) -> Iterator[Finding]:
         text = f"{_names(sets[0])} hold exactly the same values{more}."
         tensors = [tensor for group in sets for tensor in group]
         yield _tensors("duplicate_tensors", tensors, text)
-
-
-def changes_along_one_direction(members: Mapping[Member, Along], cosine: float, what: str) -> Finding:
-    """Changes of rank one that share a direction, of `what` in words."""
-    left = max(along.left for along in members.values())
-    removed = left <= REMOVED
-    done = f"as if one direction were removed; at most {left:.2g} of their size along it is left"
-    if not removed:
-        done = f"as if something were added along one direction; they are up to {left:.3g} times as large along it"
-    text = f"{what} changed along one direction, the same in each (cosines from {cosine:.4f}): {done}."
-    return Finding(
-        kind="removed_direction" if removed else "shared_direction", measure="size_left_along_it", number=left,
-        usual=1.0, text=text, members=tuple(members),
-    )  # fmt: skip
 
 
 def _tensors(kind: str, tensors: Facts, text: str) -> Finding:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from weightscope.checkpoint import Checkpoint, Tensor
-from weightscope.checkpoint.checkpoint import BLOCK, Block, batches, blocks_of, row_width, streamed
-from weightscope.checkpoint.tensor import StoredTensor
+from weightscope.checkpoint.blocks import BLOCK, Block, batches, blocks_of, row_width, streamed
+from weightscope.checkpoint.checkpoint import StoredTensor
 from weightscope.compute.cores import in_threads
 from weightscope.errors import CheckpointError, counted, printable
 from weightscope.files import Files

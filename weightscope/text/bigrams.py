@@ -19,32 +19,28 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import sparse
 
 from weightscope.compute.cores import in_threads, usable_cores
-from weightscope.display import ShowsShapes
 from weightscope.errors import CheckpointError
 from weightscope.progress import bar, progress_shown
+from weightscope.results import ShowsShapes
 from weightscope.text.corpus import Document, corpus_files, documents
 from weightscope.text.counts import Counts, Int64s
 from weightscope.text.sequences import openwebtext
-from weightscope.text.tokenizer import safe_cut, safe_split, tokenizer_hash, vocab_size
-
-if TYPE_CHECKING:
-    from tokenizers import Encoding, Tokenizer
-
+from weightscope.text.tokenizer import Tokenizer, safe_cut, safe_split
 
 A_WORD, A_CHARACTER = 200, 4  # bytes that a word takes, about: two objects, its place among the numbers, its token ids
 
 
-def encodings(tokenizer: Tokenizer, texts: list[str]) -> list[Encoding]:
+def encodings(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
     """The tokens of each text, no special token added."""
     try:
-        return list(tokenizer.encode_batch_fast(texts, add_special_tokens=False))
-    except Exception as error:  # the library has no error class of its own
+        return tokenizer.encode_batch(texts)
+    except CheckpointError as error:
         raise CheckpointError(f"the tokenizer cannot encode this corpus: {error}") from error
 
 
@@ -90,10 +86,10 @@ class Words:
         self.nbytes += sum(A_WORD + A_CHARACTER * len(word) for word in self._numbers.new)
         return Numbered(self, numbers, counts, self._numbers.new)
 
-    def learn(self, new: list[Encoding]) -> None:
+    def learn(self, new: list[list[int]]) -> None:
         """Add the tokens of the new words, in the order of their numbers."""
-        for encoding in new:
-            self._ids.fromlist(encoding.ids)
+        for ids in new:
+            self._ids.fromlist(ids)
             self._ends.append(len(self._ids))
 
     def ids(self, numbered: Numbered) -> tuple[Int64s, Int64s]:
@@ -128,7 +124,7 @@ def count_bigrams(
 ) -> Counts:
     """Count the bigrams of a corpus."""
     files = corpus_files(corpus_paths)
-    sums = PairSums(vocab_size(tokenizer))
+    sums = PairSums(tokenizer.size)
     total = sum(file.size for file in files)
     with (
         progress_shown(progress),
@@ -151,7 +147,7 @@ def count_bigrams(
         matrix.indptr.astype(np.int64),
         matrix.indices.astype(np.int64),
         matrix.data.astype(np.int64, copy=False),
-        tokenizer_hash=tokenizer_hash(tokenizer),
+        tokenizer_hash=tokenizer.hash,
         corpus_files=tuple(file.name for file in files),
         documents=sums.documents,
         tokens=sums.tokens,
@@ -160,7 +156,7 @@ def count_bigrams(
 
 def openwebtext_counts(tokenizer: Tokenizer, shards: int, folder: str | Path = "counts") -> Path:
     """The file with this tokenizer's bigram counts of OpenWebText's first shards, counted once and kept in a folder."""
-    file = Path(folder, f"openwebtext-{shards}-{tokenizer_hash(tokenizer)[:12]}.npz")
+    file = Path(folder, f"openwebtext-{shards}-{tokenizer.hash[:12]}.npz")
     if not file.exists():
         try:
             files = openwebtext(shards)
@@ -211,10 +207,10 @@ def batched(documents: Iterable[Document], cut: re.Pattern[str] | None) -> Itera
 def encode(tokenizer: Tokenizer, batch: list[Piece]) -> Int64s:
     """The token ids of a batch, one after the other, with a `BORDER` before each document; (ids,) int64."""
     ids = array("q")  # takes a list of integers in half the time np.array does
-    for piece, encoding in zip(batch, encodings(tokenizer, [piece.text for piece in batch]), strict=True):
+    for piece, tokens in zip(batch, encodings(tokenizer, [piece.text for piece in batch]), strict=True):
         if piece.opens:
             ids.append(BORDER)
-        ids.fromlist(encoding.ids)
+        ids.fromlist(tokens)
     return np.frombuffer(ids, dtype=np.int64)
 
 
@@ -230,7 +226,7 @@ def encoded_by_words(
                 words = Words(split)  # those that are common soon come back
             yield batch, words.number([piece.text for piece in batch])
 
-    def learned(batch: tuple[list[Piece], Numbered]) -> tuple[list[Piece], Numbered, list[Encoding]]:
+    def learned(batch: tuple[list[Piece], Numbered]) -> tuple[list[Piece], Numbered, list[list[int]]]:
         return *batch, encodings(tokenizer, batch[1].new)
 
     for batch, numbering, new in in_threads(learned, numbered(), jobs):

@@ -1,18 +1,15 @@
 """The kinds of tokens: CLS, registers and patches of an image; first, special and other tokens of a text."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from weightscope.display import ShowsShapes
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
-from weightscope.text.sequences import Framing, added_tokens
-from weightscope.text.tokenizer import shortened, token_text, vocab_size
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+from weightscope.results import ShowsShapes
+from weightscope.text.sequences import Framing
+from weightscope.text.tokenizer import Tokenizer, shortened
 
 PUNCTUATION = ".,"
 TEXT_KINDS = ("first", "special", "punctuation", "other")
@@ -36,13 +33,12 @@ class TokenKinds(ShowsShapes):
 def token_kinds(framing: Framing) -> TokenKinds:
     """The kinds of token that papers on encoders tell apart."""
     tokenizer, special = framing.tokenizer, framing.special
-    vocabulary = tokenizer.get_vocab()
-    of_token = np.full(vocab_size(tokenizer), len(special) + 1, np.int8)
-    for token in {vocabulary[mark] for mark in PUNCTUATION if mark in vocabulary}:
+    of_token = np.full(tokenizer.size, len(special) + 1, np.int8)
+    for token in {tokenizer.ids[mark] for mark in PUNCTUATION if mark in tokenizer.ids}:
         of_token[token] = len(special)
     for kind, token in enumerate(special):
         of_token[token] = kind
-    names = (shortened(str(tokenizer.id_to_token(token))) for token in special)
+    names = (shortened(str(tokenizer.tokens.get(token))) for token in special)
     return TokenKinds((*names, ". or ,", "other"), of_token)
 
 
@@ -88,7 +84,7 @@ class ImageTokens:
 class TextTokens(ShowsShapes):
     """Tokens of a tokenizer."""
 
-    tokenizer: "Tokenizer"
+    tokenizer: Tokenizer
     of_token: np.ndarray  # (vocab,): Each token's kind wherever it does not stand first
 
     @property
@@ -101,26 +97,25 @@ class TextTokens(ShowsShapes):
         return kinds
 
     def label(self, sequence: np.ndarray, position: int) -> str:
-        return token_text(self.tokenizer, int(sequence[position]))
+        return self.tokenizer.text(int(sequence[position]))
 
 
 def image_tokens(model: Model) -> ImageTokens:
     """The tokens that a vision model makes of an image."""
     if model.family.inputs.tokens:
         raise CheckpointError(f"{model.family.name} reads text and sees no images", file=model.name)
-    counts = ((kind, n if isinstance(n, int) else model.config.count(n)) for kind, n in model.family.leading)
+    counts = ((kind, n if isinstance(n, int) else model.config.count(n)) for kind, n in model.family.inputs.leading)
     leading = tuple(kind for kind, count in counts for _ in range(count))
     return ImageTokens(leading, model.config.size("patch_size"))
 
 
-def text_tokens(tokenizer: "Tokenizer") -> TextTokens:
+def text_tokens(tokenizer: Tokenizer) -> TextTokens:
     """The tokens of a text: the first one, special ones, those without a letter or digit, all others."""
-    special = {token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special}
-    special |= set(added_tokens(tokenizer))
-    of_token = np.full(vocab_size(tokenizer), TEXT_KINDS.index("other"), np.int8)
-    for token in tokenizer.get_vocab().values():
+    special = {token for token, added in tokenizer.added.items() if added.special} | {*tokenizer.around}
+    of_token = np.full(tokenizer.size, TEXT_KINDS.index("other"), np.int8)
+    for token in tokenizer.ids.values():
         if token in special:
             of_token[token] = TEXT_KINDS.index("special")
-        elif not any(character.isalnum() for character in token_text(tokenizer, token)):
+        elif not any(character.isalnum() for character in tokenizer.text(token)):
             of_token[token] = TEXT_KINDS.index("punctuation")
     return TextTokens(tokenizer, of_token)

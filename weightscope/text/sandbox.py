@@ -11,17 +11,15 @@ import pickle
 import signal
 import subprocess
 import sys
-from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from threading import BoundedSemaphore
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import finalize
 
 from weightscope.errors import CheckpointError
-from weightscope.text.sandbox_child import REPLY, Limits, Request, decode, encode, encode_batch
+from weightscope.text.sandbox_child import REPLY, Limits, Request
 
 MEMORY = 4 << 30  # bytes that a child may take: a vocabulary of 256,000 needs a tenth of it
 SECONDS = 60  # of processor time for a request: loading the largest vocabularies takes a few
@@ -36,99 +34,17 @@ MOST_CHILDREN = 16  # each has the vocabulary in memory; more threads wait for o
 PROGRAM = "from weightscope.text.sandbox_child import Limits, serve; serve({}, {})"
 
 
-class Added(NamedTuple):
-    """A token that is found in a text before anything else is done to it."""
-
-    content: str
-    rstrip: bool
-    special: bool
-
-
-class Kind(NamedTuple):
-    """What splits words: "BPE", "WordPiece", "Unigram" or "WordLevel", and two of its settings."""
-
-    name: str
-    unk_token: str | None
-    continuing_subword_prefix: str | None
-
-
-@dataclass(frozen=True)
-class Encoding:
-    """A text as tokens: their ids, and 1 for each that is special."""
-
-    ids: list[int]
-    special_tokens_mask: list[int]
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-
-class ServedTokenizer:
-    """A tokenizer in a process of its own, with those methods of `tokenizers.Tokenizer` that weightscope uses.
-    file: Named in errors.
-    load: Called in the child; gives the library's tokenizer, and what else is to be known of it.
-    normalizer, pre_tokenizer, decoder: As tokenizer.json has them.
-    facts: The description that the child gave of it, whole.
-    """
+class Sandbox:
+    """A stranger's tokenizer in as many processes as threads ask at once; `facts` is its description."""
 
     def __init__(self, file: object, load: Any, *arguments: Any) -> None:
         self.file, self._load = file, (load, arguments)
         self._idle: list[_Child] = []
         self._room = BoundedSemaphore(MOST_CHILDREN)
-        self._truncation: tuple[int, str] | None = None
         child, self.facts = self._loaded()
         self._idle.append(child)
-        self._ids: dict[str, int] = self.facts["vocab"]
-        self._tokens = {index: token for token, index in self._ids.items()}
-        self._added = {index: Added(*rest) for index, *rest in self.facts["added"]}
-        self.model = Kind(*self.facts["model"])
-        self.normalizer, self.pre_tokenizer, self.decoder = (
-            self.facts[step] for step in ("normalizer", "pre_tokenizer", "decoder")
-        )
 
-    def get_vocab(self) -> dict[str, int]:
-        """The id of every token."""
-        return self._ids
-
-    def get_vocab_size(self) -> int:
-        return len(self._ids)
-
-    def get_added_tokens_decoder(self) -> dict[int, Added]:
-        return self._added
-
-    def token_to_id(self, token: str) -> int | None:
-        return self._ids.get(token)
-
-    def id_to_token(self, index: int) -> str | None:
-        return self._tokens.get(index)
-
-    def enable_truncation(self, max_length: int, *, strategy: str) -> None:
-        self._truncation = max_length, strategy
-
-    def no_truncation(self) -> None:
-        self._truncation = None
-
-    def encode(self, text: str, pair: str | None = None, *, add_special_tokens: bool = True) -> Encoding:
-        """The tokens of a text, or of two."""
-        texts = (text,) if pair is None else (text, pair)
-        answer = self._ask(encode, texts, add_special_tokens, self._truncation, characters=sum(map(len, texts)))
-        return Encoding(*json.loads(answer))
-
-    def encode_batch_fast(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[Encoding]:
-        """The tokens of many texts, without marks for special ones."""
-        answer = self._ask(encode_batch, texts, add_special_tokens, characters=sum(map(len, texts)))
-        numbers = array("q", answer).tolist()
-        encodings, start = [], 1 + numbers[0]
-        for length in numbers[1:start]:
-            encodings.append(Encoding(numbers[start : start + length], []))
-            start += length
-        return encodings
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens as the library joins them, special ones left out."""
-        return json.loads(self._ask(decode, ids, characters=len(ids)))
-
-    def _ask(self, function: Request, *arguments: Any, characters: int) -> bytes:
+    def ask(self, function: Request, *arguments: Any, characters: int) -> bytes:
         """Have a child that is idle, or a new one, call a function. One that fails in any way is not used again."""
         longest = 16 * (IDS_A_CHARACTER * characters + IDS_ADDED)
         with self._room:
@@ -152,24 +68,8 @@ class ServedTokenizer:
             raise CheckpointError(str(refused), file=self.file) from None
 
 
-def served(file: Path, load: Any, *arguments: Any) -> ServedTokenizer:
-    """A stranger's tokenizer; the same file's is loaded once, and refused once."""
-    tokenizer = _served(str(file), load, *arguments)
-    if isinstance(tokenizer, CheckpointError):
-        raise tokenizer.with_traceback(None)
-    return tokenizer
-
-
-@lru_cache(2)  # by the files' content: two tokenizers can be compared, and a list's are not all kept
-def _served(file: str, load: Any, *arguments: Any) -> ServedTokenizer | CheckpointError:
-    try:
-        return ServedTokenizer(file, load, *arguments)
-    except CheckpointError as error:
-        return error
-
-
 @lru_cache(2)
-def asked(file: str, parse: Request, content: bytes) -> list[str]:
+def parsed(file: str, parse: Request, content: bytes) -> list[str]:
     """The list of texts that a function makes of a stranger's file in a process of its own, within the same limits."""
     try:
         tokens: list[str] = json.loads(_Child().call(parse, (content,), SECONDS, LARGEST_DESCRIPTION))

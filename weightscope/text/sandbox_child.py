@@ -61,7 +61,7 @@ def serve(limits: Limits, parent: int) -> None:
             reply = True, answer
         except BaseException as error:  # the library's panics are not Exceptions
             library = "" if loaded or isinstance(error, CheckpointError) else "the tokenizers library cannot read it: "
-            reply = False, f"{library}{told(error)}".encode(errors="backslashreplace")
+            reply = False, f"{library}{one_line(error)}".encode(errors="backslashreplace")
         signal.setitimer(signal.ITIMER_PROF, 0)
         replies.write(REPLY.pack(len(reply[1]), reply[0]) + reply[1])
         replies.flush()
@@ -88,7 +88,7 @@ def _check_tokens(tokens: Collection[str], limits: Limits) -> None:
         raise CheckpointError(f"its tokens have {characters} characters; at most {limits.characters} are read")
 
 
-def told(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """What an error says, in one line; its class where it says nothing."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:LONGEST_REASON]
 
@@ -159,7 +159,7 @@ def byte_level_bpe(vocab: bytes, merges: bytes, end_of_text: str) -> Loaded:
         pairs: list[Any] = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
         tokenizer = Tokenizer(models.BPE(json.loads(vocab), pairs))
     except Exception as error:
-        raise CheckpointError(f"with merges.txt, not a BPE tokenizer: {told(error)}") from None
+        raise CheckpointError(f"with merges.txt, not a BPE tokenizer: {one_line(error)}") from None
     tokens = tokenizer.get_vocab()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     if not tokens.keys() >= set(alphabet) or any(token.endswith("</w>") for token in tokens):
@@ -201,10 +201,10 @@ def description(tokenizer: Any) -> dict[str, Any]:
     } | {name: json.loads(step.__getstate__()) if (step := getattr(tokenizer, name)) else None for name in steps}
 
 
-def encode(tokenizer: Any, texts: Sequence[str], special: bool, truncation: tuple[int, str] | None) -> bytes:
-    """The tokens of a text or a pair of texts, and which of them are special."""
-    if truncation is not None:
-        tokenizer.enable_truncation(truncation[0], strategy=truncation[1])
+def encode(tokenizer: Any, texts: Sequence[str], special: bool, longest: int | None) -> bytes:
+    """The tokens of a text or a pair of texts, at most `longest`, and which of them are special."""
+    if longest is not None:
+        tokenizer.enable_truncation(longest, strategy="longest_first")
     try:
         encoding = tokenizer.encode(*texts, add_special_tokens=special)
     finally:
@@ -212,16 +212,11 @@ def encode(tokenizer: Any, texts: Sequence[str], special: bool, truncation: tupl
     return json.dumps([encoding.ids, encoding.special_tokens_mask]).encode()
 
 
-def encode_batch(tokenizer: Any, texts: Sequence[str], special: bool) -> bytes:
+def encode_batch(tokenizer: Any, texts: Sequence[str]) -> bytes:
     """The tokens of many texts: how many texts, how many tokens each has, and then all tokens; int64."""
     numbers = array("q", [len(texts)])
-    encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=special)
+    encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
     numbers.extend(map(len, encodings))
     for encoding in encodings:
         numbers.fromlist(encoding.ids)
     return numbers.tobytes()
-
-
-def decode(tokenizer: Any, ids: Sequence[int]) -> bytes:
-    """The library's own text of tokens."""
-    return json.dumps(tokenizer.decode(ids)).encode()

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,10 +12,7 @@ from weightscope.checkpoint.config import read_small
 from weightscope.checkpoint.hub import Repository
 from weightscope.errors import CheckpointError
 from weightscope.text.corpus import read_documents
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
+from weightscope.text.tokenizer import Tokenizer
 
 FEWEST_WORDS = 8  # of a paragraph; shorter ones are headings and captions
 FEWEST_IN_SENTENCE = 4  # words; shorter ones are headings and abbreviations
@@ -27,7 +23,7 @@ SENTENCE_END = re.compile(r"""(?:(?<=[.!?])|(?<=[.!?]["'”’)]))\s+(?=\W?[^\Wa
 class Framing:
     """A tokenizer, and the special tokens around every text."""
 
-    tokenizer: "Tokenizer"
+    tokenizer: Tokenizer
     # Tokens that the tokenizer itself adds, each once, in their order: [CLS] and [SEP], <s> alone, or none.
     added: tuple[int, ...] = ()
     # The token to put before a text, where the tokenizer adds none and the model expects one.
@@ -46,15 +42,7 @@ class Framing:
 
     def begun(self, text: str) -> list[int]:
         """The tokens of a text after the first special token, without any other: the input of language models."""
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
-        return [*self.special[:1], *ids]
-
-
-def added_tokens(tokenizer: "Tokenizer") -> tuple[int, ...]:
-    """The special tokens that a tokenizer adds to a pair of texts, each once, in their order."""
-    encoded = tokenizer.encode("a", "a")
-    marked = zip(encoded.ids, encoded.special_tokens_mask, strict=True)
-    return tuple(dict.fromkeys(token for token, special in marked if special))
+        return [*self.special[:1], *self.tokenizer.encode(text, special=False)]
 
 
 def paragraphs(document: str) -> list[str]:
@@ -99,12 +87,8 @@ def sentence_sequences(
 def _encoded(framing: Framing, inputs: Sequence[tuple[str, ...]], n: int, longest: int, seed: int) -> list[np.ndarray]:
     """n of the inputs, each of one text or two, drawn without replacement; those without a token are left out."""
     chosen = np.random.default_rng(seed).permutation(len(inputs))[:n]
-    tokenizer, longest = framing.tokenizer, min(longest, framing.n_positions or longest)
-    tokenizer.enable_truncation(longest - len(framing.before), strategy="longest_first")
-    try:
-        encoded = [tokenizer.encode(*inputs[index]).ids for index in chosen]
-    finally:
-        tokenizer.no_truncation()
+    room = min(longest, framing.n_positions or longest) - len(framing.before)
+    encoded = [framing.tokenizer.encode(*inputs[index], longest=room) for index in chosen]
     return [np.array([*framing.before, *ids]) for ids in encoded if ids]
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from weightscope.architectures.config import ModelConfig
-from weightscope.architectures.step import Place, Step
+from weightscope.architectures.steps import Place, Step
 from weightscope.attention.layer import Layer
 
 

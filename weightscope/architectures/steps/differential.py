@@ -7,7 +7,7 @@ import numpy as np
 
 from weightscope.architectures.cells import LayerTensors
 from weightscope.architectures.config import ModelConfig
-from weightscope.architectures.step import Place, Reads, Step
+from weightscope.architectures.steps import Place, Reads, Step
 from weightscope.attention.gathered import Difference
 from weightscope.attention.layer import Layer
 from weightscope.attention.maps import Affine, Latent

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 
 from weightscope.architectures.cells import LayerTensors
-from weightscope.architectures.config import ModelConfig
-from weightscope.architectures.step import Place, Reads, Step
+from weightscope.architectures.config import ModelConfig, OneOf
+from weightscope.architectures.steps import Place, Reads, Step
 from weightscope.attention.gathered import softplus
 from weightscope.attention.layer import Layer
 from weightscope.attention.maps import Latent
@@ -25,9 +26,10 @@ class HeadFactors(Step):
 
     name = "head_factors"
     place = Place.VECTORS
+    exact = True
 
     tensor: str  # of a layer: (H,), (H, 1, 1) or (1, H, 1, 1)
-    times: str = "exp(t)"  # by what of its numbers t, one of FACTORS
+    times: Annotated[str, OneOf(*FACTORS)] = "exp(t)"  # by what of its numbers t
     largest: float | None = None  # its bound
 
     def reads(self) -> Reads:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from weightscope.architectures.step import Place, Reads, Step
+from weightscope.architectures.steps import Place, Reads, Step
 from weightscope.attention.layer import Layer
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from weightscope.architectures.cells import LayerTensors
 from weightscope.architectures.config import ModelConfig
-from weightscope.architectures.step import Place, Reads, Step
+from weightscope.architectures.steps import Place, Reads, Step
 from weightscope.attention.layer import Layer
 
 
@@ -17,6 +17,7 @@ class LayerScale(Step):
     name = "layer_scale"
     place = Place.OUTPUT
     label = "LayerScale"
+    exact = True
 
     tensor: str  # (d,) of a layer
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from weightscope.architectures.cells import LayerTensors
 from weightscope.architectures.config import ModelConfig
-from weightscope.architectures.step import Place, Step
+from weightscope.architectures.steps import Place, Step
 from weightscope.attention.layer import Layer
 from weightscope.attention.maps import Affine, Latent
 from weightscope.attention.norms import Norm
@@ -21,6 +21,7 @@ class Multipliers(Step):
     name = "multipliers"
     place = Place.INPUTS
     portable = True
+    exact = True
 
     input: str = ""  # of what the norm before the layer gives
     key: str = ""

@@ -8,7 +8,7 @@ import numpy as np
 from weightscope.architectures.cells import LayerTensors, layer_norm
 from weightscope.architectures.config import ModelConfig
 from weightscope.architectures.rules import position_kinds
-from weightscope.architectures.step import Place, Reads, Step
+from weightscope.architectures.steps import Place, Reads, Step
 from weightscope.attention.layer import Layer
 from weightscope.attention.maps import Affine
 from weightscope.attention.positions import RelativeKeys, RelativeValues

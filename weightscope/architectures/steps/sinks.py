@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from weightscope.architectures.cells import LayerTensors
 from weightscope.architectures.config import ModelConfig
-from weightscope.architectures.step import Place, Reads, Step
+from weightscope.architectures.steps import Place, Reads, Step
 from weightscope.attention.layer import Layer
 
 

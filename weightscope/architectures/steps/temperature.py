@@ -3,9 +3,10 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from weightscope.architectures.cells import LayerTensors, listed, with_parameters
+from weightscope.architectures.cells import LayerTensors
 from weightscope.architectures.config import ModelConfig
-from weightscope.architectures.step import Place, Step
+from weightscope.architectures.rules import listed, with_parameters
+from weightscope.architectures.steps import Place, Step
 from weightscope.attention.layer import Layer
 from weightscope.attention.positions import Logarithm, Power, Temperature
 

@@ -1,0 +1,104 @@
+"""One tensor, in two checkpoints: which tensors are counterparts, and blocks of the values of both."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+from weightscope.checkpoint import Checkpoint, Tensor
+from weightscope.checkpoint.blocks import Block, batches, blocks_of, row_width
+from weightscope.metrics.low_rank import evenly_spread
+from weightscope.tensors.measure import why_unread
+
+SAMPLED_ROWS = 32  # rows of a matrix that are searched for a cast, a grid or a copy
+
+Part = tuple["Pair", int, int]  # values [start, stop) of a pair
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A tensor and its counterpart; of a resized one, the rows that both have."""
+
+    a: Tensor
+    b: Tensor
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Its names in both."""
+        return self.a.name, self.b.name
+
+    @property
+    def problem(self) -> str:
+        """Why they cannot be compared, as a kind of change; empty where at most the number of rows differs."""
+        a, b = self.a.shape, self.b.shape
+        resized = len(a) == len(b) > 1 and a[1:] == b[1:] and 0 not in a + b
+        if a != b and not resized:
+            return "reshaped"
+        return "unread" if why_unread(self.a) or why_unread(self.b) else ""
+
+    def blocks(self) -> Iterator["Part"]:
+        """Values [start, stop) of both, in the blocks of the one that has fewer."""
+        common = min(prod(self.a.shape), prod(self.b.shape))
+        for block in min(blocks_of(self.a), blocks_of(self.b), key=len):
+            if block.start < common or not common:
+                yield self, block.start, min(block.stop, common)
+
+    def read(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """Values [start, stop) of both, in their common dtype."""
+        x, y = (Block(tensor, start, stop).values() for tensor in (self.a, self.b))
+        common = np.result_type(x, y)
+        return x.astype(common, copy=False), y.astype(common, copy=False)
+
+    def pairs(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Blocks of rows of both."""
+        for _, start, stop in self.blocks():
+            x, y = (values.reshape(-1, self.a.shape[-1]) for values in self.read(start, stop))
+            yield x, y
+
+    def rows(self) -> Iterator[np.ndarray]:
+        """The change, B - A, in blocks of rows, in float64."""
+        for x, y in self.pairs():
+            yield y.astype(np.float64) - x
+
+
+class Paired(NamedTuple):
+    """The tensors that two checkpoints share, and those that only one of them has."""
+
+    pairs: list[Pair]
+    only_a: list[Tensor]
+    only_b: list[Tensor]
+
+
+def pair_up(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Paired:
+    """Tensors with the same key are counterparts."""
+    pairs = [Pair(tensor, b[key]) for key, tensor in a.items() if key in b]
+    return Paired(pairs, [a[key] for key in a if key not in b], [b[key] for key in b if key not in a])
+
+
+def blocks_of_pairs(a: Checkpoint, b: Checkpoint, pairs: Sequence[Pair]) -> Iterator[Part]:
+    """The blocks of all pairs; those of files on a server come in few, large requests."""
+    for batch in batches(pairs, lambda pair: pair.a.nbytes + pair.b.nbytes):
+        a.prefetch(pair.a.name for pair in batch)
+        b.prefetch(pair.b.name for pair in batch)
+        for pair in batch:
+            yield from pair.blocks()
+
+
+def first_rows(tensor: Tensor, most: int, start: int = 0) -> np.ndarray:
+    """At most this many rows from a value on, (n, width) as stored; all of them where a tensor has fewer."""
+    width = row_width(tensor.shape) or prod(tensor.shape) or 1
+    return Block(tensor, start, min(prod(tensor.shape), start + most * width)).values().reshape(-1, width)
+
+
+def whole(tensor: Tensor) -> np.ndarray:
+    """All rows."""
+    return first_rows(tensor, prod(tensor.shape))
+
+
+def sample_rows(tensor: Tensor) -> list[np.ndarray]:
+    """Evenly spread rows of a matrix, and columns if it has two axes: (n, width) float32 each."""
+    rows = whole(tensor).astype(np.float32)
+    sides = [rows, rows.T] if len(tensor.shape) == 2 else [rows]
+    return [side[evenly_spread(len(side), SAMPLED_ROWS)] for side in sides]

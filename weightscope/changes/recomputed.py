@@ -1,0 +1,250 @@
+"""Whether one tensor can be recomputed from another that holds more: by rounding, pruning, or cutting its rank.
+
+Rounded values lie in the cells of a float's numbers or of a grid, anywhere in them; noise around rounded values stays
+near them. Every value is checked, which is what a search for a grid among some rows (`rounding`) does not do.
+"""
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from math import prod, sqrt
+
+import numpy as np
+
+from weightscope.changes.pair import Pair, whole
+from weightscope.changes.rounding import CASTS, FRACTION, SMALLEST
+from weightscope.checkpoint import Tensor
+from weightscope.checkpoint.blocks import Block, row_width
+from weightscope.tensors.measure import BITS
+
+OUTER = 0.4  # of a step: a rounded value may be this far from the one it was rounded from, and a fifth of them are
+FILLED = 0.05  # share of changed values that has to be: small noise around rounded values never gets there
+FEWEST = 64  # changed values that this share is judged by
+GROUPS = (0, 128, 64, 32, 16)  # values that share a grid: a row, or this many neighbours in it
+STEPS = (1, 3, 7, 8, 15, 16, 31, 63, 127, 128, 255)  # from zero, or from the least value, to the last of an even grid
+MOST_STEPS = 255
+FINER = 0.9  # times a grid's step: the coarser of two that values lie on is theirs
+ON_GRID = 0.02  # steps that a value may be off its grid
+FEW_VALUES = 0.5  # of a group's size: with so few values it lies on a grid that need not be even
+SCALE = 2.0**-11  # relative error of a scale that a quantised format stores in 16 bits
+OF_MINIMUM = 0.1  # of half a step: the most that a stored minimum's own rounding moves a cell
+TINY = 2.0**-25  # and its absolute error among the smallest
+FIRST, SAMPLED = 4, 64  # groups that show that a matrix has no grid, and which it has
+LARGEST_SVD = 1 << 24  # values of a matrix whose singular values are computed
+
+CellBlock = tuple[np.ndarray, np.ndarray] | None  # which values changed, and which far; None: one is outside its cell
+
+
+@dataclass
+class Cells:
+    """How far values are from what they were rounded from: noise around rounded values stays near them."""
+
+    changed: int = 0
+    outer: int = 0
+
+    def add(self, changed: np.ndarray, outer: np.ndarray) -> None:
+        self.changed += int(np.count_nonzero(changed))
+        self.outer += int(np.count_nonzero(changed & outer))
+
+    def add_all(self, blocks: Iterable[CellBlock]) -> bool:
+        """Add every block, unless one of them is outside its cells."""
+        more = Cells()
+        for block in blocks:
+            if block is None:
+                return False
+            more.add(*block)
+        self.changed, self.outer = self.changed + more.changed, self.outer + more.outer
+        return True
+
+    @property
+    def are_filled(self) -> bool:
+        return self.changed >= FEWEST and self.outer >= FILLED * self.changed
+
+
+def way_from(older: Tensor, newer: Tensor, casts: Collection[str], cells: Cells) -> str:
+    """How a changed tensor can be recomputed from an older one: "cast", "pruned", "quantised" or "rank cut".
+
+    Empty where it cannot, or no way is known. `casts` are the roundings that give every value of it; where values lie
+    in the cells that they were rounded to is added to `cells`.
+    """
+    if casts:
+        cast = min(casts, key=list(CASTS).index)
+        for x, y in _values(older, newer):
+            _add_float_cells(x, y, cast, cells)
+        return "cast"
+    if len(older.shape) < 2:
+        return ""
+    if _is_pruned(older, newer):
+        return "pruned"
+    if _is_quantised(older, newer, cells):
+        return "quantised"
+    return "rank cut" if _is_truncated(older, newer) else ""
+
+
+def _values(older: Tensor, newer: Tensor) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Blocks of both as rows (n, width), float32."""
+    width = row_width(older.shape) or prod(older.shape)
+    for _, start, stop in Pair(older, newer).blocks():
+        x, y = (Block(tensor, start, stop).values().astype(np.float32) for tensor in (older, newer))
+        yield (x.reshape(-1, width), y.reshape(-1, width)) if len(x) % width == 0 else (x[None], y[None])
+
+
+# Rounding
+
+
+def _add_float_cells(x: np.ndarray, y: np.ndarray, cast: str, cells: Cells) -> None:
+    """Count how values lie in the cells of a float's numbers."""
+    with np.errstate(all="ignore"):
+        exponent = np.maximum(np.frexp(y.astype(np.float64))[1] - 1, SMALLEST.get(cast, -126))
+        step = np.ldexp(1.0, exponent - FRACTION[cast])
+        cells.add(x != y, np.abs(x - y) > OUTER * step)
+
+
+def _is_quantised(older: Tensor, newer: Tensor, cells: Cells) -> bool:
+    """Whether every value of a matrix is the nearest, on a grid that its neighbours share, to the older one's."""
+    if newer.ends() is not None:
+        return cells.add_all(_nearest_stored(older, newer))
+    fine = 2.0 ** -BITS.get(newer.dtype, 23)
+    shape, matrix = older.shape, len(older.shape) == 2 and older.shape == newer.shape
+    first_x, first_y = next(_values(older, newer))
+    for turned in (False, True) if matrix and prod(shape) == first_x.size else (False,):
+        sample_x, sample_y = (first_x.T, first_y.T) if turned else (first_x, first_y)
+        for group in GROUPS:
+            width = group or sample_y.shape[1]
+            if sample_y.shape[1] % width or width < GROUPS[-1]:
+                continue
+            x, y = (np.ascontiguousarray(side).reshape(-1, width) for side in (sample_x, sample_y))
+            apart = [max(1, len(y) // count) for count in (FIRST, SAMPLED)]
+            if any(_nearest(x[::step], y[::step], fine) is None for step in apart):
+                continue
+            sides = [(x, y)] if turned else _values(older, newer)
+            if cells.add_all(_nearest(p.reshape(-1, width), q.reshape(-1, width), fine) for p, q in sides):
+                return True
+    return False
+
+
+def _nearest_stored(older: Tensor, newer: Tensor) -> Iterator[CellBlock]:
+    """The same as `_nearest` of each block, on the grids that are stored with the newer one's values."""
+    first, last, levels = newer.ends() or (newer, newer, 1)
+    for _, start, stop in Pair(older, newer).blocks():
+        tensors = (older, newer, first, last)
+        x, y, low, high = (Block(tensor, start, stop).values().astype(np.float64) for tensor in tensors)
+        span, size = np.abs(high - low), np.maximum(np.abs(low), np.abs(high))
+        half = span / (levels - 1) / 2
+        is_one = span == 0  # a scale that was rounded to zero: less than the other blocks' steps was lost
+        beyond = np.where(is_one, x, np.clip(x, np.minimum(low, high), np.maximum(low, high)))
+        room = np.where(is_one, half.max(initial=0.0), half)
+        off = np.abs(beyond - y)
+        is_outside = off > room * (1 + 1e-4) + SCALE * (span + size) + levels * TINY
+        yield None if is_outside.any() else (x != y, ~is_one & (off > 2 * OUTER * half))
+
+
+def _nearest(x: np.ndarray, y: np.ndarray, fine: float) -> CellBlock:
+    """Which values changed, and which lie far out in the cell of the level that they were rounded to; None where one
+    lies outside it, or y, of this relative precision, is on no grid: x, y (groups, width).
+    """
+    below, above = _even_cells(y, fine)
+    rest = np.isnan(below[:, 0])
+    if rest.any():
+        few = _cells_of_few(y[rest])
+        if few is None:
+            return None
+        below[rest], above[rest] = few
+    d = x.astype(np.float64) - y
+    room, off = np.where(d < 0, below, above), np.abs(d)
+    least = np.abs(y.min(axis=1, keepdims=True))
+    # Cells were drawn with a scale, and some with a minimum, that were rounded when they were stored.
+    slack = (2 * SCALE + fine) * np.abs(y) + np.minimum(4 * SCALE * least, OF_MINIMUM * room)
+    if (off > room * (1 + 1e-4 + SCALE) + slack).any():
+        return None
+    return d != 0, off > 2 * OUTER * np.where(np.isfinite(room), room, np.inf)
+
+
+def _even_cells(y: np.ndarray, fine: float) -> tuple[np.ndarray, np.ndarray]:
+    """Half a step on either side of each value of an even grid, without bound past its ends; NaN where it is none."""
+    y = y.astype(np.float64)
+    of_zero, of_least = steps = np.full((2, len(y)), np.nan)
+    for step, start in zip(steps, (np.zeros(len(y)), y.min(axis=1)), strict=True):
+        reach = np.abs(y - start[:, None]).max(axis=1)
+        for n in (*STEPS, *range(2, MOST_STEPS)):
+            left = np.flatnonzero(np.isnan(step) & (reach > 0))
+            allowed = ON_GRID + 2 * fine * n
+            if not len(left):
+                break
+            if allowed > 0.2 or (n not in STEPS and len(left) > 0.5 * len(y) and len(y) > SAMPLED):
+                continue
+            place = (y[left] - start[left, None]) / (reach[left, None] / n)
+            on = (np.abs(place - np.rint(place)) <= allowed).all(axis=1)
+            step[left[on]] = reach[left[on]] / n
+    is_finer = of_zero < FINER * of_least  # a multiple of the minimum by chance
+    step = np.where(np.isnan(of_zero) | is_finer, of_least, of_zero)
+    half = np.repeat(step[:, None] / 2, y.shape[1], axis=1)
+    known = ~np.isnan(step)[:, None]
+    below = np.where(known & (y == y.min(axis=1, keepdims=True)), np.inf, half)
+    above = np.where(known & (y == y.max(axis=1, keepdims=True)), np.inf, half)
+    return below, above
+
+
+def _cells_of_few(y: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """Half the way to the next level on either side of each value; None where groups hold too many values."""
+    order = np.argsort(y, axis=1, kind="stable")
+    ordered = np.take_along_axis(y.astype(np.float64), order, axis=1)
+    new = np.diff(ordered, axis=1) > 0
+    constant = ~new.any(axis=1)
+    if ((1 + new.sum(axis=1))[~constant] > FEW_VALUES * y.shape[1]).any():
+        return None
+    above, below = np.full(ordered.shape, np.inf), np.full(ordered.shape, np.inf)
+    for i in range(y.shape[1] - 2, -1, -1):
+        above[:, i] = np.where(new[:, i], (ordered[:, i + 1] - ordered[:, i]) / 2, above[:, i + 1])
+        j = y.shape[1] - 1 - i
+        below[:, j] = np.where(new[:, j - 1], (ordered[:, j] - ordered[:, j - 1]) / 2, below[:, j - 1])
+    above[constant] = below[constant] = 0.0  # a group of one value shows no grid
+    sides = np.empty_like(below), np.empty_like(above)
+    for side, ordered_side in zip(sides, (below, above), strict=True):
+        np.put_along_axis(side, order, ordered_side, axis=1)
+    return sides
+
+
+# Values, directions and singular values that were dropped
+
+
+def _is_pruned(older: Tensor, newer: Tensor) -> bool:
+    """Whether a matrix is the older one with zeros in it, in its own float, and not only rows or columns of zeros:
+    these may be the start of what was trained.
+    """
+    if older.shape != newer.shape or len(older.shape) != 2:
+        return False
+    zeros, columns, cast = 0, np.zeros(older.shape[1], bool), CASTS.get(newer.dtype, np.positive)
+    for x, y in _values(older, newer):
+        if ((x != y) & (cast(x) != y) & (y != 0)).any() or x.shape[1] != len(columns):
+            return False
+        columns |= y.any(axis=0)
+    for x, y in _values(older, newer):
+        gone = (x != 0) & (y == 0) & columns
+        zeros += int(gone[y.any(axis=1)].sum())
+    return zeros >= FEWEST
+
+
+def _noise(older: np.ndarray, dtype: str) -> float:
+    """Spectral norm of the rounding errors of a matrix, with a margin."""
+    m, n = older.shape
+    rms = sqrt(float(np.mean(older**2)))
+    return max(3 * 2.0 ** -BITS.get(dtype, 23) * rms / sqrt(12) * (sqrt(m) + sqrt(n)), 1e-5 * rms)
+
+
+def _is_truncated(older: Tensor, newer: Tensor) -> bool:
+    """Whether a matrix is the older one without its smallest singular values."""
+    if older.shape != newer.shape or len(older.shape) != 2 or prod(older.shape) > LARGEST_SVD:
+        return False
+    x, y = (whole(tensor).astype(np.float64) for tensor in (older, newer))
+    noise, d = _noise(x, newer.dtype), x - y
+    probe = np.random.default_rng(0).standard_normal((x.shape[1], 8))
+    inside = np.linalg.norm(d @ (y.T @ (y @ probe))) / (np.linalg.norm(y) ** 2 or 1.0)
+    if inside > 8 * noise * sqrt(x.shape[1]):  # most changes end here
+        return False
+    u, s, vt = np.linalg.svd(y, full_matrices=False)
+    rank = int((s > noise).sum())
+    if not 0 < rank < len(s):
+        return False
+    dropped = np.linalg.svd(d, compute_uv=False)
+    shared = max(np.linalg.norm(u[:, :rank].T @ d, 2), np.linalg.norm(d @ vt[:rank].T, 2))
+    return bool(3 * noise < dropped[0] <= s[rank - 1] + noise and shared <= max(2 * noise, 0.05 * dropped[0]))

@@ -1,0 +1,247 @@
+"""How one tensor changed between two checkpoints, by how much, and what kind of change it is.
+
+`Change` is what `compare` and `lineage` know of a tensor and its counterpart. Both files are read once; what that does
+not settle, as a rank or a grid, is read again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import prod, sqrt
+
+import numpy as np
+
+from weightscope.changes.directions import Along, first_directions
+from weightscope.changes.pair import SAMPLED_ROWS, Pair, Part, blocks_of_pairs
+from weightscope.changes.rounding import CASTS, Grid, casts_between, grid_of
+from weightscope.changes.thresholds import FEW_ROWS, NEARLY_ONE_DIRECTION, QUANTISED, STORED, TUNED
+from weightscope.checkpoint import Checkpoint, Tensor
+from weightscope.checkpoint.blocks import row_width
+from weightscope.compute.cores import in_threads
+from weightscope.metrics.low_rank import low_rank
+from weightscope.progress import bar
+from weightscope.tensors.measure import BITS, row_squares
+
+NEARLY_ONE = 4  # rank of a change that may be of rank one: its other singular values may be rounding
+
+# How the lead calls each kind of change, in its order.
+KINDS = {
+    "identical": "identical",
+    "rounded": "the same after rounding",
+    "quantised": "quantised",
+    "one direction": "changed along one direction that they share",
+    "low rank": "changed by a matrix of low rank, as by a merged LoRA",
+    "few rows": "changed in a few rows only",
+    "resized": "with rows added or removed",
+    "changed": "fine-tuned",
+    "not finite": "with an unknown change: NaN or infinity",
+    "reshaped": "of another shape",
+    "missing": "only in the first",
+    "new": "only in the last",
+    "unread": "that cannot be read",
+}
+UNLIKE = "with other weights"  # how it calls the changed matrices that are not tuned
+UNKNOWN_SIZE = ("missing", "new", "reshaped", "unread")  # kinds whose size of change is unknown
+
+
+@dataclass(frozen=True)
+class Change:
+    """How a tensor changed from the first checkpoint (A) to the last (B)."""
+
+    name_a: str  # empty where that checkpoint lacks it
+    name_b: str
+    dtypes: tuple[str, str]
+    shapes: tuple[tuple[int, ...], tuple[int, ...]]
+    kind: str = "identical"  # a key of `KINDS`
+    detail: str = ""  # the kind of rounding, the number of rows
+    values_changed: int = 0
+    rows_changed: int = 0
+    squares: float = 0.0  # sum of squares of the tensor before
+    squares_b: float = 0.0  # and after
+    moved: float = 0.0  # sum of squares of its change
+    largest: float = 0.0  # the largest change of a value
+    # Roundings that turn one into the other: the dtype, and the checkpoint that gives the other when it is rounded.
+    casts: frozenset[tuple[str, str]] = frozenset((cast, rounded) for cast in CASTS for rounded in "AB")
+    rank: int | None = None  # of the change, where it is low
+    along: tuple[Along, ...] = field(
+        default=(), compare=False, repr=False
+    )  # both directions, where they are nearly all of the change
+
+    @property
+    def name(self) -> str:
+        """Its name in the first checkpoint, or in the last where only that has it."""
+        return self.name_a or self.name_b
+
+    @property
+    def change(self) -> float:
+        """|B - A| / |A| in the Frobenius norm; NaN where it is unknown."""
+        if self.kind in UNKNOWN_SIZE:
+            return float("nan")
+        if not self.squares:
+            return float("inf") if self.moved else 0.0
+        return sqrt(self.moved / self.squares)
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether it has two axes or more."""
+        return min(map(len, self.shapes)) > 1
+
+    @property
+    def cosine(self) -> float:
+        """Of the angle between the tensor before and after; NaN where one of them is zero or unknown."""
+        size = sqrt(self.squares) * sqrt(self.squares_b)
+        return (self.squares + self.squares_b - self.moved) / (2 * size) if size else float("nan")
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether a matrix is still what it was, for the most part; a vector may change wholly when it is tuned."""
+        return not (self.is_matrix and self.cosine < TUNED)
+
+    @property
+    def shown_kind(self) -> str:
+        """Its kind in a table for people."""
+        if self.kind == "changed":
+            return KINDS[self.kind] if self.is_tuned else UNLIKE
+        return KINDS[self.kind] if self.kind in UNKNOWN_SIZE else self.kind
+
+    def and_then(self, more: "Change") -> "Change":
+        """With another block's change added."""
+        return replace(
+            self,
+            values_changed=self.values_changed + more.values_changed,
+            rows_changed=self.rows_changed + more.rows_changed,
+            squares=self.squares + more.squares,
+            squares_b=self.squares_b + more.squares_b,
+            moved=self.moved + more.moved,
+            largest=float(np.maximum(self.largest, more.largest)),
+            casts=self.casts & more.casts,
+        )
+
+
+def unchanged(a: Tensor | None, b: Tensor | None, kind: str = "identical") -> Change:
+    """A tensor before anything is known of its values; None where a checkpoint lacks it."""
+    (name_a, dtype_a, shape_a), (name_b, dtype_b, shape_b) = (
+        ("", "", ()) if tensor is None else (tensor.name, tensor.dtype, tensor.shape) for tensor in (a, b)
+    )
+    return Change(name_a, name_b, (dtype_a, dtype_b), (shape_a, shape_b), kind)
+
+
+def first_pass(a: Checkpoint, b: Checkpoint, pairs: Sequence[Pair]) -> list[Change]:
+    """How each pair changed, from reading both once, in blocks; its kind is only its problem, if it has one."""
+    changes = {pair.names: unchanged(pair.a, pair.b, pair.problem or "identical") for pair in pairs}
+    comparable = [pair for pair in pairs if not pair.problem]
+    total = sum(prod(pair.a.shape) for pair in comparable)
+    with bar(what="tensors", unit=" values", total=total, unit_scale=True) as progress:
+        parts = blocks_of_pairs(a, b, comparable)
+        for change, values in in_threads(lambda part: (change_of(part), part[2] - part[1]), parts):
+            names = change.name_a, change.name_b
+            changes[names] = changes[names].and_then(change)
+            progress.update(values)
+    return list(changes.values())
+
+
+def change_of(part: Part) -> Change:
+    """How one block of a pair changed."""
+    pair, start, stop = part
+    x, y = pair.read(start, stop)
+    with np.errstate(all="ignore"):
+        width = row_width(pair.a.shape) or len(x)
+        squares = float(row_squares(x.reshape(-1, width))[0].sum()) if len(x) else 0.0
+        casts = frozenset[tuple[str, str]]()
+        if x.dtype == np.float32:
+            orders = (("A", (x, y)), ("B", (y, x)))
+            casts = frozenset((cast, rounded) for rounded, order in orders for cast in casts_between(*order))
+        unequal = (x != y) & ~((x != x) & (y != y))
+        if not unequal.any():
+            return replace(unchanged(pair.a, pair.b), squares=squares, squares_b=squares, casts=casts)
+        d = y.astype(np.float64) - x
+        return replace(
+            unchanged(pair.a, pair.b),
+            values_changed=int(np.count_nonzero(unequal)),
+            rows_changed=int(np.count_nonzero(unequal.reshape(-1, width).any(axis=1))),
+            squares=squares,
+            squares_b=float(row_squares(y.reshape(-1, width))[0].sum()),
+            moved=float(np.vecdot(d, d)),
+            largest=float(np.abs(d).max()),
+            casts=casts,
+        )
+
+
+def compare_pairs(a: Checkpoint, b: Checkpoint, pairs: Sequence[Pair]) -> list[Change]:
+    """How each pair changed, with its kind."""
+    changes = first_pass(a, b, pairs)
+    return list(in_threads(lambda i: classify(pairs[i], changes[i]), range(len(pairs))))
+
+
+def classify(pair: Pair, change: Change) -> Change:
+    """The change with its kind; the pair is read again where the first pass does not settle it."""
+    if pair.problem:
+        return change
+    kind, detail, rank = _kind(pair, change)
+    a, b = pair.a.shape, pair.b.shape
+    if a != b:
+        kind, detail = "resized", f"{a[0]:,} rows to {b[0]:,}; those that both have: {detail or KINDS[kind]}"
+    share, *along = first_directions(pair.pairs) if rank is not None and rank <= NEARLY_ONE else (0.0,)
+    along = along if share >= NEARLY_ONE_DIRECTION else []
+    return replace(change, kind=kind, detail=detail, rank=rank, along=tuple(along))
+
+
+def _kind(pair: Pair, change: Change) -> tuple[str, str, int | None]:
+    """Kind, detail and rank of the change of the rows that both have."""
+    width = row_width(pair.a.shape)
+    n_rows = min(prod(pair.a.shape), prod(pair.b.shape)) // width if width else 1
+    if not change.values_changed:
+        return "identical", "", None
+    if not np.isfinite(change.moved):
+        return "not finite", "", None
+    if change.casts:
+        cast, rounded = min(change.casts, key=lambda each: (list(CASTS).index(each[0]), each[1]))
+        return "rounded", f"{rounded} to {cast}", None
+    if change.rows_changed <= FEW_ROWS * n_rows:
+        return "few rows", f"{change.rows_changed:,} of {n_rows:,} rows", None
+    ranked = _ranked(pair, change)  # first: an edit of low rank of dequantised weights leaves their grid too
+    if ranked[0] != "low rank" and (grid := _grid(pair, change)):
+        return "quantised", grid, None
+    return ranked
+
+
+def _grid(pair: Pair, change: Change) -> str:
+    """The grid on which only one checkpoint's values lie, in words; empty where there is none."""
+    width = row_width(pair.a.shape)
+    if change.change > QUANTISED or not width:
+        return ""
+    _, start, stop = next(pair.blocks())
+    step = max(1, (stop - start) // width // SAMPLED_ROWS)
+    x, y = ([values.reshape(-1, width)[::step]] for values in pair.read(start, stop))
+    for grid, which in ((new_grid(pair.a, pair.b, x, y), "B"), (new_grid(pair.b, pair.a, y, x), "A")):
+        if grid:
+            return f"{which} to {grid.words}"
+    return ""
+
+
+def new_grid(before: Tensor, after: Tensor, xs: Sequence[np.ndarray], ys: Sequence[np.ndarray]) -> Grid | None:
+    """The grid of a matrix that was on none, or on one of more than twice as many values.
+
+    xs, ys: rows of both, and columns where these may share a grid; of several the one with the least error.
+    """
+    grids = [grid for x, y in zip(xs, ys, strict=False)
+             if (grid := grid_of(y)) and ((was := grid_of(x)) is None or was.values > 2 * grid.values)]  # fmt: skip
+    if after.dtype not in BITS and before.dtype in BITS:
+        return Grid(after.dtype, min((grid.error for grid in grids), default=STORED), stored=True)
+    return min(grids, key=lambda grid: grid.error, default=None)
+
+
+def _ranked(pair: Pair, change: Change) -> tuple[str, str, int | None]:
+    """Low rank, up to the rounding of one of the dtypes involved, the finest first; or changed otherwise."""
+    shape = pair.a.shape
+    if len(shape) != 2 or min(shape) < 4 or any(dtype not in BITS for dtype in change.dtypes) or shape != pair.b.shape:
+        return "changed", "", None
+    rms = sqrt(max(change.squares, change.moved) / prod(shape))
+    for bits in sorted({*(BITS[dtype] for dtype in change.dtypes), 23}, reverse=True):
+        noise = 2.0**-bits * rms / sqrt(12)  # rounding errors are even within a step, a step at most 2^-bits of a value
+        rank = low_rank(pair.rows, (shape[0], shape[1]), noise)
+        if rank is not None:
+            rounding = next(dtype for dtype, fraction in BITS.items() if fraction == bits)
+            return "low rank", f"up to the rounding of {rounding}", rank
+        if bits <= min(BITS[dtype] for dtype in change.dtypes):
+            break
+    return "changed", "", None

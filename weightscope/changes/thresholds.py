@@ -1,0 +1,42 @@
+"""Every threshold by which a change is called something, each with its reason.
+
+`compare` and `lineage` ask the same functions of this room, so a pair that one calls moved, rounded or copied is called
+so by the other. How grids, ranks and directions are searched for is set where they are searched for.
+"""
+
+# How far: |B - A| / |A| in the Frobenius norm.
+UNMOVED = 1e-5  # of a head's maps, up to which it is the same head: float32's rounding of the factors' products
+UNMOVED_IN_ANOTHER_BASIS = 1e-3  # the same where the stream's rotation was found from float32 embeddings
+CONVERTED = 1e-6  # of a tensor: what a conversion's own arithmetic leaves
+COPIED = 0.01  # of a layer's projections, up to which they are a copy: a cast to bfloat16 makes 0.002
+QUANTISED = 0.5  # of a matrix, up to which B may be a quantised A: a grid of three values makes 0.44
+REORDERED = 0.5  # of a matrix, from which its rows may be A's in another order: unrelated rows make 1.41
+SAME_NORMS = 1e-3  # of the sorted norms of rows: rows in another order have A's norms
+FAR = 0.9  # of heads that have nothing in common as they are stored, which is 1.41
+NEAR = 0.5  # of heads that are the same but for rounding or tuning, once both are in one basis
+SAME_SPECTRA = 0.1  # |s_b - s_a| / s_1 of heads' singular values, which no basis changes
+OTHER_FACTORS = 0.01  # of heads' factors, from which their basis may have been changed
+THAN_MAPS = 3.0  # times the change of their products: a tuned head's factors move about as far as its products
+
+# How alike: cosines.
+LIKELY_SAME = 0.99  # of sketches of two heads' spaces, from which the heads are compared exactly: equal ones have 1
+COPIED_AND_TUNED = 0.9  # of rows, from which an expert, or a neuron in another place, comes from the one it is held to
+TUNED = 0.5  # of a matrix with what it was: weights that were trained apart have about 0
+PARALLEL = 0.99  # of two directions that are called one
+ONE_DIMENSION = 0.99  # largest component of a direction that is a dimension: a zero row of a matrix may have been added
+
+# Shares.
+FEW_ROWS = 0.1  # of a tensor's rows: where no more changed, the change is described by its rows
+FLAT = 0.25  # spread of a folded gain, relative to that of the gain before
+PERMUTED = 0.9  # largest weight in each row of a rotation that is a permutation
+NEARLY_ONE_DIRECTION = 0.9  # of a change's energy: rounding to bfloat16 adds 1 % in the widest models
+REMOVED = 0.6  # of a matrix's size along a direction, at most left where that was removed, if only in part
+PROJECTED = 1e-3  # the same where it was removed wholly, in float32
+RESCALED = 1000.0  # times a tensor's norm before, or as many times less: no training does that
+
+# How much rounding explains, in units of its error.
+FOLDING = 3.0  # values of both checkpoints that were multiplied by a norm's gain and rounded again
+STORED = 0.1  # |error| / |x| of a format whose grid does not show in the values: that of four bits
+CLEAR = 2.0  # a change of factors whose rank is computed
+EXPLAINED = 2.0  # maps of two rounded factors
+EXPLAINED_IN_ANOTHER_BASIS = 5.0  # the same if heads' bases changed: rounding weighs more along weak directions

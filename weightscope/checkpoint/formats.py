@@ -1,0 +1,188 @@
+"""Files and folders that are no checkpoint of ours: what they are, and how to convert them."""
+
+import os
+import re
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from shlex import quote
+
+from weightscope.checkpoint.config import read_json, refuse_pointer
+from weightscope.errors import CheckpointError
+from weightscope.files import regular_file
+
+INDEX = "model.safetensors.index.json"
+LONE = "model.safetensors"
+SAFETENSORS, OF_INDEX = ".safetensors", ".safetensors.index.json"
+START = 512  # bytes from which the format is recognised
+
+# Files of other formats, recognised by their first bytes or their names
+
+PICKLE = "pickled files can run any code when they are loaded, so weightscope does not open them"
+# What `python -c` is given to convert one. It has no single quotes, so that a shell takes it between them. Tensors keep
+# their names; those in dictionaries within the file are named after these too, but for the usual ones (UNNAMED) around
+# all of a model. An optimiser's state is left out. Tied tensors are stored twice, as safetensors wants it.
+CONVERSION = (
+    "import sys, torch, safetensors.torch as st; "
+    'UNNAMED = ("state_dict", "model_state_dict", "model", "module"); '
+    'named = lambda d, at="": {n: t for k, v in d.items() if not (isinstance(v, dict) and str(k).startswith("optim")) '
+    'for n, t in (named(v, at if k in UNNAMED and not at else f"{at}{k}.") '
+    'if isinstance(v, dict) else {f"{at}{k}": v}).items()}; '
+    "*files, out = sys.argv[1:]; "
+    "st.save_file({n: t.detach().clone(memory_format=torch.contiguous_format) for f in files "
+    'for n, t in named(torch.load(f, map_location="cpu", weights_only=True)).items() if torch.is_tensor(t)} '
+    'or sys.exit("no tensor in " + files[0]), out, {"format": "pt"})'
+)
+ONNX = (
+    "is an ONNX graph, which drops tensor names; open the checkpoint that it was exported from, a folder or a Hub id: "
+    "weightscope inspect SOURCE"
+)
+TENSORFLOW = (
+    "holds TensorFlow weights, which are not supported; transformers 4 converts them: "
+    "AutoModel.from_pretrained(FOLDER, from_tf=True).save_pretrained(OTHER)"
+)
+FLAX = (
+    "holds Flax weights, which are not supported; transformers 4 converts them: "
+    "AutoModel.from_pretrained(FOLDER, from_flax=True).save_pretrained(OTHER)"
+)
+NUMPY = "is a NumPy archive; .safetensors files, shards of them and .gguf files can be read"
+LLAMA2_C = "is a checkpoint of llama2.c, which is not supported; its export.py converts it (version -1)"
+OLD_GGML = "is in ggml's format from before GGUF, which is not supported; convert the model again with llama.cpp"
+WEB_PAGE = "is a web page, not a checkpoint: the download was an answer meant for a browser"
+
+GZIPPED = "is compressed; unpack it first"
+
+PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+BY_SUFFIX = {
+    **dict.fromkeys(PICKLED[1:], PICKLE),
+    ".onnx": ONNX,
+    ".h5": TENSORFLOW,
+    ".msgpack": FLAX,
+    ".npz": NUMPY,
+    ".ot": "holds weights of tch-rs, which are not supported; open the checkpoint that they were converted from",
+}
+BY_START = {
+    **{bytes((0x80, protocol)): PICKLE for protocol in range(2, 6)},
+    b"GGUF": "is a GGUF file; weightscope opens it under a name that ends in .gguf",
+    b"\x93NUMPY": NUMPY,
+    b"\x89HDF\r\n": TENSORFLOW,
+    b"24ka": LLAMA2_C,
+    **dict.fromkeys((b"lmgg", b"fmgg", b"tjgg"), OLD_GGML),
+    **dict.fromkeys((b"<!doctype", b"<!DOCTYPE", b"<html"), WEB_PAGE),
+    **dict.fromkeys((b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"(\xb5/\xfd", b"7z\xbc\xaf"), GZIPPED),
+}
+# One of several files that make up one: X.zip.001, X.gguf.part00, part01.bin
+PART = re.compile(
+    r"(?P<whole>.+\.(?:zip|gguf))\.(?:part[-_]?)?(?P<n>\d{1,4})|(?:(?P<stem>.+)[-_.])?part[-_]?(?P<m>\d{1,4})\.bin"
+)
+# What trainers save next to the weights.
+NO_WEIGHTS = re.compile(r"(training_args|optimizer|scheduler|scaler|rng_state).*")
+# As transformers and PEFT name what they pickle.
+TORCH_LONE, TORCH_ADAPTER, TORCH_SHARDS = "pytorch_model.bin", "adapter_model.bin", "pytorch_model-*.bin"
+TORCH_SHARD = re.compile(r"pytorch_model-\d{5}-of-\d{5}\.bin")
+
+
+def refuse_other_format(path: Path, start: bytes, size: int) -> None:
+    """Refuse a file of a known other format, saying which and how to convert it."""
+    refuse_pointer(start, path)
+    if format_is := other_format(path, start, size):
+        raise CheckpointError(format_is + (how_to_convert(path) if format_is == PICKLE else ""), file=path)
+
+
+def other_format(path: Path, start: bytes, size: int) -> str:
+    """What a file that is no checkpoint of ours is, by its first bytes before its name; empty where that is unknown."""
+    if part := PART.fullmatch(path.name):
+        kind = "a GGUF file" if start.startswith(b"GGUF") else "a zip" if start.startswith(b"PK") else "a file"
+        joined = part["whole"] or "model.gguf"
+        return f"is one part of {kind} that was split; join the parts in order: cat PARTS > {joined}"
+    if start.startswith(b"PK\x03\x04"):  # a zip, whose first file is named at byte 30
+        first = start[30 : 30 + int.from_bytes(start[26:28], "little")]
+        if first.endswith(b".npy"):
+            return NUMPY
+        return "is a zip; unpack it first" if first and b".pkl" not in first else PICKLE
+    for magic, problem in BY_START.items():
+        if start.startswith(magic):
+            return problem
+    length = int.from_bytes(start[:8], "little")
+    if start[8:9] == b"{" and path.suffix != ".safetensors" and length <= size - 8:
+        return "is a safetensors file; weightscope opens it under a name that ends in .safetensors"
+    if path.suffix == ".bin":
+        return (
+            LLAMA2_C
+            if _is_llama2_c(start, size)
+            else f"has no format that weightscope knows; it begins with {start[:8]!r}"
+        )
+    return BY_SUFFIX.get(path.suffix, "")
+
+
+def of_other_formats(folder: Path, names: Sequence[str]) -> tuple[str, str]:
+    """The file with the weights of a folder without a checkpoint of ours, and what it is; both empty without one."""
+    weights = [name for name in names if name.endswith((*PICKLED, *BY_SUFFIX)) or PART.fullmatch(name)]
+    sizes = {name: (folder / name).stat().st_size for name in weights if (folder / name).is_file()}
+    if not (models := {name: size for name, size in sizes.items() if not NO_WEIGHTS.fullmatch(name)} or sizes):
+        return "", ""
+    name = max(models, key=lambda name: (name == TORCH_LONE, TORCH_SHARD.fullmatch(name) is not None, models[name]))
+    path = folder / name
+    with regular_file(path) as file:
+        start, size = file.read(START), os.fstat(file.fileno()).st_size
+    refuse_pointer(start, path)
+    format_is = other_format(path, start, size)
+    return name, format_is + (how_to_convert(path) if format_is == PICKLE else "")
+
+
+def how_to_convert(file: Path) -> str:
+    """The command that writes the tensors of a pickled file, or of all shards, next to it, as bash takes it."""
+    folder, shard = file.parent, TORCH_SHARD.fullmatch(file.name)
+    given = f"{quote(str(folder))}/{TORCH_SHARDS}" if shard else quote(str(file))
+    plain = LONE if shard or file.name == TORCH_LONE else ADAPTER_WEIGHTS if file.name == TORCH_ADAPTER else ""
+    out = folder / (plain if plain and not (folder / plain).exists() else f"{file.name}.safetensors")
+    return (
+        "; with PyTorch this writes its tensors as safetensors, and runs none of its code: "
+        f"python -c '{CONVERSION}' {given} {quote(str(out))}"
+    )
+
+
+def _is_llama2_c(start: bytes, size: int) -> bool:
+    """Whether a file has the size that llama2.c's first format implies: seven sizes, then all weights in float32."""
+    if len(start) < 28:
+        return False
+    d, hidden, layers, heads, kv_heads, vocabulary, positions = struct.unpack_from("<7i", start)
+    vocabulary, tied = abs(vocabulary), vocabulary > 0  # a negative vocabulary means that the unembedding is stored too
+    if min(d, hidden, layers, heads, kv_heads, vocabulary, positions) < 1 or d % heads or heads % kv_heads:
+        return False
+    kv = d // heads * kv_heads
+    per_layer = 2 * d + 2 * d * d + 2 * d * kv + 3 * d * hidden
+    floats = vocabulary * d * (1 if tied else 2) + layers * per_layer + d + positions * (d // heads)
+    return size == 28 + 4 * floats
+
+
+# Folders that are not checkpoints themselves
+
+ADAPTER = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+NEEDS_ITS_BASE = (
+    "is a LoRA adapter: its weights are changes to another model's, which has to be named too: "
+    "`weightscope audit ADAPTER --base BASE`, `weightscope compare BASE ADAPTER`"
+)
+PIPELINE = "model_index.json"
+PIPELINE_ROOT = "is a diffusers pipeline, whose models are in its subfolders: name one that is a transformer"
+
+
+def kind_of_folder(names: Sequence[str]) -> str:
+    """Why a folder or repository with these files is no checkpoint of its own; empty if it may be one."""
+    if ADAPTER in names:
+        return NEEDS_ITS_BASE
+    return PIPELINE_ROOT if PIPELINE in names else ""
+
+
+def refuse_pipeline(folder: Path) -> None:
+    """Refuse the root of a diffusers pipeline, naming the subfolders that hold transformers' models."""
+    if not (folder / PIPELINE).is_file():
+        return
+    entries = read_json(folder / PIPELINE).items()
+    models = [
+        f"{name} ({value[1]})"
+        for name, value in entries
+        if isinstance(value, list) and len(value) == 2 and value[0] == "transformers" and "Model" in str(value[1])
+    ]
+    raise CheckpointError(PIPELINE_ROOT + (f": {', '.join(models)}" if models else ""), file=folder)

@@ -1,0 +1,128 @@
+"""The commands lineage and fingerprint."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from weightscope.cli.auditing import json_option
+from weightscope.cli.command import command
+from weightscope.cli.options import (
+    complete_source,
+    complete_tower,
+    digest_option,
+    families_option,
+    opened_model,
+    out_option,
+    say_digests,
+    with_engine,
+    with_source,
+    writable,
+)
+from weightscope.cli.terminal import headline, is_quiet, show
+
+
+@command(
+    "Find where a checkpoint comes from, and what was done to it. Reads each once.",
+    [
+        "weightscope lineage suspect/ base/ --out lineage/",
+        "weightscope lineage suspect/ base/ tuned/ other/ --out lineage/ --json",
+        "weightscope lineage suspect/ fingerprints/ --out lineage/",
+    ],
+    name="lineage",
+    first=True,
+)
+@click.argument("suspect", shell_complete=complete_source)
+@click.argument("bases", nargs=-1, required=True, metavar="BASE [BASE ...]", shell_complete=complete_source)
+@out_option
+@click.option(
+    "--tower",
+    shell_complete=complete_tower,
+    help="Attention stack to read, if there are several: text, vision, encoder, decoder, cross ...",
+)
+@families_option
+@digest_option
+@json_option
+def lineage_command(
+    suspect: str,
+    bases: tuple[str, ...],
+    out: Path,
+    tower: str | None,
+    families: str | None,
+    digest: bool,
+    as_json: bool,
+) -> None:
+    """Find out from the weights alone whether SUSPECT and a BASE share an origin, and how they differ.
+
+    SUSPECT and BASE are checkpoints or fingerprint files (.wsf, see `weightscope fingerprint`). A BASE may also be a
+    folder of fingerprint files; those most like the suspect are compared.
+    """
+    from weightscope.files import OutputFolder
+    from weightscope.lineage.lineage import RESULTS, lineage
+    from weightscope.lineage.registry import prints_in
+    from weightscope.lineage.sketches import is_fingerprint
+    from weightscope.sources import Source
+
+    def opened(source: str) -> Any:
+        if is_fingerprint(source) or prints_in(source):
+            return source
+        return opened_model(Source.named(source, tower=tower, families=families, digest=digest))
+
+    folder = OutputFolder(out, names=RESULTS)
+    folder.refuse_foreign()
+    models = [opened(source) for source in (suspect, *bases)]  # fail on a wrong name before anything is read
+    with folder:
+        result = lineage(models[0], models[1:])
+        result.write_files(folder)
+    if as_json:
+        click.echo(json.dumps(result.as_json(), allow_nan=False))
+        return
+    if not is_quiet():
+        show(*result.printed())
+    click.echo(out / "report.html")
+
+
+@command(
+    "Write what lineage needs to know about a checkpoint, without its weights.",
+    [
+        "weightscope fingerprint embedded --out embedded.wsf",
+        "weightscope fingerprint LIST.txt --out fingerprints/ --jobs 2",
+    ],
+    name="fingerprint",
+)
+@with_source
+@click.option(
+    "--out", type=click.Path(path_type=Path), required=True, callback=writable,
+    help="Fingerprint file to write (.wsf); for a list of sources, the folder for their fingerprints.",
+)  # fmt: skip
+@with_engine
+def fingerprint_command(named: Any, source: str, out: Path, engine: Any) -> None:
+    """Write a fingerprint: what `weightscope lineage` needs to know about a checkpoint, without its weights.
+
+    SOURCE may be a text file (.txt) that lists one source per line; the fingerprints then go into the folder --out.
+    """
+    from weightscope.errors import CheckpointError, counted
+    from weightscope.lineage.registry import make_prints
+    from weightscope.lineage.sketches import SUFFIX, fingerprint
+    from weightscope.sources import folder_names, is_list, read_list
+
+    if not is_list(source):
+        if out.suffix != SUFFIX:
+            raise click.BadParameter(
+                f"{out} does not end in {SUFFIX}, the suffix of fingerprint files", param_hint="--out"
+            )
+        sketches = fingerprint(named(source).open())
+        sketches.save(out)
+        say_digests(sketches.read)
+        headline(f"{sketches.name}: {counted(len(sketches.layer), 'head')}, {out.stat().st_size / 1e3:,.0f} kB")
+        click.echo(out)
+        return
+    sources = read_list(Path(source))
+    failed = 0
+    for name, problem, read in make_prints([named(each) for each in sources], folder_names(sources), out, engine):
+        failed += bool(problem)
+        say_digests(read)
+        click.echo(f"weightscope: {name}: {problem}" if problem else out / f"{name}{SUFFIX}", err=bool(problem))
+    if failed:
+        raise CheckpointError(f"{counted(failed, 'source')} of {len(sources)} could not be read")

@@ -1,0 +1,360 @@
+"""The commands audit, compare and reference."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from weightscope.cli.command import command, in_options
+from weightscope.cli.options import (
+    complete_family,
+    complete_limit,
+    complete_source,
+    complete_tower,
+    device_option,
+    digest_option,
+    families_option,
+    opened_model,
+    out_option,
+    tokenizer_option,
+    whole_numbers,
+    with_engine,
+    with_source,
+    writable,
+)
+from weightscope.cli.terminal import headline, is_quiet, show
+
+
+def _checked(context: click.Context, parameter: click.Parameter, limits: tuple[str, ...]) -> tuple[str, ...]:
+    """Check that --fail-on names a severity or a kind of finding before anything is read."""
+    if limits:
+        from weightscope.findings import checked_limits
+
+        checked_limits(limits)
+    return limits
+
+
+fail_on_option = click.option(
+    "--fail-on", multiple=True, callback=_checked, metavar="error|warning|note|KIND",
+    shell_complete=complete_limit,
+    help="Exit with status 3 if there is a finding of this severity or worse, or of this kind; may be repeated. "
+    "Findings are about attention, norms, biases and embeddings; with --all about every tensor.",
+)  # fmt: skip
+ALL = "all"  # --tower all: every stack
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON and nothing else.")
+
+
+@command(
+    "Spectra of every head, findings and a report. Reads each weight once.",
+    [
+        "weightscope audit embedded --out audit/",
+        "weightscope audit model/ --out audit/ --layers 0-3 --resume",
+        "weightscope audit model/ --out audit/ --all --fail-on error --quiet",
+    ],
+    name="audit",
+    first=True,
+)
+@with_source
+@tokenizer_option
+@out_option
+@click.option("--layers", help="Layers to audit, such as 0-3 or 0,5,7-9; default: every attention layer.")
+@click.option("--deltas", default="0,1", show_default=True, help="Distances i - j at which a rotary W_QK is measured.")
+@click.option(
+    "--window", type=click.IntRange(1), default=64, show_default=True,
+    help="Number of distances over which a rotary W_QK is averaged.",
+)  # fmt: skip
+@click.option(
+    "--directions", type=click.IntRange(0), help="Singular directions of each map to project onto the tokens."
+)
+@click.option("--all", "all_tensors", is_flag=True, help="Also read every tensor of the file, attention or not.")
+@click.option(
+    "--reference", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Reference to compare with (see `weightscope reference`); default: the one that ships with weightscope.",
+)  # fmt: skip
+@click.option("--resume", is_flag=True, help="Continue an interrupted audit; keep a finished one.")
+@fail_on_option
+@click.option(
+    "--baseline", type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Folder of an earlier audit: with --fail-on, only findings that are new or worse fail.",
+)  # fmt: skip
+@click.option(
+    "--accept", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="File of findings that were judged, which do not fail: rows copied from findings.csv, or findings.json.",
+)  # fmt: skip
+@json_option
+@device_option
+@with_engine
+def audit_command(
+    named: Any,
+    source: str,
+    out: Path,
+    layers: str | None,
+    deltas: str,
+    reference: Path | None,
+    resume: bool,
+    fail_on: tuple[str, ...],
+    baseline: Path | None,
+    accept: Path | None,
+    as_json: bool,
+    engine: Any,
+    **more: Any,
+) -> None:
+    """Measure the spectra of every head's W_QK and value-output map and report what stands out.
+
+    SOURCE may be a text file (.txt) that lists one source per line: each is audited into its own folder within --out,
+    with a summary of all. If one fails, it is reported and the rest continue. --tower all does the same for every stack
+    of a checkpoint.
+
+    With --fail-on, the exit status is 3 if a finding is that severe; the results are still written. Findings in
+    --baseline or --accept stay in the results, are marked as known, and do not fail. Of a list, the baseline of each
+    checkpoint is the folder of the same name within --baseline.
+    """
+    from weightscope.audit.audit import AuditOptions
+    from weightscope.audit.many import Job, audit_all
+    from weightscope.sources import is_list, read_list
+
+    if baseline is not None and baseline.resolve() == out.resolve():
+        raise click.UsageError("--baseline and --out are one folder; the audit would overwrite its own baseline")
+    files = {"reference": reference, "baseline": baseline, "accept": accept}
+    more |= {name: None if path is None else path.absolute() for name, path in files.items()}
+    options = AuditOptions(
+        layers=None if layers is None else whole_numbers(layers, "--layers"),
+        deltas=whole_numbers(deltas, "--deltas"),
+        **more,
+    )
+    named_sources = [named(line) for line in read_list(Path(source))] if is_list(source) else [named(source)]
+    if is_list(source) or named_sources[0].tower == ALL:
+        _audit_list(*_by_stack(named_sources), out, options, engine, resume, fail_on, as_json)
+        return
+    (outcome,) = audit_all([Job(named_sources[0], out)], options, engine, resume, lambda job, line: _say(line))
+    if outcome.error is not None:
+        raise outcome.error
+    if as_json:
+        _print_json(outcome.result)
+    else:
+        page = out / "report.html"
+        headline(outcome.text or f"{page} is up to date: an earlier run wrote it with the same weights and options")
+        click.echo(page)
+    _gate(_failures(outcome.findings_that_fail(fail_on), fail_on))
+
+
+def _print_json(value: Any) -> None:
+    click.echo(json.dumps(value, allow_nan=False))
+
+
+def _failures(findings: Sequence[dict[str, Any]], limits: Sequence[str]) -> str:
+    """The findings that fail a gate, in one line; empty if none does."""
+    from weightscope.errors import counted, printable
+
+    if not findings:
+        return ""
+    first = findings[0]
+    more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
+    finding = f"{first['title']}: {first['text'].removesuffix('.')}{more}"
+    return printable(f"{counted(len(findings), 'finding')} of {' or '.join(limits)}: {finding}")
+
+
+def _gate(*problems: str) -> None:
+    """Exit with one line and status 3 if there is a problem."""
+    if problem := "; ".join(filter(None, problems)):
+        _say(problem)
+        sys.exit(3)
+
+
+def _say(line: str) -> None:
+    """Print to stderr without breaking a progress bar."""
+    from tqdm import tqdm
+
+    with tqdm.external_write_mode(sys.stderr):
+        click.echo(f"weightscope: {in_options(line)}", err=True)
+
+
+def _by_stack(sources: Sequence[Any]) -> tuple[list[Any], list[str]]:
+    """The sources and the names of their folders; with --tower all, one for each stack."""
+    from weightscope.errors import CheckpointError
+    from weightscope.sources import folder_names
+
+    named_stacks: list[tuple[Any, str]] = []
+    for source, name in zip(sources, folder_names([source.source for source in sources]), strict=True):
+        try:
+            stacks = source.of_stacks() if source.tower == ALL else {"": source}
+        except CheckpointError:  # the summary reports it when it is opened again
+            stacks = {"": source}
+        before = name if len(sources) > 1 else ""
+        named_stacks += [(opened, "-".join(filter(None, (before, stack))) or name) for stack, opened in stacks.items()]
+    return [source for source, _ in named_stacks], [name for _, name in named_stacks]
+
+
+def _audit_list(
+    sources: Sequence[Any],
+    names: Sequence[str],
+    out: Path,
+    options: Any,
+    engine: Any,
+    resume: bool,
+    fail_on: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Print one line per source as it ends; exit with status 2 if any failed."""
+    from tqdm import tqdm
+
+    from weightscope.audit.many import audit_list
+    from weightscope.errors import counted
+    from weightscope.provenance import Provenance
+
+    failed = 0
+    stopped: list[str] = []
+    results: list[dict[str, Any]] = []
+    for outcome in audit_list(sources, out, options, engine, resume, _say, names):
+        name, row = outcome.job.out.name, outcome.summary
+        if failures := _failures(outcome.findings_that_fail(fail_on), fail_on):
+            stopped.append(f"{name}: {failures}")
+        if as_json:
+            result = outcome.result or Provenance().envelope(outcome.problem)
+            summary = {key: value for key, value in result.items() if key != "heads"}
+            about = {"name": name, "source": outcome.job.source.given, "error": outcome.problem or None}
+            results.append({**about, **summary, "folder": name})
+        if row is None:
+            failed += 1
+            _say(outcome.problem if outcome.problem.startswith(f"{name}: ") else f"{name}: {outcome.problem}")
+        elif not as_json:
+            sizes = f"{counted(row['layers'], 'layer')} of {counted(row['heads'], 'head')}"
+            with tqdm.external_write_mode():
+                headline(f"{name}: {row['family']}, {sizes}, {counted(row['findings'], 'finding')}")
+    if as_json:
+        _print_json(sorted(results, key=lambda result: names.index(result["folder"])))
+    else:
+        click.echo(out / "summary.html")
+    if failed:
+        sys.exit(2)
+    if stopped:
+        more = f"; and {len(stopped) - 1} more of {len(sources)} checkpoints" if len(stopped) > 1 else ""
+        _gate(f"{stopped[0]}{more}")
+
+
+@command(
+    "How far every head moved between checkpoints. Reads each once.",
+    [
+        "weightscope compare base/ tuned/ --out moved/",
+        "weightscope compare step-1/ step-2/ step-3/ --out run/",
+        "weightscope compare base/ adapter/ --out moved/ --fail-on warning",
+    ],
+    name="compare",
+    first=True,
+)
+@click.argument("sources", nargs=-1, required=True, shell_complete=complete_source)
+@out_option
+@click.option(
+    "--family",
+    shell_complete=complete_family,
+    help="Read the checkpoints as this family, whatever their configs say.",
+)
+@click.option(
+    "--tower",
+    shell_complete=complete_tower,
+    help="Attention stack to read, if there are several: text, vision, encoder, decoder, cross ...",
+)
+@click.option("--base", help="Base model of the LoRA adapters among SOURCES; default: the first checkpoint.")
+@families_option
+@digest_option
+@click.option("--across-families", is_flag=True, help="Also compare heads of different families.")
+@click.option("--all", "all_tensors", is_flag=True, help="Also compare every tensor of the files, attention or not.")
+@click.option(
+    "--max-change", type=click.FloatRange(0),
+    help="Exit with status 3 if W_QK, W_VO, a bias, a norm, an embedding or the unembedding changed by more than this "
+    "fraction of its norm, or if the config decides another computation; with --all, any tensor.",
+)  # fmt: skip
+@fail_on_option
+@json_option
+def compare_command(
+    sources: tuple[str, ...],
+    out: Path,
+    family: str | None,
+    tower: str | None,
+    base: str | None,
+    families: str | None,
+    digest: bool,
+    across_families: bool,
+    all_tensors: bool,
+    max_change: float | None,
+    fail_on: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Measure how every head moved from one checkpoint to the next, in the order given.
+
+    With --max-change or --fail-on, the exit status is 3 if a limit is exceeded; the results are still written.
+    """
+    from weightscope.changes.settings import first_sentence
+    from weightscope.checkpoint.opening import adapter_in
+    from weightscope.compare.compare import RESULTS, compare
+    from weightscope.errors import printable
+    from weightscope.files import OutputFolder
+    from weightscope.sources import Source
+
+    if len(sources) < 2:
+        raise click.UsageError("compare needs at least two checkpoints")
+    folder = OutputFolder(out, names=RESULTS)
+    folder.refuse_foreign()
+    adapters = {source for source in sources if adapter_in(source)}
+    if base is not None and not adapters:
+        raise click.UsageError("--base is for LoRA adapters; none of these sources is one")
+    base = base or (sources[0] if sources[0] not in adapters else None)
+    bases = dict.fromkeys(adapters, base)
+    models = [
+        opened_model(
+            Source(source, family=family, tower=tower, base=bases.get(source), families=families, digest=digest)
+        )
+        for source in sources
+    ]
+    with folder:
+        comparison = compare(*models, labels=sources, across_families=across_families, all_tensors=all_tensors)
+        comparison.write_files(folder)
+    if as_json:
+        _print_json(comparison.as_json())
+    else:
+        if not is_quiet():
+            show(*comparison.printed())
+        click.echo(out / "report.html")
+    what, farthest = comparison.farthest
+    moved = ""
+    if max_change is not None and not farthest <= max_change:  # also True for NaN
+        moved = f"the largest change, of {printable(what)}, is {farthest:.3g}, over --max-change {max_change:g}"
+        if farthest != farthest:
+            moved = f"{printable(what)} contains NaN or infinity; --max-change {max_change:g} fails"
+    config = first_sentence(comparison.settings).removesuffix(".") if max_change is not None else ""
+    config = f"{config}; --max-change {max_change:g} fails" if config else ""
+    failing = comparison.findings.that_fail(fail_on)
+    _gate(config, moved, _failures(failing.as_json(), fail_on))
+
+
+@command(
+    "Build the reference for audit --reference. Audits every checkpoint.",
+    [
+        "weightscope reference checkpoints.txt --out reference.npz",
+    ],
+    name="reference",
+)
+@click.argument("listed", metavar="LIST", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--out", type=click.Path(dir_okay=False, path_type=Path), required=True, callback=writable,
+    help="REF.npz to write; REF.csv, written next to it, lists the checkpoints it is made from.",
+)  # fmt: skip
+def reference_command(listed: Path, out: Path) -> None:
+    """Record how each measure is distributed over the heads of the checkpoints in LIST, for `audit --reference`.
+
+    LIST is a text file with one source per line, or a .csv with the column source and, optionally, name, licence,
+    origin and sha256.
+    """
+    from weightscope.audit.reference_list import make_reference
+    from weightscope.files import new_file
+
+    reference = make_reference(listed)
+    reference.save(out)
+    with new_file(out.with_suffix(".csv")) as file:
+        file.write(reference.table.csv().encode())
+    if not is_quiet():
+        show(reference.table.select("name", "family", "layers", "heads", "d_model", "licence"))
+    click.echo(out)

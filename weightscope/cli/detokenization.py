@@ -1,0 +1,277 @@
+"""The commands about the first layer: detok, neighbours, positions, and bigrams for detok."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from weightscope.cli.command import command
+from weightscope.cli.options import (
+    csv_option,
+    delta_option,
+    device_option,
+    layer_option,
+    opened_model,
+    out_option,
+    say_caveats,
+    say_digests,
+    text_option,
+    token_id_option,
+    tokenizer_option,
+    with_engine,
+    with_model,
+    with_source,
+    writable,
+)
+from weightscope.cli.terminal import headline, is_quiet, show, write_csv
+from weightscope.errors import CheckpointError, counted
+from weightscope.provenance import source_of
+
+LONG = 600  # seconds; a run that will take longer says so first
+
+
+@command(
+    "Bigram AUROC of each head of a layer, over the full vocabulary.",
+    [
+        "weightscope detok embedded --out detok/",
+        "weightscope detok gpt2/ --counts counts.npz --out detok/",
+        "weightscope detok gpt2/ --counts counts.npz --out detok/ --sample 2000",
+    ],
+)
+@with_source
+@click.option(
+    "--counts",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Bigram counts (see `weightscope bigrams`); by default of the public-domain works that come with weightscope.",
+)
+@out_option
+@layer_option
+@delta_option
+@device_option
+@click.option(
+    "--sample",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Score N random current tokens, with 95 % confidence intervals; 2000 give +-0.01.",
+)
+@click.option("--token", "tokens", multiple=True, help="Draw the ROC curves of this token; may be repeated.")
+@token_id_option
+@tokenizer_option
+@with_engine
+def detok(
+    named: Any,
+    source: str,
+    counts: Path | None,
+    out: Path,
+    layer: int,
+    delta: int,
+    device: str,
+    sample: int | None,
+    tokens: tuple[str, ...],
+    token_ids: tuple[int, ...],
+    engine: Any,
+) -> None:
+    """Compute the bigram AUROC of every head over the full vocabulary: tables, figures and a report."""
+    from weightscope.detok.first_layer import FirstLayer
+    from weightscope.detok.heads import (
+        ScorerOnWorker,
+        counts_for,
+        draw_tokens,
+        measure_heads,
+        roc_curves,
+        seconds_of_all,
+    )
+    from weightscope.files import OutputFolder
+
+    opened = named(source)
+    model = opened_model(opened)
+    model.embeddings  # noqa: B018  refuse a checkpoint without tokens before counting
+    first = FirstLayer(model, layer, delta, device)
+    bigrams = counts_for(model, counts)
+    chosen = dict(zip(*_tokens(model, tokens, token_ids)[:2], strict=True))
+    _say_bare(first)
+    first.attention  # noqa: B018  refuse a missing layer before a folder is made
+    drawn = None if sample is None else draw_tokens(first, bigrams, sample)
+    if drawn is None and device == "cpu" and not engine.elsewhere:
+        _say_long(seconds_of_all(first, bigrams))
+    curves = roc_curves(first, bigrams, chosen)
+    with OutputFolder(out) as files:
+        auroc = measure_heads(first, bigrams, engine, ScorerOnWorker.of(opened, first, counts), drawn)
+        auroc.write_report(files, curves)  # figures first: finished tables then imply finished figures
+        auroc.write_tables(files)
+    if not is_quiet():
+        show(*auroc.printed())
+    click.echo(out / "report.html")
+
+
+@command(
+    "The previous tokens that each head scores highest. Reads one layer.",
+    [
+        'weightscope neighbours embedded " ship"',
+        "weightscope neighbours embedded --token-id 11 --head 3 --top 5",
+    ],
+)
+@with_model
+@click.argument("token", required=False)
+@token_id_option
+@tokenizer_option
+@click.option("--head", "heads", type=int, multiple=True, help="Only this head; may be repeated.")
+@click.option(
+    "--top", type=click.IntRange(1), default=10, show_default=True, help="Number of previous tokens per head."
+)
+@layer_option
+@delta_option
+@csv_option
+def neighbours(
+    model: Any,
+    token: str | None,
+    token_ids: tuple[int, ...],
+    heads: tuple[int, ...],
+    top: int,
+    layer: int,
+    delta: int,
+    csv_file: Path | None,
+) -> None:
+    """List the previous tokens that each head scores highest for TOKEN (write " Jackson" for a token with a space)."""
+    from weightscope.detok.first_layer import FirstLayer, ranked
+    from weightscope.tables import Table
+
+    if token is None and not token_ids:
+        raise click.UsageError("give a TOKEN or --token-id")
+    first = FirstLayer(model, layer, delta)
+    model.embeddings  # noqa: B018  refuse a checkpoint without tokens before looking for a tokenizer
+    _, ids, tokenizer = _tokens(model, () if token is None else (token,), token_ids)
+    for head in heads:
+        first.attention.head(head)
+    _say_bare(first)
+    table = ranked(first, tokenizer, ids, top, heads or None)
+    if csv_file is not None:
+        write_csv(table, csv_file)
+    columns = table.select("head", "rank", "score", "token", "joined").columns
+    quoted = [replace(c, values=[*map(repr, c.values)]) if c.name == "token" else c for c in columns]
+    if first.bare:
+        quoted = [replace(c, symbol="score of bare embeddings") if c.name == "score" else c for c in quoted]
+    show(Table(quoted))  # quotes show a leading space
+    say_digests(source_of(model.checkpoint))
+    say_caveats(first.attention.caveats)
+
+
+@command(
+    "How heads of layer 0 weigh positions (--on-text runs the model).",
+    [
+        "weightscope positions embedded --out positions/",
+        "weightscope positions gpt2/ --out positions/ --query 500 --head 7",
+    ],
+)
+@with_model
+@out_option
+@click.option("--query", type=int, help="Query position i; default: 500, or the last position of a shorter model.")
+@click.option("--unscaled", is_flag=True, help="Numerators without 1/sigma; needs no token embedding.")
+@click.option("--head", "heads", type=int, multiple=True, help="Draw Fig. 3 for this head; may be repeated.")
+@tokenizer_option
+@click.option("--on-text", is_flag=True, help="Also run the model on text and draw Fig. 4 (needs PyTorch).")
+@text_option
+@device_option
+def positions(
+    model: Any,
+    out: Path,
+    query: int | None,
+    unscaled: bool,
+    heads: tuple[int, ...],
+    on_text: bool,
+    text: tuple[Path, ...],
+    device: str,
+) -> None:
+    """Compute T^p and T^pp of every head at one query position, their trends, and the paper's Fig. 3."""
+    from weightscope.detok.first_layer import FirstLayer
+    from weightscope.detok.on_text import run_on_texts
+    from weightscope.detok.page import position_section, text_section
+    from weightscope.detok.positions import position_terms
+    from weightscope.files import OutputFolder
+    from weightscope.pages.page import write_page
+    from weightscope.text.sequences import read_texts
+
+    if unscaled and (on_text or text):
+        raise click.UsageError("--unscaled cannot be combined with --on-text, which needs sigma")
+    first = FirstLayer(model, device=device)
+    for head in heads:
+        first.attention.head(head)
+    if not unscaled:
+        try:
+            model.embeddings  # noqa: B018  sigma needs token embeddings
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"{error}; sigma needs one. `weightscope positions --unscaled` works without"
+            ) from None
+    terms = position_terms(first, query, unscaled)
+    check = run_on_texts(first, read_texts(text), terms.query) if on_text or text else None
+    with OutputFolder(out) as files:
+        sections = [position_section(files, terms, heads)]
+        terms.write_tables(files)
+        if check is not None:
+            check.write_tables(files)
+            sections.append(text_section(files, check, terms))
+        title = f"Position terms of layer 0 of {model.title}"
+        write_page(files, "report.html", title, terms.lead, sections, model=model.title, provenance=terms.provenance)
+    for caution in terms.cautions:
+        click.echo(f"weightscope: {caution}", err=True)
+    headline(terms.headline)
+    if not is_quiet():
+        show(terms.heads.select("head", "t_p_slope", "t_pp_period", "recency"))
+    click.echo(out / "report.html")
+
+
+def _tokens(model: Any, texts: Sequence[str], ids: Sequence[int]) -> tuple[list[str], list[int], Any]:
+    """Names and ids of tokens given as text or as ids, and the tokenizer; ids alone do not need one."""
+    from weightscope.text.tokenizer import Tokenizer, token_names
+
+    tokenizer: Any = None
+    try:
+        tokenizer = Tokenizer.load(model.tokenizer) if texts or ids else None
+    except CheckpointError:
+        if texts or model.tokenizer != model.source:
+            raise
+    known = [tokenizer.id_of(text) for text in texts] + list(ids)
+    if known:
+        model.embeddings.rows(known)  # raises if one is out of range
+    return [*texts, *map(token_names(tokenizer), ids)], known, tokenizer
+
+
+def _say_long(seconds: float) -> None:
+    if seconds > LONG:
+        estimate = f"the full vocabulary takes about {seconds / 60:.0f} minutes on this machine"
+        click.echo(f"weightscope: {estimate}; --sample 2000 estimates each AUROC to +-0.01 sooner", err=True)
+
+
+def _say_bare(first: Any) -> None:
+    if first.heads and first.bare:  # first.heads refuses a missing layer
+        click.echo(f"weightscope: {first.bare}", err=True)
+
+
+@command(
+    "Count the bigrams of a corpus, for detok. Tokenizes it once.",
+    [
+        "weightscope bigrams books/ --tokenizer gpt2/ --out counts.npz",
+    ],
+)
+@click.argument("corpus", nargs=-1, required=True)
+@click.option(
+    "--tokenizer",
+    required=True,
+    help="SOURCE of the tokenizer: tokenizer.json, vocab.json with merges.txt, or vocab.txt.",
+)
+@click.option(
+    "--out", type=click.Path(dir_okay=False, path_type=Path), required=True, callback=writable,
+    help="COUNTS.npz to write.",
+)  # fmt: skip
+def bigrams(corpus: tuple[str, ...], tokenizer: str, out: Path) -> None:
+    """Count the bigrams of a corpus: text, JSON lines (.gz, .zst) and Parquet files, or folders of them."""
+    from weightscope.text.bigrams import count_bigrams
+    from weightscope.text.tokenizer import Tokenizer
+
+    counts = count_bigrams([Path(path) for path in corpus], Tokenizer.load(tokenizer))
+    counts.save(out)
+    sums = {"document": counts.documents, "token": counts.tokens, "pair": counts.pairs}
+    headline(f"{out}: {', '.join(counted(count, what) for what, count in sums.items())}")
