@@ -22,11 +22,11 @@ UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 LIKE_A_LIMIT = re.compile(r"(MAX|MOST|LARGEST|LONGEST)(_|$)")
 # Constants of such names past which nothing is refused: what is computed or shown at a time, and tolerances.
 NO_LIMITS = {
-    "adopting.own_size.MOST_SCORES", "adopting.own_size.MOST_WORK",  # beyond them a row is labelled unproved
+    "adopting.full_size.MOST_SCORES", "adopting.full_size.MOST_WORK",  # beyond them a row is labelled unproved
     "adopting.trial.MOST_CLASSES", "adopting.trial.MOST_PLANS",
     "adopting.draft.MOST_NAMED", "adopting.shapes.MOST_FLAGS",
     "adopting.config_keys.MOST_LAYERS", "adopting.adopt.MOST", "adopting.tiny_models.MOST_PARAMETERS",
-    "adopting.own_size.LONGEST", "adopting.own_size.MOST_BEYOND",
+    "adopting.full_size.LONGEST", "adopting.full_size.MOST_BEYOND",
     "changes.recomputed.LARGEST_SVD", "changes.recomputed.MOST_STEPS",  # nothing is claimed
     "lineage.shared_tensors.MOST",
     "audit.figures.MOST_CURVES", "checkpoint.opening.MOST_ENTRIES",

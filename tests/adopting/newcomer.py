@@ -55,7 +55,7 @@ class Attention(nn.Module):
         joint = self.joint(x).view(b, n, self.g, self.h // self.g + 2, self.r).permute(0, 2, 3, 1, 4)
         q, k, v = joint[:, :, :-2].flatten(1, 2), joint[:, :, -2], joint[:, :, -1]
         q, k = self.turned(q, positions), self.turned(k, positions)
-        k, v = (one.repeat_interleave(self.h // self.g, 1) for one in (k, v))
+        k, v = (heads.repeat_interleave(self.h // self.g, 1) for heads in (k, v))
         scores = q @ k.transpose(-1, -2) / self.r**0.5 + torch.full((n, n), -torch.inf).triu(1)
         return self.back((scores.softmax(-1) @ v).transpose(1, 2).reshape(b, n, d))
 

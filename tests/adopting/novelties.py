@@ -9,7 +9,7 @@ from tests.adopting.tricks import Plain, PlainConfig
 
 
 def masked(scores: torch.Tensor) -> torch.Tensor:
-    """Scores (1, H, n, n) without those of later keys."""
+    """Scores (1, H, n, n), with later keys masked."""
     n = scores.shape[-1]
     return scores + torch.full((n, n), -torch.inf).triu(1)
 

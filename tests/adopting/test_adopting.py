@@ -56,18 +56,18 @@ def same_as_the_table(adopted: Adopted, folder: Path, file: Path) -> None:
     """What adopted rows, saved and read again, say of a checkpoint is what the table's say."""
     file.write_bytes(file_of(adopted.rows, PROOF))
     for row in read_rows(file, FAMILIES.row):
-        own, table = ws.Model.of_row(open_checkpoint(folder), row), ws.open_model(folder, tower=row.tower or None)
-        assert own.family.origin == f"adopted, proved against {PROOF}" and not table.family.origin
+        reread, table = ws.Model.of_row(open_checkpoint(folder), row), ws.open_model(folder, tower=row.tower or None)
+        assert reread.family.origin == f"adopted, proved against {PROOF}" and not table.family.origin
         for index in table.attention_layers:
-            layer, expected = own.layer(index), table.layer(index)
+            layer, expected = reread.layer(index), table.layer(index)
             x = np.random.default_rng(index).normal(size=(11, expected.d_model)).astype(np.float32)
             more = {"memory": x[:7, : expected.k.shape[1]]} if expected.cross else {}
-            at = 1000 + np.arange(11)
-            np.testing.assert_allclose(layer.scores(x, at, **more), expected.scores(x, at, **more), atol=2e-4)
+            far = 1000 + np.arange(11)
+            np.testing.assert_allclose(layer.scores(x, far, **more), expected.scores(x, far, **more), atol=2e-4)
             np.testing.assert_allclose(layer.values(x), expected.values(x), atol=1e-5)
 
 
-def test_a_row_is_found_again_and_reads_the_checkpoint(tmp_path: Path) -> None:
+def test_a_removed_row_is_found_again_and_reads_the_checkpoint(tmp_path: Path) -> None:
     adopted = adopt(open_checkpoint(FIXTURES / "llama"), without("llama"))
     (row,) = adopted.rows
     assert not adopted.refused and "like = " in as_stanza(row) and "no_rope" not in as_stanza(row)
@@ -76,7 +76,7 @@ def test_a_row_is_found_again_and_reads_the_checkpoint(tmp_path: Path) -> None:
     np.testing.assert_array_equal(model.layer(1).scores(x), fixture("llama").model.layer(1).scores(x))
 
 
-def test_a_row_of_one_that_nobody_has_named_is_made_of_its_own_names(tmp_path: Path) -> None:
+def test_unheard_of_module_names_and_config_keys_are_found(tmp_path: Path) -> None:
     """Modules and config keys have names that stand nowhere else, one tensor holds all, gains count from 1."""
     transformers.AutoConfig.register("newcomer", NewcomerConfig, exist_ok=True)
     transformers.AutoModel.register(NewcomerConfig, NewcomerModel, exist_ok=True)
@@ -87,7 +87,7 @@ def test_a_row_of_one_that_nobody_has_named_is_made_of_its_own_names(tmp_path: P
 
 
 @pytest.mark.parametrize("kind", ["gpt_neox", "gemma2"])
-def test_lineages_are_found_again(kind: str, tmp_path: Path) -> None:
+def test_rows_of_other_lineages_are_found_again(kind: str, tmp_path: Path) -> None:
     folder = published(kind, tmp_path / "model")
     same_as_the_table(adopt(open_checkpoint(folder), without(kind)), folder, tmp_path / "rows.toml")
 
@@ -111,23 +111,23 @@ def test_every_stack_of_a_known_type_is_found_again(kind: str, tmp_path: Path) -
     same_as_the_table(adopted, folder, tmp_path / "rows.toml")
 
 
-def test_where_nothing_is_exact_it_says_how_near_it_came() -> None:
-    unbiased = [one for one in FAMILIES if one.additive is None]
+def test_a_refusal_tells_how_near_the_nearest_row_came() -> None:
+    unbiased = [row for row in FAMILIES if row.additive is None]
     with pytest.raises(
         ws.CheckpointError, match=r"no row reads it exactly; nearest: values are right; attention is off"
     ):
         adopt(open_checkpoint(FIXTURES / "bloom"), unbiased)
 
 
-def test_switches_that_were_not_proved_are_refused(tmp_path: Path) -> None:
+def test_a_switch_that_was_not_proved_is_refused(tmp_path: Path) -> None:
     adopted = adopt(open_checkpoint(published("gpt2", tmp_path / "model")), without("gpt2"))
     (tmp_path / "row.toml").write_bytes(file_of(adopted.rows, PROOF))
-    other = changed("gpt2", tmp_path / "other", scale_attn_by_inverse_layer_idx=True)
+    switched = changed("gpt2", tmp_path / "switched", scale_attn_by_inverse_layer_idx=True)
     with pytest.raises(ws.CheckpointError, match="scale_attn_by_inverse_layer_idx true, which this row was not proved"):
-        ws.open_model(other, families=tmp_path / "row.toml")
+        ws.open_model(switched, families=tmp_path / "row.toml")
 
 
-def test_keys_of_older_configs_are_found_and_what_is_read_otherwise_is_seen(tmp_path: Path) -> None:
+def test_keys_of_older_configs_are_found_and_a_misreading_is_seen(tmp_path: Path) -> None:
     """GPT-NeoX's rotary_pct: transformers 5 knows it, and writes another key."""
     older = {"rope_parameters": None, "rotary_pct": 0.25, "rotary_emb_base": 100}
     checkpoint = open_checkpoint(changed("gpt_neox", tmp_path / "older", **older))
@@ -138,13 +138,13 @@ def test_keys_of_older_configs_are_found_and_what_is_read_otherwise_is_seen(tmp_
     assert misread(row.but(positions__rope__fraction_key="partial_rotary_factor"), checkpoint, understood)
 
 
-def test_a_file_of_other_shapes_than_its_config_says_is_refused(tmp_path: Path) -> None:
+def test_shapes_that_contradict_the_config_are_refused(tmp_path: Path) -> None:
     folder = changed("llama", tmp_path / "model", num_key_value_heads=4)
     with pytest.raises(ws.CheckpointError, match=r"does not fit this file: .*k_proj\.weight"):
         adopt(open_checkpoint(folder), without("llama"))
 
 
-def test_what_transformers_does_not_know_is_refused(tmp_path: Path) -> None:
+def test_a_type_unknown_to_transformers_is_refused(tmp_path: Path) -> None:
     folder = changed("llama", tmp_path / "model", model_type="unheard_of", auto_map={"AutoModel": "evil.Model"})
     result = CliRunner().invoke(main, ["adopt", str(folder)])
     assert result.exit_code == 2
@@ -157,17 +157,17 @@ def test_families_are_listed_and_counted(tmp_path: Path) -> None:
     rows = (tmp_path / "rows.csv").read_text()
     assert "\nqwen2,qwen2" in rows
     assert len(rows.splitlines()) == len(FAMILIES) + 1
-    told = result.stdout.splitlines()[-1]
-    assert told == standing() and f"types: {tally(read())['exact']} of " in told
+    last_line = result.stdout.splitlines()[-1]
+    assert last_line == standing() and f"types: {tally(read())['exact']} of " in last_line
 
 
-def test_which_transformers_a_census_is_of_is_written_with_it(tmp_path: Path) -> None:
+def test_a_census_names_its_version_of_transformers(tmp_path: Path) -> None:
     write(tmp_path / "census.csv", read())
     assert f"of {PROOF} on tiny" in standing(tmp_path / "census.csv")
     assert read(tmp_path / "census.csv") == read()
 
 
-def test_what_a_newer_transformers_adds_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_families_new_tries_types_that_the_census_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     counted = {kind: verdicts for kind, verdicts in table.census().items() if kind != "bert"}
     monkeypatch.setattr(newcomers, "model_types", lambda: ["bert", "llama"])
     monkeypatch.setattr(table, "census", lambda: counted)

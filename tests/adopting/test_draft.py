@@ -55,7 +55,7 @@ def test_a_draft_of_a_known_architecture_names_the_modules_of_its_row(name: str)
     assert f':{family.norms.before.module}"' in text and "It opens" in text
 
 
-def test_a_matrix_of_three_widths_beside_a_square_one_is_queries_keys_and_values(tmp_path: Path) -> None:
+def test_a_matrix_of_three_widths_next_to_a_square_one_is_fused_qkv(tmp_path: Path) -> None:
     """The feed-forward network is three times as wide too, and has no square matrix beside it."""
     attention = {"mixer.all": (72, 24), "mixer.wo": (24, 24), "net.up": (72, 24), "net.down": (24, 72)}
     shapes = {f"blocks.{i}.{name}.weight": shape for i in range(2) for name, shape in attention.items()}
@@ -67,19 +67,19 @@ def test_a_matrix_of_three_widths_beside_a_square_one_is_queries_keys_and_values
     assert 'heads.qkv = "mixer.all"' in text and 'heads.out = "mixer.wo"' in text and "# heads.layout = ?" in text
 
 
-def test_how_heads_lie_in_one_tensor_is_not_guessed() -> None:
+def test_the_layout_of_a_fused_tensor_is_left_open() -> None:
     text = drafted(open_checkpoint(FIXTURES / "gpt_neox"))
     assert "# heads.layout = ?" in text and "\nheads.layout" not in text and "does not open" in text
 
 
-def test_names_that_would_write_cells_of_their_own_stay_names(tmp_path: Path) -> None:
+def test_tensor_names_cannot_inject_cells(tmp_path: Path) -> None:
     """A tensor's name ends a string, a comment or a line: the draft is still the same stanza."""
     name = 'pos"\nrefused = "x'
     text = drafted(open_checkpoint(checkpoint(tmp_path, **{name: (9, 24)})))
     assert "\nrefused" not in text
 
 
-def test_a_file_without_layers_is_one_line(tmp_path: Path) -> None:
+def test_a_file_without_layers_is_refused_in_one_line(tmp_path: Path) -> None:
     save_file({"a.weight": np.ones((2, 2), np.float32)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text("{}")
     done = CliRunner().invoke(main, ["draft", str(tmp_path)])

@@ -51,7 +51,7 @@ READ: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.parametrize("name", READ)
-def test_what_is_new_is_read_exactly_on_the_checkpoint(name: str, tmp_path: Path) -> None:
+def test_a_new_combination_is_read_exactly(name: str, tmp_path: Path) -> None:
     model = saved(registered(*READ[name]), tmp_path / "model")
     adopted = adopt(open_checkpoint(tmp_path / "model"))
     assert not adopted.unproved
@@ -77,14 +77,14 @@ def test_eps_of_inner_norms_is_found_under_another_key(kind: str, tmp_path: Path
     config = transformers.CONFIG_MAPPING[kind]
     model = transformers.AutoModel._model_mapping[config]
     keys = {**config.attribute_map, "rms_norm_eps": "small_eps"}
-    own: Any = type("Again", (config,), {
+    config_class: Any = type("Again", (config,), {
         "model_type": f"{kind}_again", "attribute_map": keys,
         "__init__": config.__init__, "__module__": config.__module__,
     })  # fmt: skip
-    transformers.AutoConfig.register(own.model_type, own, exist_ok=True)
-    again = type("AgainModel", (model,), {"config_class": own})
-    transformers.AutoModel.register(own, again, exist_ok=True)
-    made, _ = at_work(own(), SIZES[1:], seed=5, start=0)
+    transformers.AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
+    again = type("AgainModel", (model,), {"config_class": config_class})
+    transformers.AutoModel.register(config_class, again, exist_ok=True)
+    made, _ = at_work(config_class(), SIZES[1:], seed=5, start=0)
     made.save_pretrained(tmp_path)
     adopted = adopt(open_checkpoint(tmp_path))
     assert adopted.rows[0].keys["norm_eps"] == ("small_eps",) and not adopted.unproved

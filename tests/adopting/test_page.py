@@ -24,7 +24,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "adopting.md").read_text(encoding="
 BLOCKS = [block for kind, block in re.findall(r"```(\w*)\n(.*?)```", PAGE, re.DOTALL) if kind != "text"]
 
 
-def test_every_command_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_of_the_page_print_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(table, "own_folder", lambda: tmp_path / "own")
     monkeypatch.setattr(newcomers, "model_types", lambda: ["newcomer"])

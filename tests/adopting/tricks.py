@@ -65,7 +65,7 @@ class Plain(nn.Module):
         self.v_proj = nn.Linear(d, self.g * self.r, bias=False)
         self.o_proj = nn.Linear(self.h * self.r, d, bias=False)
         self.attention = torch.empty(0)  # what the last run saw
-        self.ids = torch.empty(0)  # (b, n): what it ran on
+        self.ids = torch.empty(0)  # (b, n) token ids of the last run
 
     def scale(self) -> float:
         return float(self.r**-0.5)
@@ -266,7 +266,7 @@ class ScaleOfManyHeads(Plain):
 
 
 class WindowConfig(PlainConfig):
-    """Its window has a name that nobody knows."""
+    """The key of its window has an unknown name."""
 
     model_type = "window_config"
 
@@ -477,11 +477,11 @@ def registered(attention: type[nn.Module], config: type[PreTrainedConfig] = Plai
     """A model class with this attention, known to transformers under the attention's name."""
     kind = attention.__name__.lower()
     # With its __init__ by name: transformers makes a dataclass of a config that has none of its own.
-    own = type(f"{attention.__name__}Config", (config,), {"model_type": kind, "__init__": config.__init__})
+    config_class = type(f"{attention.__name__}Config", (config,), {"model_type": kind, "__init__": config.__init__})
     made = type(f"{attention.__name__}Attention", (attention,), {})
-    model: Any = type(f"{attention.__name__}Model", (PlainModel,), {"config_class": own, "attention": made})
-    transformers.AutoConfig.register(kind, own)
-    transformers.AutoModel.register(own, model)
+    model: Any = type(f"{attention.__name__}Model", (PlainModel,), {"config_class": config_class, "attention": made})
+    transformers.AutoConfig.register(kind, config_class)
+    transformers.AutoModel.register(config_class, model)
     return model  # type: ignore[no-any-return]
 
 
@@ -512,10 +512,10 @@ def worst(model: Any, folder: Path, row: Any, n: int = 1300) -> float:
     errors = []
     for index, (x, out, layer) in enumerate(zip(entered, gave, model.layers, strict=True)):
         seen = layer.self_attn.attention[0]
-        found = read.layer(index)
-        scores = torch.from_numpy(found.scores(x)) + torch.full((n, n), -torch.inf).triu(1)
-        if found.sinks is not None:
-            scores = torch.cat((scores, torch.from_numpy(found.sinks)[:, None, None].expand(-1, n, 1)), -1)
+        own_layer = read.layer(index)
+        scores = torch.from_numpy(own_layer.scores(x)) + torch.full((n, n), -torch.inf).triu(1)
+        if own_layer.sinks is not None:
+            scores = torch.cat((scores, torch.from_numpy(own_layer.sinks)[:, None, None].expand(-1, n, 1)), -1)
         errors.append((scores.softmax(-1)[..., :n] - seen).abs().max().item())
-        errors.append(float(np.abs(found.output(seen.numpy(), x) - out).max() / np.abs(out).max()))
+        errors.append(float(np.abs(own_layer.output(seen.numpy(), x) - out).max() / np.abs(out).max()))
     return max(errors)

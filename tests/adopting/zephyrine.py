@@ -49,7 +49,7 @@ class Mixer(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         b, n, d = x.shape
         q, k, v = (w(x).view(b, n, -1, self.r).transpose(1, 2) for w in (self.wq, self.wk, self.wv))
-        k, v = (one.repeat_interleave(self.h // self.g, 1) for one in (self.turned(k), v))
+        k, v = (heads.repeat_interleave(self.h // self.g, 1) for heads in (self.turned(k), v))
         scores = self.scores(self.turned(q), k) + torch.full((n, n), -torch.inf).triu(1)
         return self.wo((scores.softmax(-1) @ v).transpose(1, 2).reshape(b, n, d))
 

@@ -65,13 +65,13 @@ def through_other_classes(
         if kind is type(model):
             continue
         try:
-            other = build(model.config, seed, [kind])
+            sibling = build(model.config, seed, [kind])
         except Exception:
             continue
         with scratch_folder() as folder:
-            places = give_weights(model, other)
-            other.save_pretrained(folder)
-            stored = Stored(other, folder)
+            places = give_weights(model, sibling)
+            sibling.save_pretrained(folder)
+            stored = Stored(sibling, folder)
             names = {
                 module: {name for here, there in places.items() if there.startswith(module + ".")
                          for name in stored.names[here] or (here,)}
@@ -110,7 +110,7 @@ def give_weights(model: Any, other: Any) -> dict[str, str]:
 
 
 def _places(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, str]:
-    """Names of one model by those of the other: one of the two has some more before the name."""
+    """Their names by ours: either may have a longer beginning."""
     heads = {name[: -len(end)] for end in theirs for name in ours if name.endswith("." + end)} | {""}
     places: dict[str, str] = {}
     for head in heads:

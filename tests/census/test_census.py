@@ -1,4 +1,4 @@
-"""The census: which stacks of a model_type it finds, what it calls them, and the results that are committed."""
+"""The census: which stacks of a model_type it finds, how it names them, and its committed results."""
 
 from pathlib import Path
 from typing import Any
@@ -29,20 +29,20 @@ def test_stacks_are_found_and_named() -> None:
     }
 
 
-def test_what_cannot_be_built_is_told_apart() -> None:
+def test_a_missing_package_and_missing_attention_are_told_apart() -> None:
     (timm,), (mamba,) = census("timm_wrapper"), census("mamba")
     assert timm.verdict == mamba.verdict == "not built" and not timm.stack
     assert timm.reason == "needs the package timm" and mamba.reason == "has no attention: its code takes no softmax"
 
 
 @pytest.mark.parametrize("kind", ["bert", "hunyuan_vl", "dbrx"])
-def test_a_type_is_saved_as_every_class_of_it(kind: str) -> None:
+def test_a_type_is_saved_as_each_of_its_classes(kind: str) -> None:
     config = transformers.AutoConfig.for_model(kind)
     for row in census(kind):
         assert row.verdict == "exact" and row.classes == len(classes_of(config)) > 1
 
 
-def test_a_class_whose_names_are_not_read_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_with_unreadable_names_makes_a_stack_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def renamed(self: Any, folder: Path) -> None:
         tensors = {name.replace(".query.", ".asks."): values for name, values in self.state_dict().items()}
         save_file({name: values.contiguous().clone() for name, values in tensors.items()}, folder / "model.safetensors")
@@ -53,7 +53,7 @@ def test_a_class_whose_names_are_not_read_is_seen(monkeypatch: pytest.MonkeyPatc
     assert row.verdict == "refused" and row.reason.startswith("as BertForTokenClassification saves it: ")
 
 
-def test_a_class_of_which_other_tensors_are_read_is_called_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_read_with_other_tensors_makes_a_stack_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     def exchanged(self: Any, folder: Path) -> None:
         first, second = (layer.attention.self.query.weight for layer in self.bert.encoder.layer[:2])
         first.data, second.data = second.data, first.data
@@ -64,7 +64,7 @@ def test_a_class_of_which_other_tensors_are_read_is_called_wrong(monkeypatch: py
     assert row.verdict == "WRONG" and "BertForTokenClassification" in row.reason
 
 
-def test_what_a_newer_transformers_adds_is_told() -> None:
+def test_changes_list_new_types_and_changed_verdicts() -> None:
     before = [Row("bert", "a", "self", 2, "exact", ""), Row("gpt2", "h", "causal", 2, "exact", "")]
     after = [Row("bert", "a", "self", 2, "refused", "why"), Row("gpt9", "h", "causal", 2, "exact", "")]
     assert changes(before, after) == ["bert a: exact -> refused why", "new type: gpt9 h: exact"]
@@ -83,12 +83,12 @@ def test_a_census_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert "| exact | 1 | 1 | 9 classes |" in text and "not seen at work: bert (clip.vision)." in text
 
 
-def test_the_census_that_is_committed_quotes_what_an_unknown_type_is_told() -> None:
+def test_the_committed_census_quotes_the_refusal_of_unknown_types() -> None:
     unknown = [row.reason for row in read() if "unknown model_type" in row.reason]
     assert unknown and all(reason.endswith(f"; {ADOPT.format(lacking='', ways=WAYS)}") for reason in unknown)
 
 
-def test_the_census_that_is_committed_has_nothing_wrong() -> None:
+def test_the_committed_census_has_no_wrong_stack() -> None:
     assert tally(read())["WRONG"] == 0 and tally(read())["exact"] > 200
 
 
@@ -104,12 +104,12 @@ SAMPLE = {*EXACT[::10], *ALWAYS}
 @pytest.mark.parametrize("kind", [
     pytest.param(kind, marks=[] if kind in SAMPLE else pytest.mark.census) for kind in EXACT
 ])  # fmt: skip
-def test_what_is_exact_is_so_again(kind: str) -> None:
+def test_an_exact_type_is_exact_again(kind: str) -> None:
     before = [row for row in read() if row.type == kind]
     assert not [line for line in changes(before, census(kind)) if ": exact -> " in line]
 
 
-def test_scores_that_no_query_compares_are_not_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queries_that_see_one_key_are_not_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without an end of a phrase in the text, tokens of Grounding DINO see themselves only."""
     monkeypatch.setattr(inputs, "PHRASE", 1000)
     rows = {row.stack: row for row in census("grounding-dino")}

@@ -58,7 +58,7 @@ def judged(made: Any, kind: str, row: Family, tmp_path: Path, **config: Any) -> 
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gpt2", "gpt_neox", "bert", "gemma2"])
-def test_a_row_that_is_right_is_exact(made: Any, kind: str, tmp_path: Path) -> None:
+def test_a_right_row_is_exact(made: Any, kind: str, tmp_path: Path) -> None:
     assert judged(made, kind, row_of(kind), tmp_path).verdict == "exact"
 
 
@@ -89,31 +89,31 @@ LEFT_UNREAD = {"no q/k-norm", "q/k-norm the wrong way round"}  # a tensor of att
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_a_row_that_is_wrong_in_one_cell_is_not_exact(made: Any, attack: str, tmp_path: Path) -> None:
+def test_a_row_with_one_wrong_cell_is_not_exact(made: Any, attack: str, tmp_path: Path) -> None:
     kind, change = ATTACKS[attack]
     verdict = judged(made, kind, change(row_of(kind)), tmp_path)
     assert verdict.verdict == ("refused" if attack in LEFT_UNREAD else "WRONG") and verdict.reason, verdict
 
 
-def test_a_rotation_of_another_base_is_called_wrong_where_it_matters(made: Any, tmp_path: Path) -> None:
+def test_another_rotation_base_is_wrong_with_right_values(made: Any, tmp_path: Path) -> None:
     rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 12000.0}}
     verdict = judged(made, "llama", row_of("llama"), tmp_path, **rope)
     assert verdict.verdict == "WRONG" and "values are right" in verdict.reason
 
 
 @pytest.mark.parametrize("kind", ["cohere2", "ernie4_5", "granitemoe", "helium", "ministral3", "nemotron", "smollm3"])
-def test_what_is_nearly_a_llama_is_none(made: Any, kind: str, tmp_path: Path) -> None:
+def test_a_llama_row_is_not_exact_for_its_relatives(made: Any, kind: str, tmp_path: Path) -> None:
     assert judged(made, kind, row_of("llama"), tmp_path).verdict != "exact"
 
 
-def test_a_stack_that_is_read_and_did_not_run_is_unseen(made: Any) -> None:
+def test_a_stack_that_did_not_run_is_unseen(made: Any) -> None:
     observed, stored, folder = made("bart")
     encoder = [call for call in observed if call.module.startswith("encoder")]
     verdicts = {verdict.row: verdict.verdict for verdict in judge(encoder, stored, *readings(folder))}
     assert verdicts == {"bart.encoder": "exact", "bart.decoder": "unseen", "bart.cross": "unseen"}
 
 
-def test_what_weightscope_refuses_is_refused_in_its_words(made: Any, tmp_path: Path) -> None:
+def test_a_refusal_is_quoted(made: Any, tmp_path: Path) -> None:
     observed, stored, folder = made("llama")
     (tmp_path / CONFIG).write_text('{"model_type": "of another world"}')
     (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
@@ -121,12 +121,12 @@ def test_what_weightscope_refuses_is_refused_in_its_words(made: Any, tmp_path: P
     assert verdict.verdict == "refused" and "of another world" in verdict.reason
 
 
-def test_far_positions_are_those_that_the_model_was_given(made: Any) -> None:
+def test_recorded_positions_are_those_given(made: Any) -> None:
     observed, _, _ = made("llama")
     np.testing.assert_array_equal(observed[0].positions, 37 + np.arange(SIZES[0].length))
 
 
-def test_windows_of_an_image_are_one_sequence_in_pieces(made: Any) -> None:
+def test_windows_of_an_image_are_joined_into_one_sequence(made: Any) -> None:
     observed, _, _ = made("qwen2_5_vl_vision")
     first = observed[0].attention
     np.testing.assert_allclose(first.sum(axis=-1), 1, atol=1e-5)

@@ -61,18 +61,17 @@ def mutant(rng: random.Random) -> bytes:
             header = mutated_value(header, rng, tuple(header))
         case 2:
             body = rng.randbytes(len(body))
-    text, own = json.dumps(header).encode(), json.dumps(settings).encode()
+    text, settings_text = json.dumps(header).encode(), json.dumps(settings).encode()
     weights = struct.pack("<Q", len(text)) + text + body
     if rng.random() < 0.1:
         weights = mutated_bytes(weights, rng, weights)
-    return struct.pack("<BI", number, len(own)) + own + weights
+    return struct.pack("<BI", number, len(settings_text)) + settings_text + weights
 
 
 def meet(folder: Path, content: bytes) -> str:
     """Open it over its base, and read every weight of both."""
     number, length = struct.unpack_from("<BI", content)
-    own = content[5 : 5 + length]
-    (folder / ADAPTER).write_bytes(own)
+    (folder / ADAPTER).write_bytes(content[5 : 5 + length])
     (folder / ADAPTER_WEIGHTS).write_bytes(content[5 + length :])
     try:
         model = open_model(folder, base=GOLDEN / KINDS[number] / "base")
@@ -82,10 +81,10 @@ def meet(folder: Path, content: bytes) -> str:
     outcome = "read"
     for tensor in model.checkpoint.values():
         try:
-            whole = tensor.read()
-            assert whole.dtype == np.float32 and whole.shape == tensor.shape and np.isfinite(whole).all()
+            values = tensor.read()
+            assert values.dtype == np.float32 and values.shape == tensor.shape and np.isfinite(values).all()
             blocks = np.concatenate([block for _, block in tensor.blocks(7)])
-            assert np.allclose(whole, blocks, rtol=1e-6, atol=0, equal_nan=True)
+            assert np.allclose(values, blocks, rtol=1e-6, atol=0, equal_nan=True)
         except CheckpointError as error:
             assert str(error).isprintable()
             outcome = "a tensor refused"

@@ -41,15 +41,15 @@ def _base() -> tuple[dict[str, np.ndarray], Path]:
 
 def weights(rng: random.Random) -> bytes:
     """Good shapes with values that no training gives, in a few tensors."""
-    own = {name: values.copy() for name, values in _base()[0].items()}
-    for name in rng.sample(list(own), rng.choice((1, 1, 2, 5, len(own)))):
-        values = own[name]
+    mutated = {name: values.copy() for name, values in _base()[0].items()}
+    for name in rng.sample(list(mutated), rng.choice((1, 1, 2, 5, len(mutated)))):
+        values = mutated[name]
         place = rng.choice((..., tuple(rng.randrange(size) for size in values.shape), rng.randrange(len(values))))
         with np.errstate(all="ignore"):
             values[place] = rng.choice(VALUES) if rng.random() < 0.5 else values[place] * np.float32(rng.choice(VALUES))
         with np.errstate(over="ignore"):
-            own[name] = values.astype(rng.choice((np.float32, np.float32, np.float16, np.float64)))
-    return save(own)
+            mutated[name] = values.astype(rng.choice((np.float32, np.float32, np.float16, np.float64)))
+    return save(mutated)
 
 
 @silent
@@ -58,8 +58,8 @@ def meet_weights(folder: Path, content: bytes) -> str:
     (folder / "config.json").write_bytes((_base()[1] / "config.json").read_bytes())
     (folder / "model.safetensors").write_bytes(content)
     model, base = ws.open_model(folder), ws.open_model(_base()[1])
-    own, other = load(content), _base()[0]
-    if any(not np.array_equal(own[name], other[name]) for name in other):
+    mutated, good = load(content), _base()[0]
+    if any(not np.array_equal(mutated[name], good[name]) for name in good):
         with suppress(ws.CheckpointError):
             assert ws.compare(base, model, all_tensors=True).largest_change() != 0
     return _audited(model, base)
@@ -83,11 +83,11 @@ def _audited(model: ws.Model, base: ws.Model) -> str:
     outcomes = []
     for result in (partial(ws.audit, model, all_tensors=True), partial(ws.compare, base, model, all_tensors=True)):
         try:
-            found = result()
+            answer = result()
         except ws.CheckpointError as error:
             assert str(error).isprintable()
             outcomes.append("refused")
         else:
-            assert str(found) and found.as_json() is not None
-            outcomes.append("findings" if found.findings else "no finding")
+            assert str(answer) and answer.as_json() is not None
+            outcomes.append("findings" if answer.findings else "no finding")
     return f"audit {outcomes[0]}, comparison {outcomes[1]}"

@@ -87,9 +87,9 @@ def repaired(header: dict[str, Any], rng: random.Random) -> tuple[dict[str, Any]
 def mutant(name: str, rng: random.Random) -> bytes:
     """A file's content, two times in three made from a good one."""
     good, attacks = SEEDS[name]
-    content, other = (good if rng.random() < 0.67 or not attacks else rng.choice(attacks)), rng.choice([good, *attacks])
+    content, donor = (good if rng.random() < 0.67 or not attacks else rng.choice(attacks)), rng.choice([good, *attacks])
     if name.endswith(".gguf") or rng.random() < 0.3:
-        return mutated_bytes(content, rng, other)
+        return mutated_bytes(content, rng, donor)
     head, text, body = b"", content, b""
     if name.endswith(".safetensors"):
         length = int.from_bytes(content[:8], "little")
@@ -97,7 +97,7 @@ def mutant(name: str, rng: random.Random) -> bytes:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        return mutated_bytes(content, rng, other)
+        return mutated_bytes(content, rng, donor)
     if name == "config.json" and content is good and isinstance(value, dict):
         value["model_type"] = rng.choice(MODEL_TYPES)
     if head and content is good and rng.random() < 0.5:
@@ -109,7 +109,7 @@ def mutant(name: str, rng: random.Random) -> bytes:
             body = rng.randbytes(len(body))
     text = json.dumps(value).encode()
     if rng.random() < 0.1:
-        text = mutated_bytes(text, rng, other)
+        text = mutated_bytes(text, rng, donor)
     return (struct.pack("<Q", len(text)) if head else b"") + text + body
 
 

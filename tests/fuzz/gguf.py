@@ -37,7 +37,7 @@ def mutant(rng: random.Random) -> bytes:
     keys = {b"general.architecture": (STRING, text(architecture))}
     for name, value in GOOD.items():
         keys[architecture + b"." + name] = 4, struct.pack("<I", value)
-    for name in rng.sample([*(architecture + b"." + own for own in OWN), *COMMON], rng.randrange(6)):
+    for name in rng.sample([*(architecture + b"." + name for name in OWN), *COMMON], rng.randrange(6)):
         keys[name] = _value(rng)
     if rng.random() < 0.5:
         keys[b"tokenizer.ggml.model"] = STRING, text(rng.choice((b"llama", b"gpt2", b"bert", b"t5", b"none")))

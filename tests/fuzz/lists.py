@@ -22,8 +22,8 @@ def mutant(rng: random.Random) -> bytes:
     lines = [rng.choice(LINES) for _ in range(rng.choice((0, 1, 2, 3, 5, 12)))]
     content = rng.choice(("\n", "\n", "\r\n", "\r")).join(lines).encode()
     if rng.random() < 0.2:
-        at = rng.choice((0, rng.randrange(len(content) + 1)))
-        content = content[:at] + rng.choice(BYTES) + content[at:]
+        place = rng.choice((0, rng.randrange(len(content) + 1)))
+        content = content[:place] + rng.choice(BYTES) + content[place:]
     return mutated_bytes(content, rng, content) if rng.random() < 0.4 else content
 
 

@@ -14,30 +14,30 @@ VALUES: list[Any] = [
 NAMES = ("a", "b", "q.weight", "q.weight_scale", "p.qweight", "__metadata__", "\x1b", "", "p.weight")
 
 
-def mutated_bytes(content: bytes, rng: random.Random, other: bytes) -> bytes:
+def mutated_bytes(content: bytes, rng: random.Random, donor: bytes) -> bytes:
     """Some cuts, flips, repeats and splices."""
     text = bytearray(content)
     for _ in range(rng.choice((1, 1, 1, 2, 3, 8))):
-        at = rng.randrange(len(text) + 1)
-        to = min(len(text), at + rng.choice((1, 1, 2, 4, 8, 32)))
+        place = rng.randrange(len(text) + 1)
+        to = min(len(text), place + rng.choice((1, 1, 2, 4, 8, 32)))
         match rng.randrange(7):
             case 0:
-                del text[at:to]
+                del text[place:to]
             case 1:
-                text[at:at] = rng.randbytes(rng.choice((1, 2, 8)))
+                text[place:place] = rng.randbytes(rng.choice((1, 2, 8)))
             case 2:
-                text[at:to] = rng.randbytes(to - at)
+                text[place:to] = rng.randbytes(to - place)
             case 3:
-                text[at:at] = text[at:to] * rng.choice((1, 2, 20))
-            case 4 if at < len(text):
-                text[at] ^= 1 << rng.randrange(8)
+                text[place:place] = text[place:to] * rng.choice((1, 2, 20))
+            case 4 if place < len(text):
+                text[place] ^= 1 << rng.randrange(8)
             case 5:
-                text[at:to] = struct.pack("<Q", rng.choice((0, 1, 2**31, 2**32 - 1, 2**62, 2**63, 2**64 - 1)))[
-                    : to - at
+                text[place:to] = struct.pack("<Q", rng.choice((0, 1, 2**31, 2**32 - 1, 2**62, 2**63, 2**64 - 1)))[
+                    : to - place
                 ]
             case 6:
-                start = rng.randrange(len(other) + 1)
-                text[at:to] = other[start : start + 32]
+                start = rng.randrange(len(donor) + 1)
+                text[place:to] = donor[start : start + 32]
     return bytes(text)
 
 

@@ -50,7 +50,7 @@ TARGETS = {
 
 
 def fuzz(n: int, seed: int, names: list[str] | None = None) -> Counter[str]:
-    """Meet n mutants, of the targets named or of all; what became of them. Raises what is neither read nor refused."""
+    """Meet n mutants, of all targets or of these, and count the outcomes; raise what is neither read nor refused."""
     rng, outcomes = random.Random(seed), Counter[str]()
     names = names or list(TARGETS)
     shares = [TARGETS[name].share for name in names]

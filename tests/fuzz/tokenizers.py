@@ -84,15 +84,21 @@ def mutant(rng: random.Random) -> bytes:
             model["vocab"].append([rng.choice(WORDS), rng.choice((0.0, -1.0, -1e30, 5))])
     if "merges" in model and rng.random() < 0.3:
         model["merges"].append([rng.choice(WORDS), rng.choice(WORDS)])
-    whole: dict[str, Any] = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "model": model}
+    tokenizer: dict[str, Any] = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "model": model,
+    }
     if rng.random() < 0.5:
-        whole["added_tokens"] = [{**ADDED, "content": rng.choice(WORDS), "special": rng.random() < 0.5}]
+        tokenizer["added_tokens"] = [{**ADDED, "content": rng.choice(WORDS), "special": rng.random() < 0.5}]
     for step, choices in STEPS.items():
-        whole[step] = rng.choice(choices) if rng.random() < 0.6 else None
+        tokenizer[step] = rng.choice(choices) if rng.random() < 0.6 else None
     for _ in range(rng.choice((0, 0, 1, 2))):
         part = rng.choice((*STEPS, "model", "added_tokens"))
-        whole[part] = mutated_value(whole[part], rng, ("type", "vocab", "pattern", "content", "a"))
-    content = json.dumps(whole).encode()
+        tokenizer[part] = mutated_value(tokenizer[part], rng, ("type", "vocab", "pattern", "content", "a"))
+    content = json.dumps(tokenizer).encode()
     return mutated_bytes(content, rng, content) if rng.random() < 0.05 else content
 
 

@@ -26,8 +26,8 @@ def vocab(rng: random.Random) -> bytes:
 
 
 def meet_vocab(folder: Path, content: bytes) -> str:
-    own, settings = content.split(BETWEEN)
-    (folder / "vocab.txt").write_bytes(own)
+    vocabulary, settings = content.split(BETWEEN)
+    (folder / "vocab.txt").write_bytes(vocabulary)
     (folder / "tokenizer_config.json").write_bytes(settings)
     return used(folder)
 

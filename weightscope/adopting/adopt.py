@@ -11,7 +11,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from weightscope.adopting.comparison import Stored, stacks
 from weightscope.adopting.config_keys import VARIED, inside, unnamed
-from weightscope.adopting.own_size import at_own_size
+from weightscope.adopting.full_size import at_full_size
 from weightscope.adopting.search import Found, Search
 from weightscope.adopting.shapes import Derived
 from weightscope.adopting.tiny_models import first_line
@@ -205,7 +205,7 @@ class Adopted:
 def adopt(checkpoint: Checkpoint, rows: Iterable[Family] = FAMILIES) -> Adopted:
     """Find one row per stack that is exact on two tiny random models, and on the checkpoint's own layers if they run.
 
-    The tiny models differ in sizes, seeds and positions; `own_size` says how the checkpoint's layers are compared.
+    The tiny models differ in sizes, seeds and positions; `full_size` says how the checkpoint's layers are compared.
     """
     rows = tuple(rows)
     kind = checkpoint.config.get("model_type")
@@ -236,7 +236,7 @@ def adopt(checkpoint: Checkpoint, rows: Iterable[Family] = FAMILIES) -> Adopted:
                 refused[stack] = problem
             else:
                 rows_of[stack] = row
-        outcomes = at_own_size(rows_of, config, checkpoint, tinies[0]) if rows_of else {}
+        outcomes = at_full_size(rows_of, config, checkpoint, tinies[0]) if rows_of else {}
     refused |= {stack: outcome.problem for stack, outcome in outcomes.items() if outcome.problem}
     rows_left = tuple(row for stack, row in rows_of.items() if stack not in refused)
     if not rows_left:
@@ -333,7 +333,7 @@ def _placements(row: Family, checkpoint: Checkpoint) -> Iterable[Family]:
     """The row with each prefix that its layers have in the checkpoint itself, those like the tiny model's first."""
     (tiny_prefix,) = row.prefixes
     prefixes = prefixes_of(checkpoint, row)
-    for prefix in sorted(prefixes, key=lambda one: (not one.endswith(tiny_prefix), len(one))):
+    for prefix in sorted(prefixes, key=lambda prefix: (not prefix.endswith(tiny_prefix), len(prefix))):
         yield row.but(prefixes=tuple(dict.fromkeys((prefix, tiny_prefix))))
 
 

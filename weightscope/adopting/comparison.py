@@ -156,7 +156,7 @@ def _measure(
 
 
 def compared_scores(call: Observed) -> bool:
-    """Whether a query saw two keys: what it makes of one key is 1, whatever the score."""
+    """Whether a query saw two keys: the attention on a single key is 1, whatever the score."""
     return bool(((np.nan_to_num(call.attention) > NO_SCORE).sum(-1) > 1).any())
 
 
@@ -299,7 +299,7 @@ def problem_of_stack(
 ) -> tuple[str, int]:
     """What is wrong with what is read of one stack, the gravest first; and how many of its modules are read.
 
-    A problem that weightscope names itself begins with `REFUSED`. `all_calls` has those of other stacks too.
+    A problem that weightscope names itself begins with `REFUSED`. `all_calls` includes other stacks.
     """
     modules = [module for module in dict.fromkeys(call.module for call in calls) if module in by_module]
     calls_of_layers = _calls_of_layers(by_module, all_calls)

@@ -1,4 +1,4 @@
-"""Shrink a config to that of a tiny model: the name of a key says which size it is.
+"""Shrink a config to a tiny model's: the name of a key says which size it is.
 
 Keys that are not sizes stay unchanged, so the tiny model has the norms, biases, scales, rotations and kinds of layers
 of its architecture. Limits (windows, original contexts, buckets) become shorter than the texts, so that positions
@@ -164,7 +164,7 @@ PERIODIC = re.compile(r".*(interval|period|pattern|cross_attention_layers|indexe
 
 
 def _patch(values: Mapping[str, Any]) -> int:
-    """Pixels along a patch: a part's own, or those of a tower within it."""
+    """Pixels along a patch: of a part, or of a tower within it."""
     patch = _patch_within(values) or 4
     return int(patch if isinstance(patch, int) else patch[-1])
 
@@ -273,7 +273,7 @@ BASES = ("head_dim", "num_attention_heads", "num_key_value_heads", "kv_lora_rank
 
 
 def _by_base(key: str, value: int, part: Part) -> int | None:
-    """A size of some layers in proportion to that of the others: heads of global layers that are twice as wide."""
+    """A size of some layers in proportion to the size of all others: heads of global layers that are twice as wide."""
     base = next((name for name in BASES if key.endswith(name.removeprefix("num_"))), "")
     usual = part.values.get(base)
     if (
@@ -337,7 +337,7 @@ def _shrunk(values: Mapping[str, Any], outer: Part) -> dict[str, Any]:
 
 
 def _fixed(values: dict[str, Any], exceptions: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
-    """The values with those of `exceptions`; text is a product of numbers and of keys of the part."""
+    """The values with `exceptions` in their place; text is a product of numbers and of keys of the part."""
 
     def number(product: str) -> int:
         result = 1

@@ -29,21 +29,21 @@ class Event:
     end: int = 0
 
 
-def rows_of(of: torch.Tensor, b: int, n: int) -> np.ndarray | None:
+def rows_of(tensor: torch.Tensor, b: int, n: int) -> np.ndarray | None:
     """A tensor as (sequences, tokens, width), if it has this many tokens, on any of its axes."""
-    if of.dtype == torch.bool or (of.ndim == 4 and of.shape[1] == 1):  # masks
+    if tensor.dtype == torch.bool or (tensor.ndim == 4 and tensor.shape[1] == 1):  # masks
         return None
-    if of.ndim < 2 or of.numel() != b * n * of.shape[-1] or of.shape[-1] < 2:
+    if tensor.ndim < 2 or tensor.numel() != b * n * tensor.shape[-1] or tensor.shape[-1] < 2:
         return None
-    if b > 1 and of.shape[:2] == (n, b) != (b, n):
-        of = of.transpose(0, 1)
-    return of.reshape(b, n, -1).float().numpy()
+    if b > 1 and tensor.shape[:2] == (n, b) != (b, n):
+        tensor = tensor.transpose(0, 1)
+    return tensor.reshape(b, n, -1).float().numpy()
 
 
 def entering(
     layer: Event, attends: Event, inside: list[Event], at: int, b: int, n: int, m: int
 ) -> tuple[list[np.ndarray], list[np.ndarray], str]:
-    """Candidates for the stream of queries, and for that of keys where it is another; the norm the former enters."""
+    """Candidates for the stream of queries and for another of keys, and the norm that the queries' stream enters."""
     before = [event for event in inside if event.end < at]
     projections = [
         event for event in before if event.start > attends.start and isinstance(event.module, torch.nn.Linear)
@@ -384,7 +384,7 @@ def _holds(module: torch.nn.Module) -> bool:
 
 
 def _batch(scores: torch.Tensor, sequences: int) -> tuple[int, int]:
-    """(sequences, queries) of scores: with three axes the first is that of heads, sequence by sequence."""
+    """(sequences, queries) of scores: of three axes the first counts heads, sequence by sequence."""
     if scores.ndim == 3:
         return sequences if scores.shape[0] % sequences == 0 else 1, scores.shape[1]
     return int(np.prod(scores.shape[:-3])), scores.shape[-2]

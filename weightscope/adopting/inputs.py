@@ -1,8 +1,8 @@
-"""Inputs that a tiny model runs on, made from its forward's parameters and its config."""
+"""Inputs that a tiny model runs on: `ATTEMPTS` lists what is tried, by the parameters of its forward pass."""
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ import torch
 from weightscope.adopting.tiny_models import Size
 
 PHRASE = 7  # tokens of a phrase, its end with it
-FIRST_TOKEN = 60  # of a tiny model's texts; smaller ids are special tokens', which `own_size` runs
+FIRST_TOKEN = 60  # of a tiny model's texts; smaller ids are special tokens', which `full_size` runs
 TEXT = ("text_config", "llm_config", "language_config", "thinker_config", "decoder", "text_encoder", "decoder_config")
 SEEN = ("vision_config", "vision_encoder_config", "visual_config", "backbone_config", "image_encoder_config", "encoder")
 MEL = (
@@ -48,18 +48,54 @@ class Inputs:
     start: Position of the first token.
     """
 
+    samples = 8000  # of a wave
+
     def __init__(self, module: Any, size: Size, seed: int, start: int = 0) -> None:
         self.config, self.size, self.start = module.config, size, start
         self.generator = torch.Generator().manual_seed(1000 + seed)
         self.parameters = inspect.signature(module.forward).parameters
-        self.crosses = any(CROSS.search(name) for name, _ in module.named_modules())
+        crosses = any(CROSS.search(name) for name, _ in module.named_modules())
+        self.facts = {*self.parameters, "crosses" if crosses else "stays", "far" if start else "near"}
+        self.facts.add(f"type:{module.config.model_type}")
+        self.lacked = OPTIONAL - self.parameters.keys()
         # Ids that end a phrase, of a class in which tokens attend within phrases only.
         ends = [ids for name, ids in module.named_buffers() if name.endswith("special_tokens")]
         self.delimiters: list[int] = ends[0].tolist() if ends else []
 
+    def attempts(self) -> Iterator[dict[str, Any]]:
+        """Inputs to try, the plainest first; far positions are in the first where the model takes any."""
+        for needs, makes in ATTEMPTS:
+            if all(not self.facts.isdisjoint(need.split("|")) for need in needs.split()):
+                named = {next(iter(self.parameters)) if name == FIRST else name: make for name, make in makes.items()}
+                made = {name: make(self) for name, make in named.items() if name not in self.lacked}
+                yield {name: value for name, value in made.items() if value is not None}
+        needed = [
+            name
+            for name, parameter in self.parameters.items()
+            if parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+        ]
+        if needed and all(name in REQUIRED for name in needed):
+            yield {name: REQUIRED[name](self) for name in needed}
+
+    def number(self, default: int, *names: str, parts: tuple[str, ...] = ()) -> int:
+        """The first of these numbers that the config has, or else that a part of it has."""
+        return int(_get(self.config, names, default, parts))
+
     @property
     def vocabulary(self) -> int:
-        return int(_get(self.config, ("vocab_size", "decoder_vocab_size"), self.size.vocabulary, TEXT))
+        return self.number(self.size.vocabulary, "vocab_size", "decoder_vocab_size", parts=TEXT)
+
+    @property
+    def width(self) -> int:
+        return self.number(self.size.free, "hidden_size", "d_model", "n_embd", "dim", parts=TEXT)
+
+    @property
+    def patch(self) -> int:
+        return self.number(14, "patch_size", parts=SEEN)
+
+    @property
+    def positions(self) -> torch.Tensor:
+        return torch.arange(self.start, self.start + self.size.length)[None]
 
     def ids(self, length: int) -> torch.Tensor:
         low = min(FIRST_TOKEN, self.vocabulary // 2)
@@ -69,8 +105,23 @@ class Inputs:
             ids[0, place] = known[place // PHRASE % len(known)]
         return ids
 
+    def text(self) -> torch.Tensor:
+        return self.ids(self.size.length + (4 if "decoder_input_ids" in self.parameters else 0))
+
+    def channels(self) -> torch.Tensor:
+        """A token for each channel of sound."""
+        n, channels = self.size.length, self.number(0, "num_channels", parts=("decoder_config",))
+        return self.ids(n * channels).reshape(1, n, channels)
+
     def noise(self, *shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=self.generator)
+
+    def stream(self, more: int = 0, width: int = 0) -> torch.Tensor:
+        return self.noise(1, self.size.length + more, width or self.width)
+
+    def memory(self) -> torch.Tensor:
+        names = ("encoder_hidden_size", "cross_attention_hidden_size", "vision_hidden_size")
+        return self.stream(4, self.number(self.width, *names))
 
     def pixels(self) -> torch.Tensor:
         sizes = ("image_size", "img_size", "crop_size", "max_img_size")
@@ -83,186 +134,170 @@ class Inputs:
         return self.noise(1, channels if isinstance(channels, int) else 3, height, width)
 
     def frames(self) -> torch.Tensor:
-        frames = int(_get(self.config, ("num_frames", "frames_per_clip"), 4, SEEN))
-        image = self.pixels()
-        return self.noise(1, frames, *image.shape[1:])
+        return self.noise(1, self.number(4, "num_frames", "frames_per_clip", parts=SEEN), *self.pixels().shape[1:])
+
+    def halves(self) -> tuple[torch.Tensor, ...]:
+        return self.pixels().chunk(2, dim=2)
+
+    def tiles(self) -> torch.Tensor:
+        image = self.pixels()[:, None, None].repeat(1, 1, self.number(4, "max_num_tiles", parts=SEEN), 1, 1, 1)
+        return image + 0.1 * self.noise(*image.shape)
 
     def patches(self) -> torch.Tensor:
         """An image as the flat patches of Qwen VL's towers."""
-        config = self.config
-        patch = int(_get(config, ("patch_size",), 14, SEEN))
-        per = int(_get(config, ("temporal_patch_size", "patch_temporal"), 1, SEEN)) * patch * patch
-        return self.noise(4 * self.size.grid**2, int(_get(config, ("in_channels", "in_chans"), 3, SEEN)) * per)
+        pixels = self.number(1, "temporal_patch_size", "patch_temporal", parts=SEEN) * self.patch**2
+        return self.noise(4 * self.size.grid**2, self.number(3, "in_channels", "in_chans", parts=SEEN) * pixels)
+
+    def square_patches(self) -> torch.Tensor:
+        return self.patches().reshape(4 * self.size.grid**2, -1, self.patch, self.patch)
+
+    def merged_patches(self) -> torch.Tensor:
+        """Patches of pixels, one per token of the text."""
+        side = self.patch * self.number(1, "spatial_merge_size", parts=SEEN)
+        return self.noise(self.size.grid**2, side, side, 3)
+
+    def grid(self, patches: int) -> torch.Tensor:
+        """One image of as many patches, times a tiny model's, along each side."""
+        return torch.tensor([[1, patches * self.size.grid, patches * self.size.grid]])
+
+    def places(self) -> torch.Tensor:
+        """(row, column) of each patch of a square image."""
+        numbers = torch.arange(self.size.grid)
+        return torch.cartesian_prod(numbers, numbers)
+
+    def numbered_patches(self) -> torch.Tensor:
+        """Patches after their row and column, which count from one."""
+        patch, places = self.number(16, "patch_size", parts=SEEN), 1.0 + self.places()
+        width = self.number(3 * patch * patch, "patch_embed_hidden_size", parts=SEEN)
+        return torch.cat([places, self.noise(len(places), width)], dim=1)[None]
 
     def features(self) -> torch.Tensor:
-        mel = UNSAID.get(self.config.model_type) or int(_get(self.config, MEL, 16, HEARD))
-        frames = 2 * int(_get(self.config, ("max_source_positions",), 2 * self.size.length, HEARD))
-        frames = int(_get(self.config, ("max_length",), frames))
-        window = 2 * int(_get(self.config, ("n_window",), 0, HEARD))
+        mel = UNSAID.get(self.config.model_type) or self.number(16, *MEL, parts=HEARD)
+        frames = 2 * self.number(2 * self.size.length, "max_source_positions", parts=HEARD)
+        frames = self.number(frames, "max_length")
+        window = 2 * self.number(0, "n_window", parts=HEARD)
         if window and "input_features_mask" in self.parameters:  # which these models have where they take whole windows
             frames = -(-frames // window) * window
         return self.noise(1, mel, frames)
 
-    def width(self) -> int:
-        return int(_get(self.config, ("hidden_size", "d_model", "n_embd", "dim"), self.size.free, TEXT))
+    def features_by_time(self) -> torch.Tensor:
+        return self.features().transpose(1, 2).contiguous()
 
-    def memory(self) -> torch.Tensor:
-        width = _get(
-            self.config, ("encoder_hidden_size", "cross_attention_hidden_size", "vision_hidden_size"), self.width()
-        )
-        return self.noise(1, self.size.length + 4, int(width))
+    def every_frame(self) -> torch.Tensor:
+        return torch.ones(1, self.features().shape[2], dtype=torch.long)
 
-    @property
-    def positions(self) -> torch.Tensor:
-        return torch.arange(self.start, self.start + self.size.length)[None]
+    def boxes(self) -> torch.Tensor:
+        corners = torch.randint(0, 60, (1, self.size.length, 4), generator=self.generator)
+        return corners.sort(-1).values
 
-    def attempts(self) -> Iterator[dict[str, Any]]:
-        """Inputs to try, the plainest first; far positions are in the first where the model takes any."""
-        has = self.parameters
-        n, m = self.size.length, self.size.length + 4
-        grid = torch.tensor([[1, 2 * self.size.grid, 2 * self.size.grid]])
-        makers: dict[str, Callable[[], Any]] = {
-            "input_ids": lambda: self.ids(n), "decoder_input_ids": lambda: self.ids(n),
-            "pixel_values": self.pixels, "input_values": lambda: self.noise(1, 8000), "input_features": self.features,
-            "encoder_hidden_states": self.memory, "query_embeds": lambda: self.noise(1, n, self.width()),
-            "inputs_embeds": lambda: self.noise(1, n, self.width()),
-            "hidden_states": lambda: self.noise(1, n, self.width()), "inputs": lambda: self.noise(1, n, self.width()),
-            "latents": lambda: self.noise(1, self.width(), n), "noise_embeds": lambda: self.noise(1, n, self.width()),
-            "context_hidden_states": lambda: self.noise(1, m, self.width() * len(self.config.target_layer_ids)),
-            "audio_mel": lambda: self.features().transpose(1, 2),
-            "audio_mel_mask": lambda: torch.zeros(1, self.features().shape[2], dtype=torch.bool),
-        }  # fmt: skip
-        if "input_ids" in has:
-            text = {"input_ids": self.ids(n)}
-            if "decoder_input_ids" in has:
-                text = {"input_ids": self.ids(m), "decoder_input_ids": self.ids(n)}
-            placed = text | {"position_ids": self.positions} if "position_ids" in has and self.start else text
-            if "query_embeds" in has:
-                queries = {"query_embeds": self.noise(1, n, self.width())}
-                yield text | queries | {"encoder_hidden_states": self.memory()}
-            if "encoder_hidden_states" in has and self.crosses:  # first: only with it do all layers attend
-                yield placed | {"encoder_hidden_states": self.memory()}
-            if self.config.model_type in ("dia", "dia_decoder"):  # a token for each channel of sound
-                channels = int(_get(self.config, ("num_channels",), 0, ("decoder_config",)))
-                name = "decoder_input_ids" if "decoder_input_ids" in has else "input_ids"
-                memory = {"encoder_hidden_states": self.memory()} if name == "input_ids" else {}
-                yield text | {name: self.ids(n * channels).reshape(1, n, channels)} | memory
-            if placed is not text:
-                yield placed
-            yield text
-            if "pixel_values" in has:
-                yield text | {"input_ids": self.ids(n + 3), "pixel_values": self.pixels()}
-            if "image_attention_mask" in has:
-                image, mask = self.pixels()[:, None], torch.ones(1, n, 1)
-                yield text | {"pixel_values": image, "image_attention_mask": mask}
-            if "visual_feats" in has:
-                seen = int(_get(self.config, ("visual_feat_dim",), 16))
-                yield text | {"visual_feats": self.noise(1, m, seen), "visual_pos": self.noise(1, m, 4)}
-            if "bbox" in has:
-                yield text | {"bbox": torch.randint(0, 60, (1, n, 4), generator=self.generator).sort(-1).values}
-            if "encoder_hidden_states" in has and not self.crosses:
-                yield text | {"encoder_hidden_states": self.memory()}
-            if self.config.model_type == "voxtral_realtime_text":  # it takes the time's embedding by name alone
-                yield text | {"t_cond": self.noise(1, self.width())}
-            if "input_features" in has:
-                yield text | {"input_features": self.features()}
-            if "input_values" in has:
-                yield text | {"input_values": self.noise(1, 8000)}
-        decoder = {"decoder_input_ids": self.ids(n + 3)} if "decoder_input_ids" in has else {}  # not as long as images
-        if "grid_thw" in has or "image_grid_thw" in has:
-            name = "grid_thw" if "grid_thw" in has else "image_grid_thw"
-            first = next(iter(has))
-            of_side = {"merge_sizes": torch.tensor([1])} if "merge_sizes" in has else {}
-            yield {first: self.patches(), name: grid} | of_side
-            patch = int(_get(self.config, ("patch_size",), 14, SEEN))
-            images = self.patches().reshape(4 * self.size.grid**2, -1, patch, patch)
-            yield {first: images, name: grid}
-            yield {first: images[None], name: grid}
-            merge = int(_get(self.config, ("spatial_merge_size",), 1, SEEN))
-            tiles = self.noise(self.size.grid**2, merge * patch, merge * patch, 3)  # one per token of the text
-            yield {first: tiles, name: torch.tensor([[1, self.size.grid, self.size.grid]])}
-        if "spatial_shapes" in has or "pixel_position_ids" in has:
-            side = self.size.grid
-            places = torch.cartesian_prod(torch.arange(side), torch.arange(side)).flip(-1)[None]
-            given = {
-                "spatial_shapes": torch.tensor([[side, side]]), "pixel_position_ids": places,
-                "pixel_attention_mask": torch.ones(1, side**2, dtype=torch.long),
-            }  # fmt: skip
-            given = {name: value for name, value in given.items() if name in has}
-            yield {"pixel_values": self.patches()[None, : side**2]} | given
-        if "target_sizes" in has:
-            patch, side = int(_get(self.config, ("patch_size",), 14, SEEN)), 2 * self.size.grid
-            row = self.noise(1, 3, patch, side * side * patch)  # an image's patches side by side
-            yield {"pixel_values": row, "target_sizes": torch.tensor([[side, side]], dtype=torch.int32)}
-        if "prompt_pixel_values" in has:
-            upper, lower = self.pixels().chunk(2, dim=2)  # the prompt is the upper half of what is seen
-            yield {"pixel_values": lower, "prompt_pixel_values": upper, "prompt_masks": torch.ones_like(lower)}
-        if "aspect_ratio_ids" in has:
-            tiles = int(_get(self.config, ("max_num_tiles",), 4, SEEN))
-            image = self.pixels()[:, None, None].repeat(1, 1, tiles, 1, 1, 1)
-            image = image + 0.1 * self.noise(*image.shape)
-            given = {
-                "aspect_ratio_ids": torch.ones(1, 1, dtype=torch.long),
-                "aspect_ratio_mask": torch.ones(1, 1, tiles),
-            }
-            yield {"pixel_values": image} | given
-        if "flattened_patches" in has:  # each after its row and column, which count from one
-            patch, side = int(_get(self.config, ("patch_size",), 16, SEEN)), self.size.grid
-            places = torch.cartesian_prod(torch.arange(1, side + 1), torch.arange(1, side + 1)).float()
-            wide = int(_get(self.config, ("patch_embed_hidden_size",), 3 * patch * patch, SEEN))
-            flat = torch.cat([places, self.noise(side**2, wide)], dim=1)[None]
-            given = {"flattened_patches": flat, "attention_mask": torch.ones(1, side**2)}
-            yield given | decoder
-            yield {"flattened_patches": flat} | decoder
-        if "pixel_values_videos" in has:
-            yield {"pixel_values_videos": self.frames()}
-        if "pixel_values" in has:
-            yield {"pixel_values": self.pixels()} | decoder
-            yield {"pixel_values": torch.stack([self.pixels(), self.pixels()], 1)} | decoder
-            yield {"pixel_values": self.frames()} | decoder
-        if "input_features" in has:
-            features = self.features()
-            mask = torch.ones(1, features.shape[2], dtype=torch.long)
-            if "input_features_mask" in has:
-                yield {"input_features": features, "input_features_mask": mask}
-                yield {"input_features": features.transpose(1, 2).contiguous(), "input_features_mask": mask}
-            yield {"input_features": features} | decoder
-            yield {"input_features": features.transpose(1, 2).contiguous()} | decoder
-            yield {"input_features": features[0], "feature_lens": torch.tensor([features.shape[2]])} | decoder
-        if "input_values" in has:
-            yield {"input_values": self.noise(1, 8000)} | decoder
-            yield {"input_values": self.noise(1, 1, 8000)} | decoder
-            yield {"input_values": self.features().transpose(1, 2).contiguous()} | decoder
-        if "query_embeds" in has:
-            yield {"query_embeds": self.noise(1, n, self.width()), "encoder_hidden_states": self.memory()}
-        if "inputs_embeds" in has:
-            yield {"inputs_embeds": self.noise(1, n, self.width())}
-        if "past_values" in has:
-            past = int(_get(self.config, ("context_length", "prediction_length"), 8))
-            lags = max(getattr(self.config, "lags_sequence", None) or [0])
-            shape, later = (1, past + lags), (1, int(_get(self.config, ("prediction_length",), 4)))
-            features = int(getattr(self.config, "num_time_features", 0) or 0)
-            yield {
-                "past_values": self.noise(*shape), "past_observed_mask": torch.ones(shape),
-                "past_time_features": self.noise(*shape, features), "future_values": self.noise(*later),
-                "future_time_features": self.noise(*later, features),
-            }  # fmt: skip
-            if "freq" in has:
-                yield {
-                    "past_values": self.noise(1, past), "past_values_padding": torch.zeros(1, past, dtype=torch.long),
-                    "freq": torch.zeros(1, 1, dtype=torch.long),
-                }  # fmt: skip
-            yield {"past_values": self.noise(1, past, int(getattr(self.config, "num_input_channels", 1)))}
-            yield {"past_values": self.noise(1, past)}
-        if "hidden_states" in has:
-            states = {"hidden_states": self.noise(1, n, self.width())}
-            if "encoder_hidden_states" in has:
-                yield states | {"encoder_hidden_states": self.memory()}
-            yield states
-        needed = [
-            name
-            for name, parameter in has.items()
-            if parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-        ]
-        if needed and all(name in makers for name in needed):
-            yield {name: makers[name]() for name in needed}
+    def series(self, later: bool = False, lagged: bool = False, more: tuple[int, ...] = ()) -> torch.Tensor:
+        """Numbers in time, past or later, each with some more."""
+        past = self.number(8, "context_length", "prediction_length")
+        past += max(getattr(self.config, "lags_sequence", None) or [0]) if lagged else 0
+        return self.noise(1, self.number(4, "prediction_length") if later else past, *more)
+
+    def times(self, later: bool = False) -> torch.Tensor:
+        """What is known of each of these points in time."""
+        return self.series(later, lagged=True, more=(self.number(0, "num_time_features"),))
+
+
+Maker = Callable[[Inputs], torch.Tensor | None]
+FIRST = "the first parameter"
+OPTIONAL = {  # inputs that are left out where a forward pass lacks them
+    "decoder_input_ids", "position_ids", "grid_thw", "image_grid_thw", "merge_sizes", "spatial_shapes",
+    "pixel_position_ids", "pixel_attention_mask",
+}  # fmt: skip
+DECODER: dict[str, Maker] = {"decoder_input_ids": lambda i: i.ids(i.size.length + 3)}  # not as long as images
+GRID: dict[str, Maker] = dict.fromkeys(("grid_thw", "image_grid_thw"), lambda i: i.grid(2))
+SOUND: dict[str, Maker] = {"input_features": Inputs.features}
+WAVE: dict[str, Maker] = {"input_values": lambda i: i.noise(1, i.samples)}
+MEMORY: dict[str, Maker] = {"encoder_hidden_states": Inputs.memory}
+FAR: dict[str, Maker] = {"position_ids": lambda i: i.positions if i.start else None}
+
+
+def _text(**more: Maker) -> dict[str, Maker]:
+    return {"input_ids": Inputs.text, "decoder_input_ids": lambda i: i.ids(i.size.length), **more}
+
+
+def _ones(*shape: int) -> torch.Tensor:
+    return torch.ones(shape, dtype=torch.long)
+
+
+# What is tried, in this order: which parameters a forward pass must have ("a|b": either), and what makes each input.
+# Other words tell a model that "crosses" to another sequence from one that "stays" in its own, a first position "far"
+# from 0, and a model_type.
+ATTEMPTS: tuple[tuple[str, Mapping[str, Maker]], ...] = (
+    ("input_ids query_embeds", _text(query_embeds=Inputs.stream, **MEMORY)),
+    ("input_ids encoder_hidden_states crosses", _text(**FAR, **MEMORY)),  # early: only with it do all layers attend
+    ("input_ids type:dia", _text(decoder_input_ids=Inputs.channels)),
+    ("input_ids type:dia_decoder", _text(input_ids=Inputs.channels, **MEMORY)),
+    ("input_ids position_ids far", _text(**FAR)),
+    ("input_ids", _text()),
+    ("input_ids pixel_values", _text(input_ids=lambda i: i.ids(i.size.length + 3), pixel_values=Inputs.pixels)),
+    ("input_ids image_attention_mask", _text(
+        pixel_values=lambda i: i.pixels()[:, None], image_attention_mask=lambda i: torch.ones(1, i.size.length, 1))),
+    ("input_ids visual_feats", _text(
+        visual_feats=lambda i: i.stream(4, i.number(16, "visual_feat_dim")), visual_pos=lambda i: i.stream(4, 4))),
+    ("input_ids bbox", _text(bbox=Inputs.boxes)),
+    ("input_ids encoder_hidden_states stays", _text(**MEMORY)),
+    ("input_ids type:voxtral_realtime_text", _text(t_cond=lambda i: i.noise(1, i.width))),
+    ("input_ids input_features", _text(**SOUND)),
+    ("input_ids input_values", _text(**WAVE)),
+    ("grid_thw|image_grid_thw", {FIRST: Inputs.patches, **GRID, "merge_sizes": lambda i: _ones(1)}),
+    ("grid_thw|image_grid_thw", {FIRST: Inputs.square_patches, **GRID}),
+    ("grid_thw|image_grid_thw", {FIRST: lambda i: i.square_patches()[None], **GRID}),
+    ("grid_thw|image_grid_thw", {FIRST: Inputs.merged_patches, **dict.fromkeys(GRID, lambda i: i.grid(1))}),
+    ("spatial_shapes|pixel_position_ids", {
+        "pixel_values": lambda i: i.patches()[None, : i.size.grid**2],
+        "spatial_shapes": lambda i: i.grid(1)[:, 1:], "pixel_position_ids": lambda i: i.places().flip(-1)[None],
+        "pixel_attention_mask": lambda i: _ones(1, i.size.grid**2)}),
+    ("target_sizes", {
+        "pixel_values": lambda i: i.noise(1, 3, i.patch, 4 * i.size.grid**2 * i.patch),  # patches side by side
+        "target_sizes": lambda i: i.grid(2)[:, 1:].int()}),
+    ("prompt_pixel_values", {  # the prompt is the upper half of what is seen
+        "pixel_values": lambda i: i.halves()[1], "prompt_pixel_values": lambda i: i.halves()[0],
+        "prompt_masks": lambda i: torch.ones_like(i.halves()[1])}),
+    ("aspect_ratio_ids", {
+        "pixel_values": Inputs.tiles, "aspect_ratio_ids": lambda i: _ones(1, 1),
+        "aspect_ratio_mask": lambda i: torch.ones(1, 1, i.number(4, "max_num_tiles", parts=SEEN))}),
+    ("flattened_patches", {
+        "flattened_patches": Inputs.numbered_patches, "attention_mask": lambda i: torch.ones(1, i.size.grid**2),
+        **DECODER}),
+    ("flattened_patches", {"flattened_patches": Inputs.numbered_patches, **DECODER}),
+    ("pixel_values_videos", {"pixel_values_videos": Inputs.frames}),
+    ("pixel_values", {"pixel_values": Inputs.pixels, **DECODER}),
+    ("pixel_values", {"pixel_values": lambda i: torch.stack([i.pixels(), i.pixels()], 1), **DECODER}),
+    ("pixel_values", {"pixel_values": Inputs.frames, **DECODER}),
+    ("input_features input_features_mask", {**SOUND, "input_features_mask": Inputs.every_frame}),
+    ("input_features input_features_mask",
+     {"input_features": Inputs.features_by_time, "input_features_mask": Inputs.every_frame}),
+    ("input_features", {**SOUND, **DECODER}),
+    ("input_features", {"input_features": Inputs.features_by_time, **DECODER}),
+    ("input_features", {
+        "input_features": lambda i: i.features()[0], "feature_lens": lambda i: i.every_frame().sum(1), **DECODER}),
+    ("input_values", {**WAVE, **DECODER}),
+    ("input_values", {"input_values": lambda i: i.noise(1, 1, i.samples), **DECODER}),
+    ("input_values", {"input_values": Inputs.features_by_time, **DECODER}),
+    ("query_embeds", {"query_embeds": Inputs.stream, **MEMORY}),
+    ("inputs_embeds", {"inputs_embeds": Inputs.stream}),
+    ("past_values", {
+        "past_values": lambda i: i.series(lagged=True), "past_observed_mask": lambda i: 1 + 0 * i.series(lagged=True),
+        "past_time_features": Inputs.times, "future_values": lambda i: i.series(later=True),
+        "future_time_features": lambda i: i.times(later=True)}),
+    ("past_values freq", {
+        "past_values": Inputs.series, "past_values_padding": lambda i: 0 * i.series().long(),
+        "freq": lambda i: 0 * _ones(1, 1)}),
+    ("past_values", {"past_values": lambda i: i.series(more=(i.number(1, "num_input_channels"),))}),
+    ("past_values", {"past_values": Inputs.series}),
+    ("hidden_states encoder_hidden_states", {"hidden_states": Inputs.stream, **MEMORY}),
+    ("hidden_states", {"hidden_states": Inputs.stream}),
+)  # fmt: skip
+# By parameter what makes it for a model that takes none of these: all that it cannot do without.
+REQUIRED: Mapping[str, Maker] = {
+    **SOUND, **WAVE, **MEMORY, "pixel_values": Inputs.pixels,
+    **dict.fromkeys(("input_ids", "decoder_input_ids"), lambda i: i.ids(i.size.length)),
+    **dict.fromkeys(("query_embeds", "inputs_embeds", "hidden_states", "inputs", "noise_embeds"), Inputs.stream),
+    "latents": lambda i: i.noise(1, i.width, i.size.length),
+    "context_hidden_states": lambda i: i.stream(4, i.width * len(i.config.target_layer_ids)),
+    "audio_mel": lambda i: i.features().transpose(1, 2), "audio_mel_mask": lambda i: i.every_frame() == 0,
+}  # fmt: skip

@@ -224,7 +224,7 @@ class Search:
             yield NO_POSITIONS | {"positions__bias": GeometricSlopes(*slopes)}
 
     def positions(self, row: Family) -> Iterator[Changes]:
-        """Rotations of the table, and by the config's keys, each with q/k-norms before and after."""
+        """Rotations of the table and of the config's keys, with norms before and after."""
         norms: list[Any] = [row.scores.qk_norm]
         if row.scores.qk_norm is not None:
             norms.append(replace(row.scores.qk_norm, rotated=not row.scores.qk_norm.rotated))

@@ -55,11 +55,11 @@ class Anatomy:
     """The role of each module in one stack, from its shape, its name and the order of calls."""
 
     def __init__(self, tiny: Tiny, stack: str) -> None:
-        self.tiny, self.members = tiny, tiny.stacks[stack]
-        self.one: Observed = next((member for member in self.members if member.norm), self.members[0])
-        self.n_heads = self.one.attention.shape[0]
-        self.d_model = self.one.streams[0].shape[-1]
-        self.cross = self.one.kind == "cross"
+        self.tiny, self.calls = tiny, tiny.stacks[stack]
+        self.call: Observed = next((call for call in self.calls if call.norm), self.calls[0])
+        self.n_heads = self.call.attention.shape[0]
+        self.d_model = self.call.streams[0].shape[-1]
+        self.cross = self.call.kind == "cross"
 
     def module(self, path: str) -> torch.nn.Module:
         """A module by its path."""
@@ -74,7 +74,7 @@ class Anatomy:
     def stems(self) -> dict[str, str]:
         """The prefix of the tensor names of every recorded layer."""
         keys = {}
-        for layer in dict.fromkeys(member.layer for member in self.members):
+        for layer in dict.fromkeys(call.layer for call in self.calls):
             tensor_names = [
                 names[0] for name, names in self.tiny.stored.names.items() if name.startswith(layer + ".") and names
             ]
@@ -111,9 +111,7 @@ class Anatomy:
         """Layers that were seen, by the index in their names."""
         layer_part = self.template.index("{i}")
         return {
-            int(self.stems[member.layer].split(".")[layer_part]): member
-            for member in self.members
-            if member.layer in self.stems
+            int(self.stems[call.layer].split(".")[layer_part]): call for call in self.calls if call.layer in self.stems
         }
 
     def shape(self, path: str) -> tuple[int, int] | None:
@@ -131,22 +129,22 @@ class Anatomy:
     @cached_property
     def matrices(self) -> list[str]:
         """What makes queries, keys, values and whatever else attention makes of its input, in the order they run."""
-        before = [path for path in dict.fromkeys(self.one.before) if self.shape(path)]
-        inside = [path for path in before if path.startswith(self.one.module + ".")]
+        before = [path for path in dict.fromkeys(self.call.before) if self.shape(path)]
+        inside = [path for path in before if path.startswith(self.call.module + ".")]
         return inside or before
 
     @cached_property
     def tables(self) -> list[str]:
         """Embeddings within attention, by their names within the layer: of distances, as a rule."""
-        inside = [path for member in self.members for path in member.before if path.startswith(member.module + ".")]
+        inside = [path for call in self.calls for path in call.before if path.startswith(call.module + ".")]
         embeddings = [path for path in inside if isinstance(self.module(path), torch.nn.Embedding)]
         return list(dict.fromkeys(self.relative(path) for path in embeddings))
 
     @cached_property
     def late(self) -> list[str]:
-        """Matrices after the softmax: within attention, or else any."""
-        after = [path for path in dict.fromkeys(self.one.after) if self.shape(path)]
-        return [path for path in after if path.startswith(self.one.module + ".")] or after[:1]
+        """Matrices after the softmax: inside attention, or else all."""
+        after = [path for path in dict.fromkeys(self.call.after) if self.shape(path)]
+        return [path for path in after if path.startswith(self.call.module + ".")] or after[:1]
 
     @cached_property
     def output(self) -> str:
@@ -156,7 +154,7 @@ class Anatomy:
     @property
     def packed(self) -> bool:
         """Whether attention is torch's own, of one tensor without a module."""
-        return getattr(self.module(self.one.module), "in_proj_weight", None) is not None
+        return getattr(self.module(self.call.module), "in_proj_weight", None) is not None
 
     @property
     def transposed(self) -> bool:
@@ -182,8 +180,8 @@ class Anatomy:
     @cached_property
     def inner_norms(self) -> list[str]:
         """Norms within attention, before its softmax, in the order they run."""
-        inside = [path for path in dict.fromkeys(self.one.before) if path.startswith(self.one.module + ".")]
-        return [path for path in inside if self.is_norm(path) and path != self.one.norm]
+        inside = [path for path in dict.fromkeys(self.call.before) if path.startswith(self.call.module + ".")]
+        return [path for path in inside if self.is_norm(path) and path != self.call.norm]
 
     @property
     def first_inner_norm(self) -> str:
@@ -193,15 +191,15 @@ class Anatomy:
     @cached_property
     def gathered_norm(self) -> str:
         """A norm of what heads have gathered, before the output; empty where there is none."""
-        before_output = self.one.after[: self.one.after.index(self.output)] if self.output else ()
+        before_output = self.call.after[: self.call.after.index(self.output)] if self.output else ()
         return next((path for path in before_output if self.is_norm(path)), "")
 
     def head_parameters(self) -> list[str]:
         """Tensors of attention itself with one number a head, by their names within the layer."""
-        stem = self.stems.get(self.one.layer, "")
-        parameters = self.module(self.one.module).named_parameters(recurse=False)
+        stem = self.stems.get(self.call.layer, "")
+        parameters = self.module(self.call.module).named_parameters(recurse=False)
         names = [
-            self.stored(f"{self.one.module}.{name}") for name, value in parameters if value.numel() == self.n_heads
+            self.stored(f"{self.call.module}.{name}") for name, value in parameters if value.numel() == self.n_heads
         ]
         return [name.removeprefix(stem) for name in names if stem and name.startswith(stem)]
 
@@ -227,7 +225,7 @@ class Anatomy:
     @cached_property
     def owner(self) -> Any:
         """The innermost model of transformers that the stack is in."""
-        paths = self.one.module.split(".")
+        paths = self.call.module.split(".")
         outer = [self.tiny.model.get_submodule(".".join(paths[:n])) for n in range(len(paths), -1, -1)]
         return next(module for module in outer if isinstance(module, PreTrainedModel))
 
@@ -255,7 +253,7 @@ class Anatomy:
 
     def tokens(self) -> str:
         """The table whose rows enter the first layer as they are; empty where none is."""
-        rows = self.members[0].streams[0]
+        rows = self.calls[0].streams[0]
         for path, module in self.tiny.model.named_modules():
             if isinstance(module, torch.nn.Embedding) and module.weight.shape[1] == self.d_model:
                 table = {row.tobytes() for row in module.weight.detach().float().numpy()}
@@ -280,8 +278,8 @@ class Derived:
         self.flags = _flags(self.first)
         self._left_out: dict[str, Any] = {}
         # In a post-norm layer what enters cross-attention has come out of a norm, and is the stream.
-        ahead = bool(self.first.one.before) and self.first.is_norm(self.first.one.before[0])
-        self.before = self.first.one.norm if ahead else ""
+        ahead = bool(self.first.call.before) and self.first.is_norm(self.first.call.before[0])
+        self.before = self.first.call.norm if ahead else ""
 
     def key(self, meaning: str, number: Callable[[Anatomy], float | None], known: Sequence[str] = ()) -> str:
         """The config's key of a number: it has the number's value in both models, and a name that fits, or one that
@@ -294,8 +292,8 @@ class Derived:
         named = [key for key in parts[0] if key in known or re.search(WORDS[meaning], key)]
 
         def right(key: str) -> bool:
-            pairs = [(part.get(key), value) for part, value in zip(parts, numbers, strict=True)]
-            return all(type(found) is type(value) and found == value for found, value in pairs)
+            pairs = [(part.get(key), number) for part, number in zip(parts, numbers, strict=True)]
+            return all(type(value) is type(number) and value == number for value, number in pairs)
 
         fitting = [*filter(right, named)] or [key for key in self.unknown_numbers if right(key) and 1 not in numbers]
         fitting.sort(key=lambda key: (-len(self.here & {*key.split("_")}), key not in known))
@@ -339,9 +337,7 @@ class Derived:
         fixed = None if eps is None or drives or "norm_eps" in self.size_keys() else eps
         names, module = self.first.norm_parameters(path), self.first.relative(path)
         bias = "shift" in names
-        without = tuple(
-            i for i, member in sorted(self.first.indices().items()) if not member.norm and path == self.before
-        )
+        without = tuple(i for i, call in sorted(self.first.indices().items()) if not call.norm and path == self.before)
         kinds = ((True, 0.0), (True, 1.0)) if bias else ((True, 0.0), (False, 0.0), (False, 1.0), (True, 1.0))
         kinds = kinds if module else kinds[:2]
         several = HIDDEN_EPS[1:] if eps is None else (fixed,)
@@ -353,7 +349,7 @@ class Derived:
     def qk_norms(self) -> list[QkNorm | None]:
         """What norms of queries and keys may be."""
         paths = self.first.inner_norms
-        named = [[path for path in paths if re.search(rf"(^|[._]){letter}", path.removeprefix(self.first.one.module))]
+        named = [[path for path in paths if re.search(rf"(^|[._]){letter}", path.removeprefix(self.first.call.module))]
                  for letter in "qk"]  # fmt: skip
         if not paths:
             return [None]
@@ -428,9 +424,9 @@ class Derived:
                     yield self._row(roles, modules, layout, gate)
 
     def _packed(self) -> str:
-        """torch's own attention: what its one tensor's name begins with."""
-        stored = self.first.stored(f"{self.first.one.module}.in_proj_weight")
-        return stored.removeprefix(self.first.stems[self.first.one.layer]).removesuffix("_weight")
+        """The beginning of the name of the one tensor of torch's attention."""
+        stored = self.first.stored(f"{self.first.call.module}.in_proj_weight")
+        return stored.removeprefix(self.first.stems[self.first.call.layer]).removesuffix("_weight")
 
     def _row(
         self, roles: Roles, modules: Sequence[str], layout: Any, gate: Gate | None
@@ -514,13 +510,13 @@ class Derived:
             return "cross"
         words = re.split(r"[._]", self.stack)
         known = (word for word in ("vision", "audio", "text", "encoder", "decoder") if word in words)
-        return next(known, "decoder" if self.first.one.kind == "causal" else "encoder")
+        return next(known, "decoder" if self.first.call.kind == "causal" else "encoder")
 
     def _ignored(self) -> tuple[str, ...]:
         """Norms of what attention gives: modules after its output."""
-        after = self.first.one.after
+        after = self.first.call.after
         norms = [path for path in after[after.index(self.first.output) + 1 :] if self.first.is_norm(path)]
-        inside = self.first.one.module.rpartition(".")[0] + "."
+        inside = self.first.call.module.rpartition(".")[0] + "."
         ignored = [path for path in norms if path.startswith(inside) and self.first.output.startswith(inside)]
         outer = {name for path in ignored if (name := self.first.relative(path)).count(".")}
         return tuple(sorted(outer))
@@ -559,7 +555,7 @@ def _out(each: Anatomy, path: str) -> int | None:
 
 
 def _head_dim(roles: Roles) -> Callable[[Anatomy], int | None]:
-    """A head's width: from the queries' matrix, or from the output's where one tensor holds all three."""
+    """A head's width: of the query matrix's output, or of the output matrix's input if one tensor holds all."""
 
     def number(each: Anatomy) -> int | None:
         if roles[0] != roles[1]:
@@ -572,7 +568,7 @@ def _head_dim(roles: Roles) -> Callable[[Anatomy], int | None]:
 
 
 def _value_dim(roles: Roles) -> Callable[[Anatomy], int | None]:
-    """The width of a head's values where it differs from the queries'."""
+    """The width of a head's values where its queries have another."""
 
     def number(each: Anatomy) -> int | None:
         taken, wide = each.shape(each.output), _head_dim(roles)(each)

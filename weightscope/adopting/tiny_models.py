@@ -71,7 +71,7 @@ HEADS = ("", "CausalLM", "Seq2SeqLM", "ImageTextToText", "MaskedLM", "PreTrainin
          "ObjectDetection", "MaskGeneration", "TextToWaveform", "MultimodalLM")  # fmt: skip
 
 # model_types whose eager code misreads its mask: the other way round, so that it hides what a query may see, or as
-# numbers, so that 1 is added to the scores of what it may see. Fused attention, which `from_pretrained` takes by
+# numbers, so that 1 is added to the scores of visible keys. Fused attention, which `from_pretrained` takes by
 # default, does not; under watch that is done in steps.
 MASK_MISREAD = (
     "nemotron_asr_streaming", "nemotron_asr_streaming_encoder", "nemotron3_5_asr",
@@ -106,7 +106,7 @@ def classes_of(config: Any) -> list[Any]:
 
 @cache
 def _mappings() -> list[Any]:
-    """The classes of every auto class by config, those of `HEADS` first."""
+    """The classes of every auto class by config, `HEADS` first."""
     autos = [getattr(transformers, f"AutoModelFor{head}" if head else "AutoModel", None) for head in HEADS]
     first = [auto._model_mapping for auto in autos if auto is not None]
     every = [each for each in vars(modeling_auto).values() if type(each) is type(first[0])]

@@ -111,7 +111,7 @@ def adopt_command(
 
     import_torch()
     from weightscope.adopting.adopt import adopt, told
-    from weightscope.adopting.own_code import adopted_with
+    from weightscope.adopting.user_class import adopted_with
 
     opened = named(source)
     checkpoint = opened.checkpoint()

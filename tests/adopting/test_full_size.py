@@ -29,7 +29,7 @@ from tests.adopting.tricks import (  # noqa: E402
     saved,
     worst,
 )
-from weightscope.adopting import own_size  # noqa: E402
+from weightscope.adopting import full_size  # noqa: E402
 from weightscope.adopting.adopt import PROOF, adopt, told  # noqa: E402
 from weightscope.architectures import table  # noqa: E402
 from weightscope.architectures.stanzas import file_of  # noqa: E402
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.check
 
 
 @pytest.mark.parametrize("trick", TRICKS)
-def test_what_shows_at_its_own_size_only_is_never_proved(trick: str, tmp_path: Path) -> None:
+def test_a_trick_of_the_full_size_is_never_proved(trick: str, tmp_path: Path) -> None:
     attention, sizes = TRICKS[trick]
     saved(registered(attention), tmp_path, **sizes)
     with pytest.raises(ws.CheckpointError, match="at its own size: layer"):
@@ -46,14 +46,14 @@ def test_what_shows_at_its_own_size_only_is_never_proved(trick: str, tmp_path: P
 
 
 @pytest.mark.parametrize("trick", SELDOM)
-def test_what_shows_on_some_texts_only_is_never_proved(trick: str, tmp_path: Path) -> None:
+def test_a_trick_of_some_texts_is_never_proved(trick: str, tmp_path: Path) -> None:
     attention, config, values = SELDOM[trick]
     saved(registered(attention, config), tmp_path, **values)
     with pytest.raises(ws.CheckpointError, match="no row reads it exactly; nearest"):
         adopt(open_checkpoint(tmp_path))
 
 
-def test_a_rule_for_texts_longer_than_those_that_ran_is_beyond_what_is_proved(tmp_path: Path) -> None:
+def test_texts_longer_than_the_longest_run_are_unproved(tmp_path: Path) -> None:
     """Where a text longer than the window does not fit, the row is proved on texts as long as those that ran."""
     saved(registered(BaseByLength), tmp_path, max_position_embeddings=2048)
     checkpoint = open_checkpoint(tmp_path)
@@ -64,13 +64,13 @@ def test_a_rule_for_texts_longer_than_those_that_ran_is_beyond_what_is_proved(tm
     assert limit in ws.open_model(tmp_path, families=tmp_path / "rows.toml").title
 
 
-def test_a_window_that_no_key_names_is_unproved_beyond_what_ran(tmp_path: Path) -> None:
+def test_without_a_known_window_positions_beyond_the_run_are_unproved(tmp_path: Path) -> None:
     saved(registered(TemperatureFrom6000, NoWindowConfig), tmp_path)
     adopted = adopt(open_checkpoint(tmp_path))
     assert adopted.beyond == ("position 4,608", "texts of 1,152 tokens")
 
 
-def test_scores_that_no_query_compares_are_not_proved(tmp_path: Path) -> None:
+def test_queries_that_see_one_key_prove_nothing(tmp_path: Path) -> None:
     saved(registered(Alone), tmp_path)
     (reason,) = adopt(open_checkpoint(tmp_path)).unproved.values()
     assert reason == "every query saw one key only, so that no score was compared"
@@ -79,7 +79,7 @@ def test_scores_that_no_query_compares_are_not_proved(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "sizes", [{}, {"head_dim": 48, "num_hidden_layers": 9, "max_position_embeddings": 4096}], ids=str
 )
-def test_what_is_proved_is_exact_on_the_checkpoint(sizes: dict[str, int], tmp_path: Path) -> None:
+def test_a_proved_row_is_exact_on_the_checkpoint(sizes: dict[str, int], tmp_path: Path) -> None:
     model = saved(registered(Plain), tmp_path, **sizes)
     adopted = adopt(open_checkpoint(tmp_path))
     assert not adopted.unproved and worst(model, tmp_path, adopted.rows[0]) < 1e-5
@@ -87,20 +87,20 @@ def test_what_is_proved_is_exact_on_the_checkpoint(sizes: dict[str, int], tmp_pa
 
 def test_one_layer_is_in_memory_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved(registered(Plain), tmp_path, num_hidden_layers=5)
-    load, loaded = own_size._Weights.load, []
+    load, loaded = full_size._Weights.load, []
 
     def counted(weights: Any, names: set[str], checkpoint: Any) -> None:
         load(weights, names, checkpoint)
         loaded.append({i for i, layer in enumerate(weights.model.layers) if not layer.mlp.up_proj.weight.is_meta})
 
-    monkeypatch.setattr(own_size._Weights, "load", counted)
+    monkeypatch.setattr(full_size._Weights, "load", counted)
     assert not adopt(open_checkpoint(tmp_path)).unproved
     assert {frozenset(layers) for layers in loaded} == {frozenset(), *(frozenset({i}) for i in range(5))}
 
 
-def test_what_is_too_large_to_run_is_called_unproved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_too_large_to_run_is_unproved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved(registered(ScaleOfWideHeads), tmp_path / "model", head_dim=48)
-    monkeypatch.setattr(own_size, "MOST_WORK", 1e6)
+    monkeypatch.setattr(full_size, "MOST_WORK", 1e6)
     monkeypatch.setattr(table, "own_folder", lambda: tmp_path / "own")
     result = CliRunner().invoke(main, ["adopt", str(tmp_path / "model"), "--save"])
     assert "this row, unproved at its own size" in result.stdout and "multiplications; 1e+06 at most" in result.stdout
@@ -120,7 +120,7 @@ def test_an_option_that_no_row_reads_is_pinned(option: str, value: object, tmp_p
         ws.open_model(tmp_path / "other", families=tmp_path / "rows.toml")
 
 
-def test_a_row_that_is_used_with_another_config_is_not_called_proved(tmp_path: Path) -> None:
+def test_a_proof_does_not_cover_another_config(tmp_path: Path) -> None:
     """Heads are narrow in the one, and in the other so wide that the scale is another: the row is wrong there."""
     saved(registered(ScaleOfWideHeads), tmp_path / "narrow")
     saved(registered(ScaleOfWideHeads), tmp_path / "wide", head_dim=48)

@@ -17,8 +17,8 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from weightscope.adopting.comparison import TOLERANCE, compare, compared_scores, stack_of
-from weightscope.adopting.config_keys import MEANINGS, SPECIAL
+from weightscope.adopting.comparison import TOLERANCE, compare, compared_scores, matched, stack_of
+from weightscope.adopting.config_keys import SPECIAL, unnamed
 from weightscope.adopting.hooks import Observed, watch_layers
 from weightscope.adopting.inputs import Inputs
 from weightscope.adopting.tiny_models import SIZES, attention_of, first_line
@@ -52,7 +52,7 @@ FIXED = ("pixel_values", "input_features")  # inputs whose length the config say
 
 
 @dataclass
-class AtOwnSize:
+class Outcome:
     """What comes of one row on the checkpoint itself."""
 
     problem: str = ""  # what is wrong with it
@@ -90,9 +90,9 @@ class _Multiplied(DerivedTensor, WholeTensor):
         return replace(self, stored=self.stored.unchecked(noted))
 
 
-def at_own_size(
+def at_full_size(
     rows: Mapping[str, Family], config: Any, checkpoint: Checkpoint, tiny: Tiny
-) -> Mapping[str, AtOwnSize]:  # fmt: skip
+) -> Mapping[str, Outcome]:  # fmt: skip
     """Of each stack's row what comes of it on the checkpoint that it was found for.
 
     config: The checkpoint's, as transformers has it.
@@ -102,7 +102,7 @@ def at_own_size(
         trial = _Trial(rows, config, checkpoint, tiny)
         trial.run()
     except Exception as error:  # whatever transformers raises of sizes, names or weights that it cannot load
-        return {stack: AtOwnSize(unproved=f"transformers does not run it: {first_line(error)}") for stack in rows}
+        return {stack: Outcome(unproved=f"transformers does not run it: {first_line(error)}") for stack in rows}
     return {stack: trial.outcome(stack) for stack in rows}
 
 
@@ -190,6 +190,7 @@ class _Texts(Inputs):
         size = replace(size, vocabulary=vocabulary or size.vocabulary)
         super().__init__(module, size, seed=0, start=0 if at is None else 1)
         self.at, self.pairs, self.special = at, pairs, special
+        self.samples = 320 * tokens + 80  # as many tokens as a run has
 
     def ids(self, length: int) -> torch.Tensor:
         """Random ids, and among them the special ones, the first of these first, each twice where there is room."""
@@ -205,10 +206,6 @@ class _Texts(Inputs):
     @property
     def positions(self) -> torch.Tensor:
         return super().positions if self.at is None else self.at[None]
-
-    def noise(self, *shape: int) -> torch.Tensor:
-        """Noise; waves, which are 8,000 samples of a tiny model, are as many tokens as a run has."""
-        return super().noise(*shape[:-1], 320 * self.size.length + 80 if shape[-1] == 8000 else shape[-1])
 
     def attempts(self) -> Iterator[dict[str, Any]]:
         """The inputs to try; those with the positions only, if there are any."""
@@ -231,8 +228,8 @@ class _Texts(Inputs):
 
 def _twice(value: Any) -> Any:
     """An input as two of the same in one batch, where it is of one."""
-    one = isinstance(value, torch.Tensor) and value.ndim > 1 and len(value) == 1
-    return value.repeat(2, *(1 for _ in value.shape[1:])) if one else value
+    single = isinstance(value, torch.Tensor) and value.ndim > 1 and len(value) == 1
+    return value.repeat(2, *(1 for _ in value.shape[1:])) if single else value
 
 
 class _Trial:
@@ -256,9 +253,13 @@ class _Trial:
         self.layers = self._layers(tiny)
         self.modules = {stack: self._modules(stack) for stack in rows}
         values = self.model.config.to_dict()
-        self.limits, self.special = _limits(values), _special(values)
+        integers = [(key, value) for key, value in _items(values) if type(value) is int]
+        self.limits = {value for key, value in integers if LIMITS.search(key) and not NO_WINDOW.search(key)}
+        self.special = _special(values)
         widths = {n for name, tensor in checkpoint.items() if not re.search("pos|wpe", name) for n in tensor.shape}
-        self.lengths = {length for length in _unnamed(values) - widths if TOKENS < length <= LONGEST}
+        # A number whose key says nothing may be a length of texts.
+        lengths = {value for key, value in integers if unnamed({key: value})} - widths
+        self.lengths = {length for length in lengths if TOKENS < length <= LONGEST}
         tables = (model.prefix + model.family.inputs.tokens for model in self.models.values())
         self.vocabulary = max((checkpoint[name].shape[0] for name in tables if name in checkpoint), default=0)
 
@@ -270,47 +271,39 @@ class _Trial:
 
     def _modules(self, stack: str) -> dict[str, list[int]]:
         """Which layers of a stack's model each of its modules of attention is."""
-        model = self.models[stack]
         stored = {name: self.weights.under(name) for name, _ in self.model.named_modules() if stack_of(name) == stack}
-        layers: dict[str, list[int]] = {name: [] for name in stored}
-        for index in (*model.attention_layers, *model.borrowing_layers):
-            stem = model.stem(index)
-            read = {tensor.name for tensor in model.attention_tensors(index) if tensor.name.startswith(stem)}
-            shares = {name: len(read & names) for name, names in stored.items()}
-            best = max(shares, key=lambda name: shares[name], default="")
-            if shares.get(best):
-                layers[best].append(index)
-        return layers
+        by_module = matched([self.models[stack]], stored)
+        return {name: [index for _, index in by_module.get(name, ())] for name in stored}
 
-    def outcome(self, stack: str) -> AtOwnSize:
+    def outcome(self, stack: str) -> Outcome:
         """What came of a stack's row."""
         if self.problems[stack]:
-            return AtOwnSize(self.problems[stack])
+            return Outcome(self.problems[stack])
         model, reach = self.models[stack], self.reached[stack]
         if self.work > MOST_WORK:
-            return AtOwnSize(unproved=f"running it takes {self.work:.1g} multiplications; {MOST_WORK:.0g} at most are")
+            return Outcome(unproved=f"running it takes {self.work:.1g} multiplications; {MOST_WORK:.0g} at most are")
         if left := [*{*model.attention_layers, *model.borrowing_layers} - reach.layers]:
-            return AtOwnSize(unproved=f"layer {min(left)} and {len(left) - 1} more did not run")
+            return Outcome(unproved=f"layer {min(left)} and {len(left) - 1} more did not run")
         if reach.layers - reach.scored:
-            return AtOwnSize(unproved="every query saw one key only, so that no score was compared")
+            return Outcome(unproved="every query saw one key only, so that no score was compared")
         if reach.small:
-            return AtOwnSize(unproved="it was not compared with larger scores: weightscope does not see what enters it")
+            return Outcome(unproved="it was not compared with larger scores: weightscope does not see what enters it")
         limits = [limit for limit in (*self.limits, *self.lengths) if limit > reach.position]
         window, end = self._window(model), model.config.n_positions or min(limits, default=TOKENS)
         alone = () if reach.in_pairs >= reach.layers else ("one sequence at a time",)
         if reach.fixed:
-            return AtOwnSize(beyond=alone)
+            return Outcome(beyond=alone)
         if not reach.special:
-            return AtOwnSize(unproved=f"it did not run on token ids below {EDGE} and other special tokens")
+            return Outcome(unproved=f"it did not run on token ids below {EDGE} and other special tokens")
         texts = () if reach.tokens > window > 0 else (f"texts of {reach.tokens:,} tokens",)
         if self.ends and reach.position >= end - ENDS:
-            return AtOwnSize(beyond=(*(() if reach.tokens >= end - ENDS else texts), *alone))
+            return Outcome(beyond=(*(() if reach.tokens >= end - ENDS else texts), *alone))
         if reach.tokens <= 1000:
-            return AtOwnSize(unproved=f"it ran on {reach.tokens} tokens only")
+            return Outcome(unproved=f"it ran on {reach.tokens} tokens only")
         if reach.position < window:
-            return AtOwnSize(unproved=f"it ran to position {reach.position} only, and was trained to {window}")
+            return Outcome(unproved=f"it ran to position {reach.position} only, and was trained to {window}")
         far = () if window or reach.position < reach.tokens else (f"position {reach.position:,}",)
-        return AtOwnSize(beyond=(*far, *texts, *alone))
+        return Outcome(beyond=(*far, *texts, *alone))
 
     def _window(self, model: Model) -> int:
         """The trained window by the config; 0 where no key of it is known as one."""
@@ -482,21 +475,11 @@ class _Trial:
         return f"at its own size: layer {index}{how}: {problem.removeprefix('refused: ')}" if problem else ""
 
 
-def _limits(values: Mapping[str, Any]) -> set[int]:
-    """Every number of a config, and of its parts, that may be that of positions."""
-    named = {key for key in values if LIMITS.search(str(key)) and not NO_WINDOW.search(str(key))}
-    limits = {values[key] for key in named if type(values[key]) is int}
-    return limits.union(*(_limits(value) for value in values.values() if isinstance(value, Mapping)))
-
-
-def _unnamed(values: Mapping[str, Any]) -> set[int]:
-    """Every number of a config, and of its parts, of which no key says what it is: it may be a length of texts."""
-    known = (SPECIAL, *(pattern for pattern, _ in MEANINGS))
-    own = {
-        value for key, value in values.items()
-        if type(value) is int and not any(pattern.fullmatch(str(key)) for pattern in known)
-    }  # fmt: skip
-    return own.union(*(_unnamed(value) for value in values.values() if isinstance(value, Mapping)))
+def _items(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Every key of a config and its parts, with its value."""
+    for key, value in values.items():
+        yield str(key), value
+        yield from _items(value) if isinstance(value, Mapping) else ()
 
 
 def _special(values: Mapping[str, Any]) -> list[int]:
@@ -504,13 +487,10 @@ def _special(values: Mapping[str, Any]) -> list[int]:
 
     A config that names none leaves 1, which begins texts as a rule.
     """
-    ids: list[int] = []
-    for key, value in sorted(values.items(), key=lambda item: not str(item[0]).startswith("bos")):
-        if isinstance(value, Mapping):
-            ids += _special(value)
-        elif SPECIAL.fullmatch(str(key)) and not UNWRITTEN.search(str(key)):
-            ids += [each for each in (value if isinstance(value, list) else [value]) if type(each) is int and each >= 0]
-    return list(dict.fromkeys(ids)) or [1]
+    named = [(key, value) for key, value in _items(values) if SPECIAL.fullmatch(key) and not UNWRITTEN.search(key)]
+    named.sort(key=lambda item: not item[0].startswith("bos"))
+    ids = chain.from_iterable(value if isinstance(value, list) else [value] for _, value in named)
+    return list(dict.fromkeys(token for token in ids if type(token) is int and token >= 0)) or [1]
 
 
 def _spread(tokens: int, furthest: int) -> torch.Tensor:

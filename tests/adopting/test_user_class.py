@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import weightscope as ws
-from weightscope.adopting.own_code import Order, _carried_out
+from weightscope.adopting.user_class import Order, _carried_out
 from weightscope.architectures.rope import Rope
 from weightscope.checkpoint import open_checkpoint
 from weightscope.cli import main
@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 
 from tests.adopting.zephyrine import Brief, BriefConfig, Zephyrine, ZephyrineConfig  # noqa: E402
 from weightscope.adopting.adopt import adopt as rows_adopted  # noqa: E402
-from weightscope.adopting.own_code import registered  # noqa: E402
+from weightscope.adopting.user_class import registered  # noqa: E402
 
 pytestmark = pytest.mark.check
 
@@ -46,44 +46,42 @@ def adopt(folder: Path, code: str, *options: object) -> Result:
     return CliRunner().invoke(main, ["adopt", str(folder), "--with", code, *map(str, options)])
 
 
-def test_a_class_of_ones_own_proves_a_row_that_reads_the_checkpoint_as_the_class_does(
-    checkpoint: Path, tmp_path: Path
-) -> None:
+def test_a_row_proved_by_a_users_class_reads_what_the_class_computes(checkpoint: Path, tmp_path: Path) -> None:
     done = adopt(checkpoint, f"{HERE}:Zephyrine", "--attention", "blocks.*.mixer", "--out", tmp_path / "row.toml")
     assert done.exit_code == 0, done.output
     assert f"proved against {HERE}:Zephyrine (PyTorch {torch.__version__})" in done.stdout
     model = ws.open_model(checkpoint, families=tmp_path / "row.toml")
     proof = f"adopted, proved against {HERE}:Zephyrine (PyTorch {torch.__version__})"
     assert model.family.origin == f"{proof}; unproved beyond texts of 1,152 tokens"  # no key of it is a window
-    own = Zephyrine(ZephyrineConfig())
-    own.load_state_dict(_weights(checkpoint, own))
-    assert_reads(model, own)
+    user_model = Zephyrine(ZephyrineConfig())
+    user_model.load_state_dict(_weights(checkpoint, user_model))
+    assert_reads(model, user_model)
 
 
-def assert_reads(model: ws.Model, own: Zephyrine) -> None:
+def assert_reads(model: ws.Model, user_model: Zephyrine) -> None:
     """A layer of the model gives what the class gives."""
     x, layer = np.random.default_rng(0).normal(size=(9, 48)).astype(np.float32), model.layer(1)
     with torch.no_grad():
-        expected = own.blocks[1].mixer(own.blocks[1].pre(torch.from_numpy(x)[None]))[0].numpy()
+        expected = user_model.blocks[1].mixer(user_model.blocks[1].pre(torch.from_numpy(x)[None]))[0].numpy()
     scores = np.where(np.tri(9, dtype=bool), layer.scores(x), -np.inf)
     attention = np.exp(scores - scores.max(-1, keepdims=True))
     np.testing.assert_allclose(layer.output(attention / attention.sum(-1, keepdims=True), x), expected, atol=1e-5)
 
 
-def _weights(folder: Path, own: torch.nn.Module) -> dict[str, torch.Tensor]:
+def _weights(folder: Path, user_model: torch.nn.Module) -> dict[str, torch.Tensor]:
     stored = load_file(folder / "model.safetensors")
-    return {name: stored.get(name, stored["words.weight"]) for name in own.state_dict()}
+    return {name: stored.get(name, stored["words.weight"]) for name in user_model.state_dict()}
 
 
-def test_a_class_that_takes_numbers_is_built_of_the_configs_keys(checkpoint: Path) -> None:
+def test_arguments_of_a_class_are_filled_from_config_keys(checkpoint: Path) -> None:
     done = adopt(checkpoint, f"{HERE}:OfNumbers")
     assert done.exit_code == 0 and "proved against" in done.stdout and "built" not in done.stdout, done.output
 
 
-def test_values_of_the_config_are_read_whatever_their_keys_are_called(checkpoint: Path, tmp_path: Path) -> None:
+def test_config_values_are_read_under_any_key(checkpoint: Path, tmp_path: Path) -> None:
     """A row found with one base and eps reads a checkpoint that has others."""
-    other = BriefConfig(wavelength=30.0, delta=0.1)
-    for folder, config in ((tmp_path / "one", BriefConfig()), (tmp_path / "other", other)):
+    changed = BriefConfig(wavelength=30.0, delta=0.1)
+    for folder, config in ((tmp_path / "one", BriefConfig()), (tmp_path / "changed", changed)):
         folder.mkdir()
         (folder / "model.safetensors").write_bytes((checkpoint / "model.safetensors").read_bytes())
         (folder / "config.json").write_text(json.dumps({"model_type": "brief", **asdict(config)}))
@@ -91,9 +89,9 @@ def test_values_of_the_config_are_read_whatever_their_keys_are_called(checkpoint
     (row,) = rows_adopted(open_checkpoint(tmp_path / "one")).rows
     assert row.config.keys == {"n_layers": ("L",), "d_model": ("D",), "n_heads": ("H",), "norm_eps": ("delta",)}
     assert row.heads.kv_heads == ("G",) and row.rope == Rope(theta_key="wavelength") and not row.when
-    own = Brief(other)
-    own.load_state_dict(_weights(checkpoint, own))
-    assert_reads(ws.Model.of_row(open_checkpoint(tmp_path / "other"), row), own)
+    user_model = Brief(changed)
+    user_model.load_state_dict(_weights(checkpoint, user_model))
+    assert_reads(ws.Model.of_row(open_checkpoint(tmp_path / "changed"), row), user_model)
 
 
 def test_a_gain_of_a_norm_may_have_any_name(checkpoint: Path, tmp_path: Path) -> None:
@@ -121,13 +119,13 @@ def test_a_key_of_the_config_may_be_called_as_one_of_generation(checkpoint: Path
     ("Nope", "cannot be imported: AttributeError"),
     ("ZephyrineConfig", "is not a torch.nn.Module"),
 ])  # fmt: skip
-def test_what_no_row_reads_or_no_process_survives_is_one_line(code: str, said: str, checkpoint: Path) -> None:
+def test_an_unusable_class_is_refused_in_one_line(code: str, said: str, checkpoint: Path) -> None:
     done = adopt(checkpoint, f"{HERE}:{code}")
     assert done.exit_code == 2 and said in done.stderr and done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("code", ["torch.nn:Module", "torch.jit:ScriptModule"])
-def test_a_class_that_nothing_can_inherit_with_another_is_one_line(
+def test_a_class_that_cannot_be_inherited_is_refused_in_one_line(
     code: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -149,7 +147,7 @@ def test_code_in_the_checkpoints_folder_is_not_run(
 
 
 @pytest.mark.parametrize("command", ["adopt", "inspect"])
-def test_an_unknown_model_type_names_every_way_on(command: str, checkpoint: Path) -> None:
+def test_an_unknown_model_type_names_every_remedy(command: str, checkpoint: Path) -> None:
     done = CliRunner().invoke(main, [command, str(checkpoint)])
     ways = ("--with module:Class", "weightscope draft SOURCE", "--families FILE", "weightscope inspect SOURCE --check")
     assert done.exit_code == 2 and all(way in done.stderr for way in ways), done.stderr

@@ -3,7 +3,7 @@
 The class is imported on the user's word, in a child process, and never from the checkpoint's folder. It is built from
 config.json, becomes a class of transformers by inheritance, and is then adopted like any other.
 
-    python -m weightscope.adopting.own_code < pickled Order    # what `adopted_with` starts
+    python -m weightscope.adopting.user_class < pickled Order    # what `adopted_with` starts
 """
 
 import importlib.util
@@ -54,7 +54,7 @@ def adopted_with(source: Source, code: str, attention: str, shows: bool) -> Mapp
         raise CheckpointError(f"`with` is '{code}'; it is module:Class, as Python imports it: training.model:Zephyrine")
     with scratch_folder() as folder:
         order = Order(source, code, attention, folder / ANSWER, shows, os.getpid())
-        command = [sys.executable, "-P", "-m", "weightscope.adopting.own_code"]
+        command = [sys.executable, "-P", "-m", "weightscope.adopting.user_class"]
         done = subprocess.run(command, input=pickle.dumps(order), check=False)
         if not order.answer.is_file():
             raise CheckpointError(f"the process that ran {code} ended with status {done.returncode} and no answer")
@@ -80,9 +80,9 @@ def main() -> None:
 
 def _carried_out(order: Order) -> dict[str, Any]:
     checkpoint = order.source.checkpoint()
-    own = imported(order.code, checkpoint.folder)
+    user_class = imported(order.code, checkpoint.folder)
     try:
-        registered(own, checkpoint.config.raw, order.attention or "*")
+        registered(user_class, checkpoint.config.raw, order.attention or "*")
     except (TypeError, AttributeError) as error:  # torch.nn.Module itself, or a class with a metaclass of its own
         raise CheckpointError(f"`with` {order.code} is no class that can be run: {first_line(error)}") from None
     return told(adopt(checkpoint), checkpoint, f"{order.code} (PyTorch {torch.__version__})")
@@ -108,20 +108,20 @@ def imported(code: str, checkpoint_folder: Path) -> type:
     return target
 
 
-def registered(own: Any, values: Mapping[str, Any], attention: str) -> None:
+def registered(user_class: Any, values: Mapping[str, Any], attention: str) -> None:
     """Make the class one of transformers', which builds it for the checkpoint's model_type from now on."""
     kind = values.get("model_type")
     if not isinstance(kind, str):
         raise CheckpointError('config.json has no model_type; add a name of your own, such as "model_type": "mine"')
-    if issubclass(own, PreTrainedModel):
-        made, config = own, own.config_class
+    if issubclass(user_class, PreTrainedModel):
+        made, config = user_class, user_class.config_class
         if config is None or config.model_type != kind:
             named = getattr(config, "model_type", None)
-            raise CheckpointError(f"{own.__name__} is of model_type '{named}', and the checkpoint of '{kind}'")
-        own.attention_modules = attention
+            raise CheckpointError(f"{user_class.__name__} is of model_type '{named}', and the checkpoint of '{kind}'")
+        user_class.attention_modules = attention
     else:
         config = type("OwnConfig", (PreTrainedConfig,), {"model_type": kind, "__init__": _all_keys})
-        made = _as_transformers(own, config, attention)
+        made = _as_transformers(user_class, config, attention)
     transformers.AutoConfig.register(kind, config, exist_ok=True)
     transformers.AutoModel.register(config, made, exist_ok=True)
 
@@ -134,7 +134,7 @@ def _all_keys(self: Any, **values: Any) -> None:
             setattr(self, key, value)
 
 
-def _as_transformers(own: Any, config_class: type, attention: str) -> type:
+def _as_transformers(user_class: Any, config_class: type, attention: str) -> type:
     """A class that is the user's and transformers' both: its parameters keep their names, and its input is tokens."""
 
     class Base(PreTrainedModel):  # type: ignore[misc]
@@ -149,23 +149,23 @@ def _as_transformers(own: Any, config_class: type, attention: str) -> type:
         def _init_weights(self, module: Any) -> None:
             """Leave weights to the user's class: a tiny model's are random, and large ones are loaded."""
 
-    names = list(inspect.signature(own.forward).parameters)[1:]
+    names = list(inspect.signature(user_class.forward).parameters)[1:]
     if not names:
-        raise CheckpointError(f"{own.__name__}.forward takes nothing; token ids of shape (1, n) were expected")
+        raise CheckpointError(f"{user_class.__name__}.forward takes nothing; token ids of shape (1, n) were expected")
     tokens = next((name for name in names if name in {"input_ids", "inputs_embeds"}), names[0])
 
     def build(self: Any, config: Any, *_: Any, **__: Any) -> None:
         made.given = config
-        arguments = _arguments(own, config)
-        own.__init__(self, *arguments.args, **arguments.kwargs)
+        arguments = _arguments(user_class, config)
+        user_class.__init__(self, *arguments.args, **arguments.kwargs)
         self.config = config
         self.post_init()
 
     def forward(self: Any, input_ids: Any) -> Any:
-        return own.forward(self, **{tokens: input_ids})
+        return user_class.forward(self, **{tokens: input_ids})
 
     def forward_at(self: Any, input_ids: Any, position_ids: Any = None) -> Any:
-        return own.forward(self, **{tokens: input_ids, "position_ids": position_ids})
+        return user_class.forward(self, **{tokens: input_ids, "position_ids": position_ids})
 
     def save(self: Any, folder: Any) -> None:
         """config.json and every tensor once, under the names that the class gives them."""
@@ -176,17 +176,17 @@ def _as_transformers(own: Any, config_class: type, attention: str) -> type:
         kept = parameters | {name: tensor for name, tensor in buffers.items() if name not in tied}
         save_file({name: tensor.contiguous() for name, tensor in kept.items()}, Path(folder) / "model.safetensors")
 
-    made: Any = type(own.__name__, (own, Base), {
+    made: Any = type(user_class.__name__, (user_class, Base), {
         "__init__": build, "forward": forward_at if "position_ids" in names else forward, "save_pretrained": save,
         "config_class": config_class, "base_model_prefix": "", "attention_modules": attention,
-        "__module__": own.__module__,
+        "__module__": user_class.__module__,
     })  # fmt: skip
     return made  # type: ignore[no-any-return]
 
 
-def _arguments(code: Any, config: Any) -> inspect.BoundArguments:
+def _arguments(user_class: Any, config: Any) -> inspect.BoundArguments:
     """What the user's class is built with: keys of config.json by name, or the config as its one argument."""
-    signature, values = inspect.signature(code), config.to_dict()
+    signature, values = inspect.signature(user_class), config.to_dict()
     named = {name: values[name] for name in signature.parameters if name in values}
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     lacking = [
@@ -198,9 +198,9 @@ def _arguments(code: Any, config: Any) -> inspect.BoundArguments:
         return signature.bind(**named)
     if len(lacking) > 1:
         names = ", ".join(parameter.name for parameter in lacking)
-        raise ValueError(f"{code.__name__} needs {names}, which config.json does not have")
+        raise ValueError(f"{user_class.__name__} needs {names}, which config.json does not have")
     (parameter,) = lacking
-    kind = _annotation(code, parameter)
+    kind = _annotation(user_class, parameter)
     argument: Any = values if kind is dict else config
     if is_dataclass(kind) and isinstance(kind, type):
         argument = kind(**{cell.name: values[cell.name] for cell in fields(kind) if cell.name in values})
@@ -210,10 +210,10 @@ def _arguments(code: Any, config: Any) -> inspect.BoundArguments:
     return signature.bind(**named, **{parameter.name: argument})
 
 
-def _annotation(code: Any, parameter: inspect.Parameter) -> Any:
+def _annotation(user_class: Any, parameter: inspect.Parameter) -> Any:
     """The class that a parameter is annotated with, where it can be told."""
     try:
-        return get_type_hints(code.__init__).get(parameter.name)
+        return get_type_hints(user_class.__init__).get(parameter.name)
     except Exception:  # names that are not there when annotations are read
         return parameter.annotation
 
