@@ -30,7 +30,7 @@ from weightscope.architectures.rope import Rope
 from weightscope.architectures.stanzas import as_toml
 from weightscope.architectures.steps import Step
 from weightscope.architectures.steps.bounds import Softcap
-from weightscope.architectures.steps.head_factors import FACTORS, HeadFactors
+from weightscope.architectures.steps.multipliers import FACTORS, HeadFactors
 from weightscope.architectures.steps.sinks import OuterSinks, Sinks
 from weightscope.architectures.steps.temperature import OfPosition
 from weightscope.progress import bar

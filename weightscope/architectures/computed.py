@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from weightscope.architectures.config import Every, inner_types, values_of
+from weightscope.architectures.config import Every, class_says, values_of
 from weightscope.architectures.family import Family
 from weightscope.architectures.gguf import KEYS as OF_GGUF
 from weightscope.architectures.gguf import shortest
@@ -199,7 +199,7 @@ def _metadata(keys: Config) -> dict[str, Any]:
 
 def _sections(config: Config, chosen: str) -> Iterator[tuple[str, Config, str]]:
     """The parts of a config that have a class of their own: where they are, without parts in them, their model_type."""
-    kinds = inner_types(config.get("model_type"))
+    kinds = class_says(config.get("model_type"), "parts")
     inner = {path: part for path, part in parts(config) if path}
     classes = {path: str(part.get("model_type") or kinds.get(path) or "") for path, part in inner.items()}
     classes = {

@@ -127,33 +127,20 @@ def stated(config: Config, n_layers: int) -> tuple[str, ...]:
 FILE = Path(__file__).with_name("defaults.json")
 
 
-def sizes_of(model_type: object) -> dict[str, int]:
-    """The sizes of an architecture's default config, under its own keys; empty for one that is not known."""
-    return _of(model_type, "sizes")
+def class_says(model_type: object, what: str) -> dict[str, Any]:
+    """What transformers' class of a model_type says; empty for one that is not known.
 
-
-def inner_types(model_type: object) -> dict[str, str]:
-    """The model_types of the parts of a wrapper's default config, by the keys that lead there."""
-    return _of(model_type, "parts")
+    `what` is "sizes" (of its default config, by its own keys), "parts" (the model_types of the parts of a wrapper's
+    default config, by the keys that lead there), "values" (taken where a config leaves them out), "names" (of sizes
+    that the class knows, each with the one that it stores the size under) or "rope" (the rotary parameters of a config
+    that has none; empty where they are plain).
+    """
+    return _defaults().get(model_type, {}).get(what, {}) if isinstance(model_type, str) else {}
 
 
 def values_of(model_types: Iterable[str]) -> dict[str, Any]:
     """What the config of an architecture may leave out, and what transformers takes then; the first type's wins."""
-    return {key: value for kind in reversed([*model_types]) for key, value in _of(kind, "values").items()}
-
-
-def names_of(model_type: object) -> dict[str, str]:
-    """The names of sizes that an architecture's class knows, each with the one that it stores the size under."""
-    return _of(model_type, "names")
-
-
-def rope_of(model_type: object) -> dict[str, Any]:
-    """The rotary parameters that an architecture's class gives a config that has none; empty where they are plain."""
-    return _of(model_type, "rope")
-
-
-def _of(model_type: object, what: str) -> dict[str, Any]:
-    return _defaults().get(model_type, {}).get(what, {}) if isinstance(model_type, str) else {}
+    return {key: value for kind in reversed([*model_types]) for key, value in class_says(kind, "values").items()}
 
 
 @lru_cache(None)

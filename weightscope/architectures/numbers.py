@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from weightscope.architectures.config import KEYS, MOST_LAYERS, ModelConfig, inner_types, names_of, rope_of, sizes_of
+from weightscope.architectures.config import KEYS, MOST_LAYERS, ModelConfig, class_says
 from weightscope.architectures.family import Family
 from weightscope.architectures.rope import Rope
 from weightscope.checkpoint.config import Config
@@ -35,9 +35,9 @@ def completed_part(config: Config, part: Config, family: Family) -> Config:
     if part.raw is not config.raw:  # a wrapper's part: it may leave its sizes to the architecture, too
         wrapper = config.get("model_type")
         inner = f"{wrapper}.{family.part}"  # a class that is the wrapper's own
-        usual = part.get("model_type") or inner_types(wrapper).get(family.part) or family.types[0]
-        kind = inner if names_of(inner) else usual
-        sizes = sizes_of(inner) or sizes_of(usual) or sizes_of(family.types[0])
+        usual = part.get("model_type") or class_says(wrapper, "parts").get(family.part) or family.types[0]
+        kind = inner if class_says(inner, "names") else usual
+        sizes = class_says(inner, "sizes") or class_says(usual, "sizes") or class_says(family.types[0], "sizes")
         inherited = {"model_type": usual, **sizes}
         if config.get("tie_word_embeddings") is True:
             inherited["tie_word_embeddings"] = True
@@ -181,7 +181,7 @@ def renamed(part: Config, family: Family, kind: str) -> dict[str, Any]:
     CheckpointError
         Two names of a size have different values, or a size is only there under a name that the class does not know.
     """
-    known, values = names_of(kind), dict(part)
+    known, values = class_says(kind, "names"), dict(part)
     read = family.names
     for name, stored in known.items():
         value = values.get(name)
@@ -239,15 +239,15 @@ def standardised(part: Config, values: Mapping[str, Any], family: Family, kind: 
         return config
     _refuse_unread_width(part, config, family, kind)
     emptied = SCALING in part and not part[SCALING]
-    usual = rope_of(kind) or rope_of(family.types[0])
-    rotary = _Rotary(config, rope, usual, _writer_of(whole), free=not names_of(kind), emptied=emptied)
+    usual = class_says(kind, "rope") or class_says(family.types[0], "rope")
+    rotary = _Rotary(config, rope, usual, _writer_of(whole), free=not class_says(kind, "names"), emptied=emptied)
     made = {key: value for key, value in values.items() if key != SCALING} | {GIVEN: rotary.standard()}
     return replace(config, raw=made, notes=tuple(rotary.notes))
 
 
 def _refuse_unread_width(part: Config, config: Config, family: Family, kind: str) -> None:
     """Refuse a head_dim that a rotary module reads in another way than projections: null, or unknown to the class."""
-    known, keys = names_of(kind), family.size_keys
+    known, keys = class_says(kind, "names"), family.size_keys
     if isinstance(family.rope, Rope) and family.rope.start_key and "head_dim" in part and not part.has("head_dim"):
         raise part.error("head_dim", "a number, or no such key: its code would divide the model's width by its heads")
     if not known or "head_dim" in known or "head_dim" in family.heads.head_dim or not config.has("head_dim"):

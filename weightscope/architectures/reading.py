@@ -1,7 +1,7 @@
 """How a checkpoint is read: which attention stacks it holds, which row reads each, and where each one is.
 
 Language models that see, hear or are tuned carry their decoder under a name of the wrapper's choice, and its config
-under another. Wrappers are not listed anywhere. The model_type identifies a part of the config (`inner_types` has those
+under another. Wrappers are not listed anywhere. The model_type identifies a part of the config (`class_says` has those
 that a wrapper leaves out). Its tensors are recognised by the names that its row gives them, by its sizes, and by words
 that the part's keys share with the tensors' names.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from weightscope.architectures import gguf
-from weightscope.architectures.config import KEYS, ModelConfig, inner_types
+from weightscope.architectures.config import KEYS, ModelConfig, class_says
 from weightscope.architectures.family import Family
 from weightscope.architectures.numbers import completed_part, read_config
 from weightscope.architectures.table import FAMILIES, known_rows, unproved
@@ -259,7 +259,7 @@ def _described_parts(config: Config) -> list[tuple[str, Config, str]]:
     """Parts of a config with their model_type; the whole of it, too, as what a wrapper's part lacks a key for."""
     model_type = config.get("model_type")
     described = [("", config, model_type)] if isinstance(model_type, str) else []
-    types, inner = inner_types(model_type), [*parts(config)]
+    types, inner = class_says(model_type, "parts"), [*parts(config)]
     described += [(path, part, kind) for path, part in inner if (kind := _kind_of(path, part, types))]
     present = {path for path, _ in inner}
     return described + [("", config, kind) for path, kind in types.items() if path not in present]
@@ -510,7 +510,7 @@ def unread(stacks: Mapping[str, Stack], checkpoint: Checkpoint) -> dict[str, Sta
             heads.setdefault(head, name)
     claimed = [stack.prefix + stack.row.layer.split("{i}")[0] for stack in stacks.values() if stack.row]
     left = {head: name for head, name in heads.items() if not any(claim.startswith(head) for claim in claimed)}
-    read, types = {stack.part for stack in stacks.values()}, inner_types(checkpoint.config.get("model_type"))
+    read, types = {stack.part for stack in stacks.values()}, class_says(checkpoint.config.get("model_type"), "parts")
     described = [(path, _kind_of(path, part, types)) for path, part in parts(checkpoint.config) if path not in read]
     described = [(path, kind) for path, kind in described if kind]
     unread_stacks: dict[str, Stack] = {}

@@ -39,8 +39,7 @@ class Rows(Sequence[Family]):
     @cached_property
     def unsupported(self) -> dict[str, str]:
         """Why no row can describe an architecture, by model_type."""
-        stanzas = tomllib.loads((self.folder / UNSUPPORTED).read_text(encoding="utf-8")).values()
-        return {kind: stanza["refused"] for stanza in stanzas for kind in stanza["types"]}
+        return tomllib.loads((self.folder / UNSUPPORTED).read_text(encoding="utf-8"))
 
     def file(self, name: str) -> File:
         """One file, parsed."""
