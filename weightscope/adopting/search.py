@@ -297,7 +297,7 @@ class Search:
 
 
 def _cell(row: Family, path: str) -> dict[str, Any]:
-    """A cell of a row, as a change; a rotation may stand in `rope` or `grid`."""
+    """A cell of a row, as a change; a rotation is in `rope` or `grid`."""
     if path == "positions__rope":
         return turning(row.rope)
     group, _, name = path.partition("__")

@@ -180,7 +180,7 @@ def stated(checkpoint: Checkpoint, row: Family) -> Stated:
         present |= {before + key for key in normal.present}
         follows |= {before + key for key in normal.follows}
     metadata = next((_metadata(file.config) for file in checkpoint.files[:1] if isinstance(file, GgufFile)), None)
-    if metadata is not None:  # whose architecture stands for several model_types, and has no list of layers
+    if metadata is not None:  # whose architecture several model_types share, and has no list of layers
         present -= {"model_type", row.config.listed}
     before = f"{path}." if path else ""
     turns = {value for key, value in values.items() if key.startswith(before + GIVEN) and key.endswith("rope_type")}

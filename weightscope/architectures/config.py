@@ -1,4 +1,4 @@
-"""A model's config, whichever names its file uses for the same thing, and what it may leave out."""
+"""A model's config, whichever names its file uses for the same thing, and what may be left out."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -88,13 +88,7 @@ class Every:
 
 
 def listed_sizes(config: "ModelConfig", layer: int) -> Mapping[str, Any]:
-    """What `per_layer_config` says of one layer, by the config's keys: sizes that are others than the model's.
-
-    Raises
-    ------
-    CheckpointError
-        It is not an object of objects by layers' numbers.
-    """
+    """What `per_layer_config` says of one layer, by the config's keys: sizes that are others than the model's."""
     listed = config.inside("per_layer_config")
     if not all(isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 9 for key in listed):
         raise config.error("per_layer_config", "an object by layers' numbers")
@@ -110,13 +104,7 @@ def all_full(config: Config, n_layers: int) -> tuple[str, ...]:
 
 
 def stated(config: Config, n_layers: int) -> tuple[str, ...]:
-    """Only what the config lists: transformers' class has a rule of its own where it does not.
-
-    Raises
-    ------
-    CheckpointError
-        It lists none.
-    """
+    """Only what the config lists: transformers' class has a rule of its own where it does not."""
     raise config.error("layer_types", "a list with every layer's type")
 
 

@@ -147,7 +147,7 @@ def decide(
 def read_as(
     checkpoint: Checkpoint, row: Family, prefix: str | None = None, kind: object = None, asked: str | None = None
 ) -> Reading:
-    """A checkpoint as a row reads it; parameters as of `Reading`, errors as of `read_config`."""
+    """A checkpoint as a row reads it."""
     part = part_of(checkpoint, row)
     values = completed_part(checkpoint.config, part, row)
     family = row.configured(values)
@@ -221,13 +221,7 @@ def width_of(checkpoint: Checkpoint, family: Family, prefix: str) -> set[int]:
 
 
 def prefix_of(checkpoint: Checkpoint, family: Family) -> str:
-    """What stands before every tensor's name of a row's model in a checkpoint.
-
-    Raises
-    ------
-    CheckpointError
-        There is no such model, or several.
-    """
+    """What precedes every tensor's name of a row's model in a checkpoint, which holds one such model."""
     inputs = family.inputs
     marks = tuple(filter(None, (family.layer.format(i=0), inputs.tokens, inputs.positions)))
     for prefix in family.prefixes:
@@ -272,13 +266,7 @@ def _kind_of(path: str, part: Config, types: Mapping[str, str]) -> str:
 
 
 def part_of(checkpoint: Checkpoint, family: Family) -> Config:
-    """The part of a checkpoint's config that describes the model of a row: all of it, unless that is a wrapper's.
-
-    Raises
-    ------
-    CheckpointError
-        Several parts might, and neither their model_type nor the tensors' sizes tells which does.
-    """
+    """The part of a checkpoint's config that describes the model of a row: all of it, unless that is a wrapper's."""
     config = checkpoint.config
     outer, _, last = family.part.rpartition(".")
     within = config
@@ -335,7 +323,7 @@ class Candidate(NamedTuple):
     row: Family
     path: str  # the keys that lead to the part
     model_type: str
-    kind: str  # what it is a model of: "text", "vision", "encoder" ...
+    kind: str  # what is modelled: "text", "vision", "encoder" ...
     places: dict[str, Fit]
 
     def claims(self, prefix: str) -> set[str]:
@@ -547,7 +535,7 @@ def _place(path: str) -> str:
 
 
 def _row_named(checkpoint: Checkpoint, name: str | None, tower: str | None, families: str | Path | None) -> Family:
-    """The row of a name, or of the config's model_type; parameters and errors as of `decide`."""
+    """The row of a name, or of the config's model_type."""
     wanted = checkpoint.config.get("model_type") if name is None else name
     rows = (known_rows(families, {wanted}) if isinstance(wanted, str) else ()) or known_rows(families)
     fitting = [row for row in rows if wanted in row.types or (name is not None and name == row.name)]

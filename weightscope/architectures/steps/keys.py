@@ -1,4 +1,4 @@
-"""Which keys a query sees: those of an earlier layer, or those that an indexer chooses."""
+"""Which keys a query sees: an earlier layer's, or the choice of an indexer."""
 
 from dataclasses import dataclass
 
@@ -31,7 +31,7 @@ class BorrowedKeys(Step):
         if layer.keys_of is None:
             return ""
         return (
-            f"keys and values are those of layer {layer.keys_of}: W_QK leads from what enters this layer to what "
+            f"keys and values are layer {layer.keys_of}'s: W_QK leads from what enters this layer to what "
             "enters that one, and W_VO back"
         )
 
