@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from itertools import islice
+from itertools import islice, pairwise
 from queue import Empty, Full, Queue
 from threading import Event, Thread
 from typing import Any
@@ -106,10 +106,6 @@ def origin(url: str) -> tuple[str, str, int]:
     return parts.scheme, parts.hostname or "", parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0)
 
 
-class _End:
-    """Marks the end of the pieces."""
-
-
 def paced(pieces: Generator[bytes, None, None], name: str) -> Generator[bytes, None, None]:
     """Pieces received in a thread, refused once they come too slowly; time between our requests does not count.
 
@@ -133,7 +129,7 @@ def paced(pieces: Generator[bytes, None, None], name: str) -> Generator[bytes, N
                     hand_over(piece)
                     if given_up.is_set():
                         return
-            hand_over(_End())
+            hand_over(None)
         except BaseException as error:
             hand_over(error)
 
@@ -150,7 +146,7 @@ def paced(pieces: Generator[bytes, None, None], name: str) -> Generator[bytes, N
                 problem = f"the server sent {size} bytes in {waited + time.monotonic() - begun:.0f} s"
                 raise CheckpointError(f"{problem}; {LEAST_RATE} a second are expected", file=name) from None
             waited += time.monotonic() - begun
-            if isinstance(item, _End):
+            if item is None:
                 return
             if isinstance(item, BaseException):
                 raise item
@@ -179,8 +175,8 @@ def new_memory(span: Range) -> memoryview:
 class RangedFile:
     """A file read by HTTP ranges. `url`'s server gets the token; `etag` identifies the content; `size` is in bytes."""
 
-    def __init__(self, url: str, etag: str, size: int, name: str) -> None:
-        self.url, self.etag, self.size, self.name = url, etag, size, name
+    def __init__(self, url: str, etag: str, size: int, name: str, commit: str) -> None:
+        self.url, self.etag, self.size, self.name, self.commit = url, etag, size, name, commit
         self.bytes_fetched = 0  # of all answers so far
         self._lock = threading.Lock()
         self._etag_elsewhere: str | None = None
@@ -211,6 +207,11 @@ class RangedFile:
                 time.sleep(max(wait, min(getattr(error, "wait", 0.0), LONGEST_WAIT)))
             except OfflineModeIsEnabled:
                 raise CheckpointError("is not in the cache, and HF_HUB_OFFLINE is set", file=self.name) from None
+
+    def fetch_all(self, piece: int, take: Callable[[memoryview], object]) -> None:
+        """The whole file in order, in pieces of so many bytes, which are fetched again after a failure."""
+        for group in coalesce(list(pairwise([*range(0, self.size, piece), self.size])), LARGEST_REQUEST):
+            self.fetch(group, lambda _, content: take(content))
 
     def _complete(self, wanted: Sequence[Range], place: Place) -> Iterator[tuple[Range, memoryview]]:
         """The ranges that one answer's body completes."""

@@ -39,11 +39,9 @@ from weightscope.checkpoint.formats import (
     refuse_pipeline,
 )
 from weightscope.checkpoint.gguf import GgufFile, GgufTensor
-from weightscope.checkpoint.http import RangedFile
-from weightscope.checkpoint.hub import Repository, file_identity
+from weightscope.checkpoint.hub import CONNECTIONS, Ahead, RemoteFile, Repository
 from weightscope.checkpoint.packages import PACKAGE, packaged
 from weightscope.checkpoint.quantised import PARTS, SETTINGS, dequantised
-from weightscope.checkpoint.remote import CONNECTIONS, Ahead, BlockCache, RemoteFile
 from weightscope.checkpoint.storage import LocalFile, OpenFile, Storage
 from weightscope.embedded import FOLDER
 from weightscope.errors import CheckpointError, printable
@@ -439,7 +437,7 @@ def _remote_weights(repository: Repository) -> tuple[Repository, Path | None, di
     try:
         names = pinned.file_names()
     except CheckpointError:  # a mirror that has the files and no list of them, or a fault that the next request meets
-        names = [name for name in (LONE, INDEX, "config.json") if pinned.stat(name) is not None]
+        names = [name for name in (LONE, INDEX, "config.json") if pinned.on_server(name) is not None]
     config = Config({}, "config.json") if folder is None else config_of(folder)
     read = loaded = weights_named(config, names, config.file)
     weight_map: dict[str, str] = {}
@@ -471,15 +469,10 @@ def _open_repository(repository: Repository) -> Checkpoint:
 
 def _open_shard(repository: Repository, name: str, tensors: list[str], ahead: Ahead) -> LocalFile | RemoteFile:
     """A shard from the Hub's cache, or else by its header."""
-    from huggingface_hub import constants
-
     cached = repository.cached(name)
     if cached is not None:
         return LocalFile(cached)
-    stat = repository.stat(name)
-    if stat is None:
+    source = repository.on_server(name)
+    if source is None:
         raise CheckpointError(f"names {name}, which is not in the repository", file=INDEX)
-    source = RangedFile(stat.url, stat.etag, stat.size, name)
-    cache = BlockCache(constants.ENDPOINT, repository.id, name, stat.etag, str(stat.size))
-    identity = file_identity(repository.id, stat.commit, name, stat.etag, stat.size)
-    return RemoteFile(source, PurePosixPath(name), cache, ahead, identity, tensors)
+    return RemoteFile(repository.id, source, ahead, tensors)
