@@ -12,9 +12,9 @@ import re
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from weightscope.compute.cores import deaf_children, end_with_parent, keep_to, one_blas_thread, usable_cores
+from weightscope.compute.cores import (
+    deaf_children,
+    end_with_parent,
+    environment,
+    keep_to,
+    one_blas_thread,
+    usable_cores,
+)
 from weightscope.errors import CheckpointError, first_line, printable
 from weightscope.files import regular_file
 
@@ -163,7 +170,7 @@ class Processes(Engine):
 
         # loky starts its resource tracker here. When a run is interrupted, the tracker removes the semaphores that are
         # left and warns about each, after the run's own last line.
-        with deaf_children(), _environment(CHILDREN):
+        with deaf_children(), environment(CHILDREN):
             self._pool = ProcessPoolExecutor(
                 jobs, env=ONE_THREAD | CHILDREN, initializer=_begin, initargs=(os.getpid(),)
             )
@@ -191,21 +198,6 @@ class Processes(Engine):
             "one of the processes of `jobs` was killed, perhaps out of memory; fewer processes need less "
             "(`resume` continues an audit)"
         )
-
-
-@contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Environment variables for the processes that are started within the block."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def _begin(parent: int) -> None:

@@ -48,32 +48,27 @@ def exchange(
     Redirects are followed to https, or to the same host without leaving https; the token is sent to `url`'s server
     only. A HEAD request is not redirected to another server. `led_to` is where `url` has led to before, asked at once.
     """
-    return paced(_received(method, url, look, name, timeout, led_to, headers), name)
-
-
-def _received(
-    method: str, url: str, look: Look, name: str, timeout: float, led_to: str, headers: dict[str, str]
-) -> Generator[bytes, None, None]:
     from huggingface_hub.utils import build_hf_headers, get_session  # type: ignore[attr-defined]
 
+    def received(url: str) -> Generator[bytes, None, None]:
+        sent = build_hf_headers(library_name="weightscope") | {"accept-encoding": "identity"} | headers
+        for _ in range(MAX_REDIRECTS):
+            if origin(url) != first:
+                sent.pop("authorization", None)
+            with get_session().stream(method, url, headers=sent, timeout=timeout, follow_redirects=False) as response:
+                look(response, origin(url) != first)
+                if not redirects(response):
+                    yield from response.iter_raw()
+                    return
+                target = _allowed(url, response.headers["location"], name)
+                if method == "HEAD" and origin(target) != first:
+                    return
+                url = target
+                deque(islice(response.iter_raw(), 2), 0)  # read a short page, so that the connection can be reused
+        raise CheckpointError(f"the server redirects more than {MAX_REDIRECTS} times", file=name)
+
     first = origin(url)
-    sent = build_hf_headers(library_name="weightscope") | {"accept-encoding": "identity"}
-    sent |= {key.replace("_", "-"): value for key, value in headers.items()}
-    url = led_to or url
-    for _ in range(MAX_REDIRECTS):
-        if origin(url) != first:
-            sent.pop("authorization", None)
-        with get_session().stream(method, url, headers=sent, timeout=timeout, follow_redirects=False) as response:
-            look(response, origin(url) != first)
-            if not redirects(response):
-                yield from response.iter_raw()
-                return
-            target = _allowed(url, response.headers["location"], name)
-            if method == "HEAD" and origin(target) != first:
-                return
-            url = target
-            deque(islice(response.iter_raw(), 2), 0)  # read a short page, so that the connection can be reused
-    raise CheckpointError(f"the server redirects more than {MAX_REDIRECTS} times", file=name)
+    return paced(received(led_to or url), name)
 
 
 def redirects(response: Any) -> bool:
@@ -200,8 +195,12 @@ class RangedFile:
                 self._led_to = ""
                 failures = 1 if delivered > before else failures + 1
                 if failures >= ATTEMPTS:
+                    problem = str(error)
+                    if not isinstance(error, _BadAnswerError):
+                        why = ": ".join([type(error).__name__, *problem.splitlines()[:1]])
+                        problem = f"the server cannot be reached ({why})"
                     raise CheckpointError(
-                        f"{_reason(error)}, {ATTEMPTS} times in a row; try again later", file=self.name
+                        f"{problem}, {ATTEMPTS} times in a row; try again later", file=self.name
                     ) from None
                 wait = min(FIRST_WAIT * 2 ** (failures - 1) * random.uniform(0.75, 1.25), LONGEST_WAIT)
                 time.sleep(max(wait, min(getattr(error, "wait", 0.0), LONGEST_WAIT)))
@@ -295,13 +294,6 @@ class RangedFile:
 def bare_etag(etag: str) -> str:
     """An etag without its weakness mark and quotes."""
     return etag.removeprefix("W/").strip('"')
-
-
-def _reason(error: Exception) -> str:
-    """What went wrong, for a message."""
-    if isinstance(error, _BadAnswerError):
-        return str(error)
-    return f"the server cannot be reached ({': '.join([type(error).__name__, *str(error).splitlines()[:1]])})"
 
 
 def coalesce(wanted: Sequence[Range], largest: int) -> list[list[Range]]:

@@ -18,6 +18,7 @@ import subprocess
 import sys
 from array import array
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from threading import BoundedSemaphore
@@ -76,34 +77,22 @@ class Sandbox:
                 child = self._idle.pop()
             except IndexError:
                 child = self._loaded()[0]
-            try:
-                answer = child.call(function, arguments, SECONDS + characters / CHARACTERS_A_SECOND, longest)
-            except _RefusedError as refused:
-                raise CheckpointError(f"cannot encode this text: {refused}", file=self.file) from None
+            seconds = SECONDS + characters / CHARACTERS_A_SECOND
+            answer = child.call(function, arguments, seconds, longest, self.file, "cannot encode this text: ")
             self._idle.append(child)
         return answer
 
     def _loaded(self) -> tuple["_Child", dict[str, Any]]:
         """A new child that has loaded the tokenizer, and how it describes it."""
         child = _Child()
-        try:
-            return child, json.loads(child.call(*self._load, SECONDS, LARGEST_DESCRIPTION))
-        except _RefusedError as refused:
-            raise CheckpointError(str(refused), file=self.file) from None
+        return child, json.loads(child.call(*self._load, SECONDS, LARGEST_DESCRIPTION, self.file))
 
 
 @lru_cache(2)
 def parsed(file: str, parse: Request, content: bytes) -> list[str]:
     """The list of texts that a function makes of a stranger's file in a process of its own, within the same limits."""
-    try:
-        tokens: list[str] = json.loads(_Child().call(parse, (content,), SECONDS, LARGEST_DESCRIPTION))
-    except _RefusedError as refused:
-        raise CheckpointError(str(refused), file=file) from None
+    tokens: list[str] = json.loads(_Child().call(parse, (content,), SECONDS, LARGEST_DESCRIPTION, file))
     return tokens
-
-
-class _RefusedError(Exception):
-    """Why a request failed."""
 
 
 class _Child:
@@ -125,26 +114,28 @@ class _Child:
         )
         finalize(self, _end, self._process)
 
-    def call(self, function: Request, arguments: Sequence[Any], seconds: float, longest: int) -> bytes:
-        """Call a function in the child, with limits on processor time and on the bytes of the answer."""
+    def call(
+        self, function: Request, arguments: Sequence[Any], seconds: float, longest: int, file: object, what: str = ""
+    ) -> bytes:
+        """Call a function in the child, with limits on processor time and on the bytes of the answer.
+
+        A CheckpointError about `file` begins with `what`.
+        """
         assert self._process.stdin and self._process.stdout
-        try:
+        with suppress(BrokenPipeError):  # it has ended, so that there is no answer either
             pickle.dump((function, arguments, seconds), self._process.stdin)
             self._process.stdin.flush()
-        except BrokenPipeError:
-            raise _RefusedError(self._end_of_it(seconds)) from None
         head = self._process.stdout.read(REPLY.size)
-        if len(head) < REPLY.size:
-            raise _RefusedError(self._end_of_it(seconds))
-        length, well = REPLY.unpack(head)
+        length, well = REPLY.unpack(head) if len(head) == REPLY.size else (1, False)
         if length > longest:
-            raise _RefusedError(f"its answer has {length} bytes; at most {longest} are read")
-        answer = self._process.stdout.read(length)
-        if len(answer) < length:
-            raise _RefusedError(self._end_of_it(seconds))
-        if not well:
-            raise _RefusedError(answer.decode(errors="backslashreplace"))
-        return answer
+            reason = f"its answer has {length} bytes; at most {longest} are read"
+        elif len(answer := self._process.stdout.read(length)) < length:
+            reason = self._end_of_it(seconds)
+        elif well:
+            return answer
+        else:
+            reason = answer.decode(errors="backslashreplace")
+        raise CheckpointError(f"{what}{reason}", file=file)
 
     def _end_of_it(self, seconds: float) -> str:
         """Why the process is gone."""
