@@ -17,7 +17,7 @@ from weightscope.attention.layer import Layer
 from weightscope.attention.rotation import Rotation
 from weightscope.compute.device import namespace, vecdot
 from weightscope.formulas import plain
-from weightscope.metrics.by_kind import counts_by_kind
+from weightscope.metrics.norms import counts_by_kind
 from weightscope.outliers.stream import mask_of, over_all
 from weightscope.results import ShowsShapes
 from weightscope.runner.runner import Activations, Runner

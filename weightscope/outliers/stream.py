@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from weightscope.metrics.by_kind import MeanByKind
+from weightscope.metrics.norms import MeanByKind
 from weightscope.metrics.outliers import robust_z
 from weightscope.results import ShowsShapes
 from weightscope.runner.runner import Activations, Runner
