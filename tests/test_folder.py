@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from weightscope.audit.resume import FinishedLayers
+from weightscope.audit.batch import FinishedLayers
 from weightscope.checkpoint.hub import BlockCache
 from weightscope.errors import CheckpointError
 from weightscope.files import HIDDEN, Files, Folder, OutputFolder, check_writable, new_file

@@ -37,8 +37,8 @@ def lineage_command(
     """
     from weightscope.files import OutputFolder
     from weightscope.lineage.lineage import RESULTS, lineage
-    from weightscope.lineage.registry import prints_in
     from weightscope.lineage.sketches import is_fingerprint
+    from weightscope.lineage.verdict import prints_in
     from weightscope.sources import Source
 
     def opened(source: str) -> Any:
@@ -74,8 +74,8 @@ def fingerprint_command(named: Any, source: str, out: Path, engine: Any) -> None
     SOURCE may be a text file (.txt) that lists one source per line; the fingerprints then go into the folder --out.
     """
     from weightscope.errors import CheckpointError, counted
-    from weightscope.lineage.registry import make_prints
     from weightscope.lineage.sketches import SUFFIX, fingerprint
+    from weightscope.lineage.verdict import make_prints
     from weightscope.sources import folder_names, is_list, read_list
 
     if not is_list(source):

@@ -271,7 +271,7 @@ def reference_command(listed: Path, out: Path) -> None:
     LIST is a text file with one source per line, or a .csv with the column source and, optionally, name, licence,
     origin and sha256.
     """
-    from weightscope.audit.make_reference import make_reference
+    from weightscope.audit.batch import make_reference
 
     reference = make_reference(listed)
     reference.save(out)
