@@ -15,6 +15,7 @@ import numpy as np
 
 import weightscope as ws
 from analyses.experiments.held_out import held_out, over_models
+from analyses.inputs import out_option
 from weightscope.circuits.measured import N_TEXTS, TEXT_LENGTH, behaviour
 from weightscope.circuits.names import head_roles
 from weightscope.circuits.passes import wiring
@@ -68,7 +69,7 @@ def rows_of(model: ws.Model, did: dict[str, np.ndarray]) -> list[list[object]]:
 )
 @click.option("--gpt2", type=click.Path(path_type=Path), help="GPT-2's attention, judged by what others published.")
 @options.text
-@options.out("out/head-roles")
+@out_option("out/head-roles")
 @options.runner_device
 def main(models: tuple[str, ...], gpt2: Path | None, text: tuple[Path, ...], out: Path, device: str) -> None:
     """Score, run and judge the heads of several models, each by the thresholds of the others."""

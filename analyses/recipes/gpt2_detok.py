@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from analyses.inputs import first_available
+from analyses.inputs import first_available, out_option
 from analyses.recipes import detok_tables
 from analyses.recipes.detok_tables import neighbour_section, printed_ranks, single_tokens
 from weightscope import CheckpointError
@@ -37,7 +37,7 @@ EMBEDDED_TOKENS = ("ibility", "ement", "riety", "iamond", "ishop", "'t")
 @click.option("--counts", "counts_file", type=click.Path(dir_okay=False, path_type=Path), help="Bigram counts to use.")
 @click.option("--shards", default=2, show_default=True, type=click.IntRange(1), help="Shards of OpenWebText to count.")
 @options.text
-@options.out("out/gpt2-detok")
+@out_option("out/gpt2-detok")
 @options.device
 def main(source: str, counts_file: Path | None, shards: int, text: tuple[Path, ...], out: Path, device: str) -> None:
     """Run the analysis and write tables, figures and report.html into OUT."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from analyses.inputs import ENCODERS, first_available
+from analyses.inputs import ENCODERS, first_available, out_option
 from weightscope.cli import options
 from weightscope.cli.command import EndsInOneLine
 from weightscope.norms.measure import study_norms
@@ -25,7 +25,7 @@ SEQUENCES, LONGEST, SEED = 992, 128, 0  # as in the paper; the seed is ours
 @click.command("norm-attention", cls=EndsInOneLine)
 @click.option("--model", help="Folder, .safetensors or .gguf file, or Hub id.  [default: BERT, MPNet or MiniLM]")
 @options.text
-@options.out("out/norm-attention")
+@out_option("out/norm-attention")
 @click.option("--inputs", "n", default=SEQUENCES, show_default=True, type=click.IntRange(1), help="How many sequences.")
 @options.runner_device
 def main(model: str | None, text: tuple[Path, ...], out: Path, n: int, device: str) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from analyses.inputs import ENCODERS, first_available
+from analyses.inputs import ENCODERS, first_available, out_option
 from weightscope.cli import options
 from weightscope.cli.command import EndsInOneLine
 from weightscope.outliers.measure import study_outliers
@@ -26,7 +26,7 @@ SENTENCES, SAMPLED, LONGEST, SEED = 1500, 100, 128, 0  # the size of STS-B's dev
 @click.command("outlier-dimensions", cls=EndsInOneLine)
 @click.option("--model", help="Folder, .safetensors or .gguf file, or Hub id.  [default: BERT, MPNet or MiniLM]")
 @options.text
-@options.out("out/outlier-dimensions")
+@out_option("out/outlier-dimensions")
 @click.option("--inputs", "n", default=SENTENCES, show_default=True, type=click.IntRange(1), help="How many sentences.")
 @options.runner_device
 def main(model: str | None, text: tuple[Path, ...], out: Path, n: int, device: str) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 import numpy as np
 
-from analyses.inputs import first_available
+from analyses.inputs import first_available, out_option
 from analyses.recipes.sink_figures import IN_THE_PAPER, side_by_side_figure
 from weightscope import CheckpointError, Model, open_model
 from weightscope.cli import options
@@ -51,7 +51,7 @@ OWN_FIRST = (QWEN, *FAMILIES, *(paper for paper in PAPERS if paper[0].startswith
     help="The paper's sizes, 100 texts of 512 tokens and 100 evaluated, and without --model its five models too: "
     f"{', '.join(name for (name,) in PAPERS)} (about 45 GB of memory each).",
 )  # fmt: skip
-@options.out("out/sink-bias")
+@out_option("out/sink-bias")
 @options.runner_device
 def main(
     sources: Sequence[str], own_first: Sequence[str], text: tuple[Path, ...], thorough: bool, paper: bool, out: Path,

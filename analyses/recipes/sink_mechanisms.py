@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from analyses.inputs import ENCODERS, first_available
+from analyses.inputs import ENCODERS, first_available, out_option
 from weightscope import CheckpointError, Model, open_model
 from weightscope.cli import options
 from weightscope.cli.command import EndsInOneLine
@@ -36,7 +36,7 @@ DEFAULTS = {
 @click.option("--tower", type=click.Choice(["text", "vision"]), help="Which half of a two-tower model.")
 @click.option("--images", type=click.Path(path_type=Path), help="Folder of images, for a vision model.")
 @options.text
-@options.out("out/sink-mechanisms")
+@out_option("out/sink-mechanisms")
 @options.runner_device
 def main(
     source: str | None, tower: str | None, images: Path | None, text: tuple[Path, ...], out: Path, device: str

@@ -95,19 +95,11 @@ def _open_folder(folder: Path, name: str = "") -> Checkpoint:
         raise CheckpointError(f"names {missing}, which is not in the folder", file=folder / loaded)
     if not loaded.endswith((SAFETENSORS, OF_INDEX)):
         refuse_pipeline(folder)
-    weight_files = _weight_files(loaded, weight_map, names, names, folder)
-    shards = weight_files.shards
+    read = loaded if loaded.endswith((SAFETENSORS, OF_INDEX)) else _lone_shard(names, where=folder)
+    shards = tuple(sorted({*weight_map.values()})) or (read,)
     name = name or (shards[0] if len(shards) == 1 else folder.name)
     files = map(LocalFile, (folder / shard for shard in shards))
-    return _of_safetensors(folder, config, files, name, weight_map, weight_files)
-
-
-def _weight_files(
-    loaded: str, weight_map: Mapping[str, str], names: list[str], near: list[str], where: object
-) -> WeightFiles:
-    """Which weights are read of files with these names, where transformers loads `loaded`."""
-    read = loaded if loaded.endswith((SAFETENSORS, OF_INDEX)) else _lone_shard(names, where=where)
-    return WeightFiles(read, tuple(sorted({*weight_map.values()})) or (read,), loaded, near)
+    return _of_safetensors(folder, config, files, name, weight_map, WeightFiles(read, shards, loaded, names))
 
 
 def _open_file(path: Path) -> Checkpoint:
@@ -452,7 +444,9 @@ def _remote_weights(repository: Repository) -> tuple[Repository, Path | None, di
             raise CheckpointError(f"the repository has no {loaded}", file=repository)
         weight_map = _parse_index(index)
     near = [name for name in names if "/" not in name or (name.count("/") == 1 and name.endswith(SAFETENSORS))]
-    return pinned, folder, weight_map, _weight_files(loaded, weight_map, names, near, repository)
+    read = loaded if loaded.endswith((SAFETENSORS, OF_INDEX)) else _lone_shard(names, where=repository)
+    shards = tuple(sorted({*weight_map.values()})) or (read,)
+    return pinned, folder, weight_map, WeightFiles(read, shards, loaded, near)
 
 
 def _open_repository(repository: Repository) -> Checkpoint:

@@ -17,6 +17,7 @@ import click
 import numpy as np
 import torch
 
+from analyses.inputs import out_option
 from analyses.toys.sinks import broadcast, nop, vit
 from analyses.toys.sinks.attention import GATES_AND_REGISTERS, VARIANTS
 from analyses.toys.sinks.page import write_toys_report
@@ -147,7 +148,7 @@ def table_of(runs: Runs) -> Table:
 
 
 @click.command("sink-toys", cls=EndsInOneLine)
-@options.out("out/sink-toys")
+@out_option("out/sink-toys")
 @click.option("--only", type=click.Choice(STAGES), multiple=True, help="Toys to train; all by default.")
 @click.option("--seeds", default=3, show_default=True, type=click.IntRange(1), help="Trainings of each model.")
 @click.option("--paper-size", is_flag=True, help="The paper's sizes; for the ViT, the largest that mosaics can use.")
