@@ -8,7 +8,7 @@ pytestmark = pytest.mark.check
 
 
 @pytest.mark.parametrize(
-    ("said", "verdict"),
+    ("label", "verdict"),
     [
         ("EXACT_COPY", "derived"),
         ("SAME_LINEAGE", "derived"),

@@ -101,7 +101,7 @@ def test_the_sets_are_as_large_as_the_question_asks(trained):
 
 
 @pytest.mark.parametrize(
-    ("said", "kind"),
+    ("words", "kind"),
     [
         ("layers repeated (depth upscaling)", "layers repeated"),
         ("layers removed", "layers removed"),
