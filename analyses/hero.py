@@ -50,9 +50,9 @@ def picture() -> str:
             a, b = ((int(edge[f"{end}_layer"]), int(edge[f"{end}_head"])) for end in ("from", "to"))
             axis.add_patch(curve(a, b, KIND_COLOURS["k"], 0.6 + 2.4 * float(edge["pk_z"]) / strongest))
             named |= {a, b}
-        at = np.array(list(roles))
+        points = np.array(list(roles))
         sizes = [26 if place in named else 6 for place in roles]
-        axis.scatter(*at.T, s=sizes, c=[ROLE_COLOURS.get(role, UNNAMED) for role in roles.values()], zorder=3, lw=0)
+        axis.scatter(*points.T, s=sizes, c=[ROLE_COLOURS.get(role, UNNAMED) for role in roles.values()], zorder=3, lw=0)
         for layer, head in sorted(named):
             if roles[layer, head]:
                 where = {"xytext": (-5, 0), "ha": "right"} if layer < 5 else {"xytext": (5, 0), "ha": "left"}

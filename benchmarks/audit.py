@@ -220,9 +220,9 @@ def directions(rounds: int = 2) -> Measured:
     return Measured(f"{WITH}, {NAMED.vocabulary:,} tokens", seconds, walls, WITHOUT, peak)
 
 
-def best(own: list[Cost]) -> Cost:
+def best(costs: list[Cost]) -> Cost:
     """The shortest time and the largest memory of several rounds."""
-    return Cost(min(c.wall for c in own), min(c.cpu for c in own), max(c.peak for c in own))
+    return Cost(min(c.wall for c in costs), min(c.cpu for c in costs), max(c.peak for c in costs))
 
 
 def least(folder: Path) -> tuple[float, float]:
@@ -233,14 +233,14 @@ def least(folder: Path) -> tuple[float, float]:
     return float(sum(t.nbytes for t in tensors)), factors * config.d_model * config.head_dim * (config.head_dim + 1.0)
 
 
-def rows(title: str, found: dict[str, list[Cost]], folder: Path) -> list[Measured]:
+def rows(title: str, costs: dict[str, list[Cost]], folder: Path) -> list[Measured]:
     """Every task against its lower bound in the same round; the note has its CPU time against both bounds."""
     reads, flops = least(folder)
     measured = []
     for name in WORK:
-        runs = found[name]
-        walls = tuple(cost.wall / least.wall for cost, least in zip(runs, found[FLOOR_OF[name]], strict=True))
-        cpu = [np.median([cost.cpu / least.cpu for cost, least in zip(runs, found[x], strict=True)]) for x in FLOORS]
+        runs = costs[name]
+        walls = tuple(cost.wall / least.wall for cost, least in zip(runs, costs[FLOOR_OF[name]], strict=True))
+        cpu = [np.median([cost.cpu / least.cpu for cost, least in zip(runs, costs[x], strict=True)]) for x in FLOORS]
         seconds, peak = float(np.median([cost.wall for cost in runs])), max(cost.peak for cost in runs)
         note = f"CPU time: {cpu[0]:.2f} x reading and Gram products, {cpu[1]:.2f} x with the SVDs"
         measured.append(
@@ -259,9 +259,9 @@ def factors_of(model: Model) -> dict[str, np.ndarray]:
     }
 
 
-def peer_rows(title: str, folder: Path, python: str, own: list[Cost]) -> list[Measured]:
+def peer_rows(title: str, folder: Path, python: str, costs: list[Cost]) -> list[Measured]:
     """The peers on the same heads, against our singular values, reading included."""
-    factors, least, measured = factors_of(ws.open_model(folder)), best(own), []
+    factors, least, measured = factors_of(ws.open_model(folder)), best(costs), []
     for key in ("svd", "weightwatcher"):
         peer, cost_of_peer = PEERS[key], peer_cost(key, python, factors)
         if cost_of_peer is None:

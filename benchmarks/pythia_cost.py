@@ -166,10 +166,10 @@ def _write(report: Report, out: Path) -> None:
         folder.add(report.files)
 
 
-def _at(layers: int, found: list[float]) -> float:
+def _at(layers: int, costs: list[float]) -> float:
     """Extrapolate linearly from both depths to the depth of the model."""
-    slope = max(0.0, (found[1] - found[0]) / (DEEP - SHALLOW))
-    return found[0] + slope * (layers - SHALLOW)
+    slope = max(0.0, (costs[1] - costs[0]) / (DEEP - SHALLOW))
+    return costs[0] + slope * (layers - SHALLOW)
 
 
 @click.command()

@@ -115,17 +115,17 @@ def stored(sizes: Sizes, top: Path) -> Iterator[str]:
     yield str(write(top / "model", sizes))
 
 
-def measure(whole: Whole, few: Measured | None = None) -> Measured:
+def measure(case: Whole, few: Measured | None = None) -> Measured:
     """The cost of a model; the note compares its memory with `few`, its first layers."""
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         top = Path(folder)
-        with (served if whole.served else stored)(whole.sizes, top) as model:
-            base = [str(write(top / "base", whole.sizes, moved=MOVED))] if whole.moved else []
-            out = top / ("out.wsf" if whole.command == "fingerprint" else "out")
-            cost = command_cost(*whole.command.split(), model, *base, "--out", out)
+        with (served if case.served else stored)(case.sizes, top) as model:
+            base = [str(write(top / "base", case.sizes, moved=MOVED))] if case.moved else []
+            out = top / ("out.wsf" if case.command == "fingerprint" else "out")
+            cost = command_cost(*case.command.split(), model, *base, "--out", out)
     note = f"{cost.peak / few.peak_mb:.2f} x the memory of 4 layers" if few is not None and few.peak_mb else ""
-    return Measured(f"{whole.name}: {whole.command}", cost.wall, (), "", cost.peak, note, cost.cpu, load=load)
+    return Measured(f"{case.name}: {case.command}", cost.wall, (), "", cost.peak, note, cost.cpu, load=load)
 
 
 def table(bench: Bench) -> str:

@@ -119,8 +119,7 @@ def averaged(weights: list[Weights], shares: list[float]) -> Weights:
     """The linear merge of checkpoints of one shape."""
     first = weights[0]
     mean = {
-        part: sum(share * other.parts[part] for share, other in zip(shares, weights, strict=True))
-        for part in first.parts
+        part: sum(share * each.parts[part] for share, each in zip(shares, weights, strict=True)) for part in first.parts
     }
     return first.but(mean)
 
@@ -224,7 +223,7 @@ def _heads_taken(weights: Weights, groups: Callable[[np.random.Generator], np.nd
 
 
 def heads_permuted(weights: Weights) -> Weights:
-    """Heads in a random order, a different one for each layer; those of a group stay together."""
+    """Heads in a random order, a different one for each layer; heads of a group stay together."""
     made = _heads_taken(weights, lambda rng: rng.permutation(weights.size("kv_heads")), within=True)
     return replace(made, config=weights.config)
 
@@ -258,8 +257,8 @@ def grouped(weights: Weights) -> Weights:
     return weights.but(changed).resized(kv_heads=n // 2)
 
 
-def gauge_changed(weights: Weights, of: str = "both") -> Weights:
-    """Another basis for the queries and keys of every head, another for its values; `of` says which of the two.
+def gauge_changed(weights: Weights, which: str = "both") -> Weights:
+    """Another basis for the queries and keys of every head, another for its values; `which` says which of the two.
 
     With a rotary embedding only what commutes with it: rotations and scales of the planes that it rotates.
     """
@@ -268,7 +267,7 @@ def gauge_changed(weights: Weights, of: str = "both") -> Weights:
     changed: dict[Part, np.ndarray] = {}
     for i in weights.layers():
         for sides, asked in (("qk", "queries"), ("vo", "values")):
-            if of not in ("both", asked):
+            if which not in ("both", asked):
                 continue
             make = _planes if sides == "qk" and weights.dialect.rope else _basis
             bases = np.stack([make(rng, r) for _ in range(n_kv)])  # (n_kv, r, r)
@@ -479,8 +478,8 @@ def same_spectra(weights: Weights) -> Weights:
 
 
 def _tables(weights: Weights) -> list[tuple[Part, np.ndarray]]:
-    found = [item for item in weights.parts.items() if item[1].ndim == 2]
-    return sorted(found, key=lambda item: str(item[0]))
+    matrices = [item for item in weights.parts.items() if item[1].ndim == 2]
+    return sorted(matrices, key=lambda item: str(item[0]))
 
 
 # The list
@@ -496,14 +495,14 @@ class Derivation:
     preserving: bool = False  # the model computes the same function
     also: tuple[str, ...] = ()  # kinds that may be named too, since they are part of it
 
-    def then(self, other: "Derivation") -> "Derivation":
-        """This one, and the other on what it gave."""
+    def then(self, following: "Derivation") -> "Derivation":
+        """This derivation, then `following` on its result."""
         return Derivation(
-            lambda weights: other.change(self.change(weights)),
-            tuple(dict.fromkeys(self.kinds + other.kinds)),
-            self.needs | other.needs,
-            self.preserving and other.preserving,
-            self.also + other.also,
+            lambda weights: following.change(self.change(weights)),
+            tuple(dict.fromkeys(self.kinds + following.kinds)),
+            self.needs | following.needs,
+            self.preserving and following.preserving,
+            self.also + following.also,
         )
 
 
@@ -558,9 +557,9 @@ DERIVATIONS: dict[str, Derivation] = {
     "heads silenced": _row(heads_silenced, "heads removed"),
     "key-value heads in pairs": _row(grouped, "grouped", "even groups"),
     "basis of queries and keys": _row(
-        partial(gauge_changed, of="queries"), "gauge", "free queries", preserving=True
+        partial(gauge_changed, which="queries"), "gauge", "free queries", preserving=True
     ),
-    "basis of values": _row(partial(gauge_changed, of="values"), "gauge", preserving=True),
+    "basis of values": _row(partial(gauge_changed, which="values"), "gauge", preserving=True),
     "basis of heads": _row(gauge_changed, "gauge", "free queries", preserving=True),
     "norms folded": _row(norms_folded, "norms folded", "norms before", preserving=True),
     "stream rotated": _row(rotated, "stream rotated", "rms", "tokens", "stream", preserving=True, also="norms folded"),

@@ -10,7 +10,7 @@ whole tensors, the kit nothing from its cache. A suspect gets the base's tokeniz
 a tool cannot read counts as undecided; its error is in the table.
 
 The kit confirms a match by config alone where it can, so its score from weights is judged, too, by its own thresholds.
-OUT/peers.csv has a row for each pair, OUT/peers-by-kind.csv the counts, next to those of `ws.lineage`.
+OUT/peers.csv has a row for each pair, OUT/peers-by-kind.csv the counts, next to `ws.lineage`'s.
 """
 
 import csv
@@ -41,9 +41,9 @@ UNDECIDED = ("SAME_FAMILY_UNRESOLVED", "INSUFFICIENT", "Weak Match", "Insufficie
 UNRELATED = ("NO_MATCH", "Not Matched")
 
 
-def verdict_of(said: str) -> str:
+def verdict_of(label: str) -> str:
     """A tool's answer in the words of `lineage`."""
-    label = said.removesuffix(" (metadata only)")
+    label = label.removesuffix(" (metadata only)")
     if label in UNRELATED:
         return "unrelated"
     return "undecided" if label in UNDECIDED or label.startswith("error") else "derived"
@@ -53,17 +53,17 @@ def modeldna(suspect: str, base: str) -> dict[str, Any]:
     """modelDNA's verdict and probability."""
     from modeldna.scan import compare_pair
 
-    said = compare_pair(suspect, base, mode="full")[3]
-    label = said.verdict.value
-    return {"modeldna_said": label, "modeldna_verdict": verdict_of(label), "modeldna_score": said.probability}
+    inference = compare_pair(suspect, base, mode="full")[3]
+    label = inference.verdict.value
+    return {"modeldna_said": label, "modeldna_verdict": verdict_of(label), "modeldna_score": inference.probability}
 
 
 def modeldna_share_error(suspect: str, shares: dict[str, float]) -> float:
     """How far the shares that modelDNA finds in a merge are from the planted ones at most."""
     from modeldna.merge import decompose_targets
 
-    found = decompose_targets(suspect, list(shares), mode="full").alphas
-    return max(abs(found[base] - share) for base, share in shares.items())
+    alphas = decompose_targets(suspect, list(shares), mode="full").alphas
+    return max(abs(alphas[base] - share) for base, share in shares.items())
 
 
 @cache
@@ -116,14 +116,18 @@ def ask(pair: Pair, folder: Path) -> dict[str, Any]:
 def by_kind(rows: Sequence[dict[str, Any]], ours: dict[str, str]) -> Table:
     """How many of each kind, and of each group of strangers, every tool calls derived, undecided and unrelated."""
     tools = ("weightscope", *TOOLS) if ours else TOOLS
-    header = ("what", "pairs", *(f"{tool}_{said}" for tool in tools for said in ("derived", "undecided", "unrelated")))
+    header = (
+        "what",
+        "pairs",
+        *(f"{tool}_{verdict}" for tool in tools for verdict in ("derived", "undecided", "unrelated")),
+    )
     lines = []
     for what in (*dict.fromkeys(_line(row) for row in rows), "all derived", "all strangers"):
-        of = [row for row in rows if what in (_line(row), "all strangers" if row["group"] else "all derived")]
-        verdicts = {tool: [ours.get(row["name"]) if tool == OURS else row[f"{tool}_verdict"] for row in of]
+        matching = [row for row in rows if what in (_line(row), "all strangers" if row["group"] else "all derived")]
+        verdicts = {tool: [ours.get(row["name"]) if tool == OURS else row[f"{tool}_verdict"] for row in matching]
                     for tool in tools}  # fmt: skip
-        counts = (verdicts[tool].count(said) for tool in tools for said in ("derived", "undecided", "unrelated"))
-        lines.append((what, len(of), *counts))
+        counts = (verdicts[tool].count(verdict) for tool in tools for verdict in ("derived", "undecided", "unrelated"))
+        lines.append((what, len(matching), *counts))
     return Table.of_rows(header, lines)
 
 
@@ -142,12 +146,12 @@ def separation(rows: Sequence[dict[str, Any]], tool: str) -> float:
 
 def our_verdicts(folder: Path) -> dict[str, str]:
     """Verdicts of `ws.lineage` by the name of the pair, if they are there."""
-    found = {}
+    verdicts = {}
     for name in ("planted.csv", "strangers.csv"):
         if (folder / name).exists():
             with (folder / name).open(encoding="utf-8", newline="") as file:
-                found |= {row["name"]: row["verdict"] for row in csv.DictReader(file)}
-    return found
+                verdicts |= {row["name"]: row["verdict"] for row in csv.DictReader(file)}
+    return verdicts
 
 
 @click.command("lineage-peers", cls=EndsInOneLine)
@@ -166,7 +170,11 @@ def main(most: int, only: str | None, ours: Path, work: Path, out: Path) -> None
     for pair in (*planted(trained, (), (), None), *strangers(trained, (), ())):
         if not only or only in pair.name:
             groups.setdefault(pair.group, []).append(pair)
-    pairs = [pair for group, of in groups.items() for pair in (of[:: -(-len(of) // most)] if group else of)]
+    pairs = [
+        pair
+        for group, members in groups.items()
+        for pair in (members[:: -(-len(members) // most)] if group else members)
+    ]
     rows = judged(pairs, ask, work, "peers")
     files = Folder(out)
     files.text("peers.csv", table_of(HEADER, rows).csv())

@@ -40,9 +40,9 @@ def main(model: str, out: Path) -> None:
         for name, each in made.items():
             write_weights(each, scratch / name)
         for name, bases in (("upscaled", ["base"]), ("merged", ["base", "tuned"])):
-            found = ws.lineage(scratch / name, [scratch / base for base in bases])
-            found.write(out / name)
-            click.echo(found.lead)
+            result = ws.lineage(scratch / name, [scratch / base for base in bases])
+            result.write(out / name)
+            click.echo(result.lead)
 
 
 if __name__ == "__main__":

@@ -116,9 +116,9 @@ class Weights:
 
     config: dict[str, Any]
     parts: dict[Part, np.ndarray]
-    dtype: str  # what it is stored in: float32, float16, bfloat16
+    dtype: str  # as stored: float32, float16, bfloat16
     came_from: tuple[int, ...]
-    names: dict[Part, str] = field(default_factory=dict)  # where they are not those of the dialect
+    names: dict[Part, str] = field(default_factory=dict)  # where they differ from the dialect's
     shards: int = 1
 
     @property
@@ -156,7 +156,7 @@ class Weights:
     def traits(self) -> set[str]:
         """What derivations may need."""
         dialect, groups = self.dialect, self.size("kv_heads")
-        found = {
+        tests = {
             "tokens": (None, "tokens") in self.parts,
             "feed-forward": (0, "up.w") in self.parts,
             "norms before": dialect.norms_before,
@@ -174,7 +174,7 @@ class Weights:
             "not float16": self.dtype != "float16",
             "experts": self.config["model_type"] in ("llama", "qwen2"),
         }  # fmt: skip
-        return {name for name, is_so in found.items() if is_so}
+        return {name for name, is_so in tests.items() if is_so}
 
 
 # Reading and writing
@@ -187,8 +187,8 @@ def read_weights(source: str | Path) -> Weights:
     dialect = DIALECTS[config["model_type"]]
     given = {_without(name, dialect.prefixes): tensor.read() for name, tensor in checkpoint.items()
              if not name.endswith("position_ids")}  # fmt: skip  # a buffer
-    own = next(tensor.dtype for tensor in checkpoint.values() if len(tensor.shape) > 1)
-    dtype = next((dtype for dtype, code in CODES.items() if code == own), "float16")
+    stored = next(tensor.dtype for tensor in checkpoint.values() if len(tensor.shape) > 1)
+    dtype = next((dtype for dtype, code in CODES.items() if code == stored), "float16")
     depth = config[dialect.keys["layers"]]
     part_of = _parts(dialect, depth) | {name: (None, name) for name in dialect.kept}
     parts = {}
@@ -252,12 +252,12 @@ def _without(name: str, prefixes: Iterable[str]) -> str:
 def _parts(dialect: Dialect, n_layers: int) -> dict[str, Part]:
     """Every name that the dialect has for a checkpoint of this depth, and its part."""
     modules = dialect.modules | ({"qkv": dialect.fused} if dialect.fused else {})
-    found: dict[str, Part] = {name: (None, part) for part, name in dialect.outside.items()}
+    parts: dict[str, Part] = {name: (None, part) for part, name in dialect.outside.items()}
     for i in range(n_layers):
         for part, module in modules.items():
             for end, suffix in (("w", "weight"), ("b", "bias")):
-                found[f"{dialect.layer.format(i=i)}{module}.{suffix}"] = (i, f"{part}.{end}")
-    return found
+                parts[f"{dialect.layer.format(i=i)}{module}.{suffix}"] = (i, f"{part}.{end}")
+    return parts
 
 
 def _turned(part: Part, dialect: Dialect, array: np.ndarray) -> bool:

@@ -95,11 +95,11 @@ def planted(source: str) -> list[dict[str, object]]:
             i: without(w, cut, strength, kept="rows_kept" in case) if i in chosen else w for i, w in clean.items()
         }
         judged = judge(of_arrays(side, {i: [FORMATS[str(case["format"])](w)] for i, w in changed.items()}), d, centred)
-        cosines = [cosine(one.least.directions, cut) for one in judged.removed]
+        cosines = [cosine(removed.least.directions, cut) for removed in judged.removed]
         best = int(np.argmax(cosines)) if cosines else None
         right = best is not None and set(judged.removed[best].layers) == chosen
-        found = {"found": len(cosines), "cosine": round(max(cosines, default=0.0), 4), "layers_right": right}
-        rows.append({"side": side.what, **case, "score": round(judged.score, 2), **found})
+        counts = {"found": len(cosines), "cosine": round(max(cosines, default=0.0), 4), "layers_right": right}
+        rows.append({"side": side.what, **case, "score": round(judged.score, 2), **counts})
     return [{"model": model.name, **row} for row in rows]
 
 
@@ -131,11 +131,11 @@ def without(rows: np.ndarray, cut: np.ndarray, strength: float, *, kept: bool) -
     return changed.astype(np.float32)
 
 
-def cosine(found: np.ndarray, cut: np.ndarray) -> float:
-    """The cosine of the largest angle between what was cut and what was found."""
-    if found.shape[1] < cut.shape[1]:
+def cosine(directions: np.ndarray, cut: np.ndarray) -> float:
+    """The cosine of the largest angle between the removed directions and the reported ones."""
+    if directions.shape[1] < cut.shape[1]:
         return 0.0
-    return float(np.linalg.svd(cut.T @ found, compute_uv=False).min())
+    return float(np.linalg.svd(cut.T @ directions, compute_uv=False).min())
 
 
 def draw(files: Files, rows: Sequence[dict[str, object]]) -> None:

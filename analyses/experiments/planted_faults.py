@@ -3,7 +3,7 @@
     python -m analyses.experiments.planted_faults SOURCE... [--out out/planted-faults]
 
 Every fault is planted in the stored weights of a layer, in memory, and the layer is measured again. The findings are
-compared with those of the checkpoint as it is, whose errors and warnings are false alarms if it is healthy. Ranks are
+compared with the unchanged checkpoint's, whose errors and warnings are false alarms if it is healthy. Ranks are
 judged by the reference of other checkpoints, which leaves out the one at hand. A fault that fits no layer has 0 layers.
 """
 
@@ -83,9 +83,9 @@ def scaled_queries(layer: Layer) -> Layer:
     return changed(layer, lambda w: 30 * w, ("q",))
 
 
-def of_another_layer(layer: Layer, other: Layer) -> Layer:
+def of_another_layer(layer: Layer, donor: Layer) -> Layer:
     """Keys and values of another layer."""
-    return replace(layer, k=other.k, v=other.v)
+    return replace(layer, k=donor.k, v=donor.v)
 
 
 def collapsed_head(layer: Layer) -> Layer:
@@ -109,9 +109,9 @@ def copied_head(layer: Layer) -> Layer:
     return changed(layer, copied, (*FACTORS, "o"))
 
 
-def copied_layer(layer: Layer, other: Layer) -> Layer:
+def copied_layer(layer: Layer, donor: Layer) -> Layer:
     """Another layer in its place."""
-    return replace(other, index=layer.index)
+    return replace(donor, index=layer.index)
 
 
 def o_transposed(layer: Layer) -> Layer:
@@ -198,7 +198,7 @@ def zero_gain(model: ws.Model, index: int) -> Values:
 
 
 def norms_of_another_layer(model: ws.Model, index: int) -> Values:
-    """Gains and biases of all norms of a layer those of another layer."""
+    """Gains and biases of all norms of a layer, taken from another layer."""
     ours, theirs = model.stem(index), model.stem(_next(model, index))
     return {ours + name: _read(model, theirs + name) for name in _norms(model, index)}
 
@@ -247,7 +247,7 @@ class NewValues(DerivedTensor, WholeTensor):
 def with_values(model: ws.Model, values: Values) -> ws.Model:
     """The model with other values in some tensors."""
     before = model.checkpoint
-    tensors = dict(before.items()) | {name: NewValues(before[name], of) for name, of in values.items()}
+    tensors = dict(before.items()) | {name: NewValues(before[name], array) for name, array in values.items()}
     after = Checkpoint(before.folder, before.files, tensors, before.config, before.name)
     return ws.Model(Opened(after, model.source, model.tokenizer, model.where), read_as(after, model.row))
 
@@ -329,16 +329,16 @@ def planted(source: str, faults: Collection[str] = tuple(FAULTS)) -> list[tuple[
             for together in bar(places, name + where, "layer"):
                 values: Values = {}
                 if fault.tensors:
-                    values = {key: of for index in together for key, of in fault.plant(model, index).items()}
+                    values = {key: array for index in together for key, array in fault.plant(model, index).items()}
                     broken_model = with_values(model, values)
                     broken = {index: broken_model.layer(index) for index in together}
                 else:
                     broken_model, broken = model, {index: _planted_in(model, fault, index) for index in together}
-                measured = layers | {index: measured_layer(of, [], OPTIONS) for index, of in broken.items()}
-                found = _findings(broken_model, measured, standing, broken, values)
+                measured = layers | {index: measured_layer(layer, [], OPTIONS) for index, layer in broken.items()}
+                findings = _findings(broken_model, measured, standing, broken, values)
                 for index in together:
                     of_layer = {key for key in values if key.startswith(model.stem(index)) or len(together) == 1}
-                    here, before = _warned(found, index, of_layer), _warned(clean, index)
+                    here, before = _warned(findings, index, of_layer), _warned(clean, index)
                     named, warned = named + (fault.kind in here), warned + bool(here - before)
             rows.append((model.name, name + where, len(tried), named, warned, alarms))
     return rows
@@ -387,10 +387,10 @@ def _findings(
     heads = MeasuredHeads(layers, model.config.d_model)
     seen = SimpleNamespace(layer=lambda index: broken.get(index) or model.layer(index))
     alike = duplicates(seen, heads)  # type: ignore[arg-type]  # it asks for layers only
-    found = [*head_findings(heads, standing=standing), *factor_findings(model, heads), *alike]
-    found += scale_findings(model) if new else ()
+    findings = [*head_findings(heads, standing=standing), *factor_findings(model, heads), *alike]
+    findings += scale_findings(model) if new else ()
     embedded = {tensor.name for tensor in model.embedding_tensors}
-    return Findings([*found, *(() if embedded.isdisjoint(new) else embedding_rows(model))])
+    return Findings([*findings, *(() if embedded.isdisjoint(new) else embedding_rows(model))])
 
 
 @click.command("planted-faults", cls=EndsInOneLine)

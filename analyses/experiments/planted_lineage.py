@@ -67,7 +67,7 @@ Made = tuple[Path, Sequence[int | None]]  # the suspect, and the base's layer th
 
 @dataclass(frozen=True)
 class Pair:
-    """A suspect, the bases that it is compared with, and what is true of them.
+    """A suspect, the bases that it is compared with, and the truth about the pair.
 
     Attributes
     ----------
@@ -194,17 +194,17 @@ def by_mergekit(command: str, trained: Path, family: str = "llama") -> Iterator[
         slices = [{"sources": [{"model": first, "layer_range": list(ends)}]} for ends in ranges]
         return {"merge_method": "passthrough", "slices": slices}, [i for a, b in ranges for i in range(a, b)]
 
-    whole = list(range(depth))
+    all_layers = list(range(depth))
     upscaled, middle = stack((0, depth - 1), (1, depth)), stack((0, 2), (depth - 2, depth))
     plans: dict[str, tuple[dict[str, Any], list[int], tuple[str, ...], tuple[str, ...]]] = {
-        "linear": ({"merge_method": "linear", "models": models(first, second, weight=0.5)}, whole, (first, second),
+        "linear": ({"merge_method": "linear", "models": models(first, second, weight=0.5)}, all_layers, (first, second),
                    ("merge",)),
         "slerp": ({"merge_method": "slerp", "base_model": first, "models": models(first, tuned),
-                   "parameters": {"t": 0.5}}, whole, (first, tuned), ("merge",)),
+                   "parameters": {"t": 0.5}}, all_layers, (first, tuned), ("merge",)),
         "task arithmetic": ({"merge_method": "task_arithmetic", "base_model": first,
-                             "models": models(tuned, weight=0.5)}, whole, (first, tuned), ("merge",)),
+                             "models": models(tuned, weight=0.5)}, all_layers, (first, tuned), ("merge",)),
         "TIES": ({"merge_method": "ties", "base_model": first, "models": models(tuned, weight=1.0, density=0.5)},
-                 whole, (first, tuned), ("merge",)),
+                 all_layers, (first, tuned), ("merge",)),
         "passthrough, repeated": (*upscaled, (second, first), ("layers repeated",)),
         "passthrough, cut": (*middle, (second, first), ("layers removed",)),
     }  # fmt: skip
@@ -218,19 +218,19 @@ def by_mergekit(command: str, trained: Path, family: str = "llama") -> Iterator[
                 raise ws.CheckpointError(f"mergekit: {(ran.stderr.splitlines() or ['no reason given'])[-1]}")
             return folder, layers
 
-        one = "passthrough" in name
-        yield Pair(f"llama: mergekit's {name}", bases, make, kinds, base=first if one else "",
+        single_base = "passthrough" in name
+        yield Pair(f"llama: mergekit's {name}", bases, make, kinds, base=first if single_base else "",
                    also=("fine-tuned",) if name == "TIES" else ())  # fmt: skip
 
 
 def families_in(trained: Path) -> dict[str, list[str]]:
     """The seeds of every tiny family that is trained."""
-    found: dict[str, list[str]] = {}
+    families: dict[str, list[str]] = {}
     for folder in sorted(trained.glob("*-[0-9]")):
         family, *further = folder.name[:-2].split("-")
         if not further:
-            found.setdefault(family, []).append(str(folder))
-    return found
+            families.setdefault(family, []).append(str(folder))
+    return families
 
 
 def planted(trained: Path, models: Sequence[str], large: Sequence[str], mergekit: str | None) -> Iterator[Pair]:
@@ -262,16 +262,16 @@ def strangers(trained: Path, models: Sequence[str], large: Sequence[str]) -> Ite
         yield from (pair("untrained", a, b) for seed in seeds for a, b in ((untrained, seed), (seed, untrained)))
         for folder in sorted(trained.glob(f"{family}-0-*")):
             yield from (pair("another seed, trained further", str(folder), seed) for seed in seeds[1:])
-        for seed, other in zip(seeds, [*seeds[1:], seeds[0]], strict=True):
-            for one in derived(seed, Path(seed).name, (other,), OF_OTHERS):
-                name = f"{one.name}, and {Path(other).name}"
-                yield Pair(name, (other,), one.make, group="another seed, derived")
+        for seed, neighbour in zip(seeds, [*seeds[1:], seeds[0]], strict=True):
+            for pair_of_seed in derived(seed, Path(seed).name, (neighbour,), OF_OTHERS):
+                name = f"{pair_of_seed.name}, and {Path(neighbour).name}"
+                yield Pair(name, (neighbour,), pair_of_seed.make, group="another seed, derived")
     for source in (*(seed for seeds in families.values() for seed in seeds[:SEEDS]), *models):
         for change in (shuffled, redrawn, same_spectra):
             make = partial(written, lambda change=change, source=source: change(weights_of(source)))
             yield Pair(f"{Path(source).name}: {change.__name__}", (source,), make, group="weights drawn anew")
-    others = [*(seeds[0] for seeds in families.values()), *models, *large]
-    yield from (pair("another family", a, b) for a in others for b in others if a != b)
+    checkpoints = [*(seeds[0] for seeds in families.values()), *models, *large]
+    yield from (pair("another family", a, b) for a in checkpoints for b in checkpoints if a != b)
 
 
 # Judging
@@ -279,8 +279,8 @@ def strangers(trained: Path, models: Sequence[str], large: Sequence[str]) -> Ite
 
 def kind_of(text: str) -> str:
     """The kind that a found one's text names, by `WORDS`; the text itself if none."""
-    for kind, (said, unsaid) in WORDS.items():
-        if re.search(said, text) and not (unsaid and re.search(unsaid, text)):
+    for kind, (words, unsaid) in WORDS.items():
+        if re.search(words, text) and not (unsaid and re.search(unsaid, text)):
             return kind
     return text
 
@@ -290,11 +290,11 @@ def map_of(alignment: Table) -> list[int | None]:
     return [None if np.isnan(layer) else int(layer) for layer in np.asarray(alignment["base_layer"], float)]
 
 
-def likeness_of(said: Any) -> float:
+def likeness_of(result: Any) -> float:
     """The mean over the suspect's layers of the likeness to the nearest layer of a base, by the sketches most alike:
     what `lineage` saw before any threshold. 0 where nothing but spectra could be compared.
     """
-    matches = [match for judged in said.judged for route, match in judged.matches.items() if route != "spectra"]
+    matches = [match for judged in result.judged for route, match in judged.matches.items() if route != "spectra"]
     return max((float(np.nan_to_num(match.likeness).max(axis=1).mean()) for match in matches), default=0.0)
 
 
@@ -302,22 +302,22 @@ def judge(lineage: Lineage, pair: Pair, folder: Path) -> dict[str, Any]:
     """What lineage says of a pair, and whether it is right: a row of HEADER or of STRANGER."""
     suspect, layers = pair.make(folder)
     began = time.perf_counter()
-    said = lineage(str(suspect), list(pair.bases))
+    result = lineage(str(suspect), list(pair.bases))
     seconds = time.perf_counter() - began
-    found = tuple(dict.fromkeys(kind_of(kind.kind) for kind in said.kinds))
+    kinds = tuple(dict.fromkeys(kind_of(kind.kind) for kind in result.kinds))
     row: dict[str, Any] = {
         "name": pair.name, "group": pair.group, "base": " ".join(Path(base).name for base in pair.bases),
-        "planted": "; ".join(pair.kinds), "verdict": said.verdict, "p_value": float(said.p_value),
-        "likeness": likeness_of(said), "found": "; ".join(found),
+        "planted": "; ".join(pair.kinds), "verdict": result.verdict, "p_value": float(result.p_value),
+        "likeness": likeness_of(result), "found": "; ".join(kinds),
         "seconds": round(seconds, 2),
     }  # fmt: skip
     if not pair.group:
-        shares = {Path(name).name: share for name, share in (said.weights or {}).items()}
+        shares = {Path(name).name: share for name, share in (result.weights or {}).items()}
         row |= {
-            "named_base": not pair.base or Path(str(said.base)).name == Path(pair.base).name,
-            "named": set(pair.kinds) <= set(found),
-            "others": "; ".join(kind for kind in found if kind not in pair.kinds + pair.also),
-            "map_exact": map_of(said.alignment) == list(layers),
+            "named_base": not pair.base or Path(str(result.base)).name == Path(pair.base).name,
+            "named": set(pair.kinds) <= set(kinds),
+            "others": "; ".join(kind for kind in kinds if kind not in pair.kinds + pair.also),
+            "map_exact": map_of(result.alignment) == list(layers),
             "share_error": max((abs(share - shares.get(Path(base).name, 0.0)) for base, share in pair.shares.items()),
                                default=None),
         }  # fmt: skip
@@ -327,7 +327,7 @@ def judge(lineage: Lineage, pair: Pair, folder: Path) -> dict[str, Any]:
 def judged(
     pairs: Sequence[Pair], ask: Callable[[Pair, Path], dict[str, Any]], work: Path, label: str
 ) -> list[dict[str, Any]]:
-    """What `ask` says of every pair, whose suspect it may write into a folder; or what it said in an earlier run."""
+    """The answers of `ask` to every pair, whose suspect it may write into a folder; or an earlier run's."""
     files, rows = Folder(work / "judged"), []
     for pair in bar(pairs, label, "pair"):
         name = f"{label}--{folder_names([pair.name])[0]}.json"
@@ -358,12 +358,12 @@ def by_kind(rows: Sequence[dict[str, Any]]) -> Table:
     kinds = dict.fromkeys(kind for row in rows for kind in row["planted"].split("; ") if kind)
     table = []
     for kind in (*kinds, "function only", "two kinds", "all"):
-        of = [row for row in rows if _counts(kind, row["planted"])]
-        named = [kind in row["found"].split("; ") if kind in kinds else row["named"] for row in of]
-        verdicts = [FOUND.get(row["verdict"], row["verdict"]) for row in of]
-        table.append((kind, len(of), *(verdicts.count(said) for said in ("derived", "undecided", "unrelated")),
-                      sum(named), sum(not row["others"] for row in of), sum(row["map_exact"] for row in of),
-                      sum(row["named_base"] for row in of)))  # fmt: skip
+        matching = [row for row in rows if _counts(kind, row["planted"])]
+        named = [kind in row["found"].split("; ") if kind in kinds else row["named"] for row in matching]
+        verdicts = [FOUND.get(row["verdict"], row["verdict"]) for row in matching]
+        table.append((kind, len(matching), *(verdicts.count(name) for name in ("derived", "undecided", "unrelated")),
+                      sum(named), sum(not row["others"] for row in matching), sum(row["map_exact"] for row in matching),
+                      sum(row["named_base"] for row in matching)))  # fmt: skip
     return Table.of_rows(header, table)
 
 
@@ -373,13 +373,13 @@ def _counts(kind: str, planted: str) -> bool:
 
 
 def by_group(rows: Sequence[dict[str, Any]]) -> Table:
-    """For each group of strangers: how many, and what was said of them."""
+    """For each group of strangers: the number of pairs, and of each verdict."""
     groups = dict.fromkeys(row["group"] for row in rows)
     verdicts = ("unrelated", "undecided", "derived")
     lines = []
     for group in (*groups, "all"):
-        said = [FOUND.get(row["verdict"], row["verdict"]) for row in rows if group in (row["group"], "all")]
-        lines.append((group, len(said), *(said.count(verdict) for verdict in verdicts)))
+        given = [FOUND.get(row["verdict"], row["verdict"]) for row in rows if group in (row["group"], "all")]
+        lines.append((group, len(given), *(given.count(verdict) for verdict in verdicts)))
     return Table.of_rows(("strangers", "pairs", *verdicts), lines)
 
 

@@ -1,8 +1,8 @@
-"""Train the tiny models that the planted lineages start from: several seeds of one recipe, and what is made of them.
+"""Train the tiny models that the planted lineages start from: several seeds of one recipe, and their descendants.
 
     python -m analyses.toys.train_lineage --text BOOKS/ --out out/planted-lineage/trained
 
-`RECIPES` says what each family is. Every seed of a family has the same config, tokenizer and books; those of `same` saw
+`RECIPES` says what each family is. Every seed of a family has the same config, tokenizer and books; seeds in `same` saw
 the same batches in the same order. Seeds are strangers to each other. What was trained further, whole or by a low-rank
 update (PEFT, if it is installed), descends from its seed. A folder that exists is not trained again.
 """
@@ -37,13 +37,13 @@ class Recipe:
 
     config: dict[str, Any]
     same: tuple[int, ...]  # seeds that saw the same batches in the same order
-    other: tuple[int, ...] = ()  # seeds that saw batches in an order of their own
+    reordered: tuple[int, ...] = ()  # seeds that saw batches in an order of their own
     steps: int = 600
 
     @property
     def seeds(self) -> tuple[int, ...]:
         """All seeds."""
-        return self.same + self.other
+        return self.same + self.reordered
 
 
 def _llama(model_type: str, layers: int, width: int, heads: int, kv_heads: int) -> dict[str, Any]:
@@ -55,14 +55,14 @@ def _llama(model_type: str, layers: int, width: int, heads: int, kv_heads: int) 
 
 
 RECIPES = {
-    "llama": Recipe(_llama("llama", 6, 128, 8, 4), same=(0, 1, 2), other=(3, 4, 5)),
-    "qwen2": Recipe(_llama("qwen2", 5, 96, 6, 6), same=(0, 1), other=(2,)),
+    "llama": Recipe(_llama("llama", 6, 128, 8, 4), same=(0, 1, 2), reordered=(3, 4, 5)),
+    "qwen2": Recipe(_llama("qwen2", 5, 96, 6, 6), same=(0, 1), reordered=(2,)),
     "gpt2": Recipe(
         {
             "model_type": "gpt2", "n_layer": 5, "n_embd": 96, "n_head": 6, "n_positions": 2 * CONTEXT,
             "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "initializer_range": 0.1,
         },
-        same=(0, 1, 2), other=(3, 4),
+        same=(0, 1, 2), reordered=(3, 4),
     ),
 }  # fmt: skip
 TUNED = {  # of the first seed of every family: steps, rate
@@ -90,9 +90,9 @@ def fit(model: Any, tokens: torch.Tensor, steps: int, rate: float, order: int, l
 
     def loss() -> torch.Tensor:
         windows = draw()
-        found = model(input_ids=windows, labels=windows, use_cache=False).loss
-        losses.append(found.item())
-        return found
+        loss = model(input_ids=windows, labels=windows, use_cache=False).loss
+        losses.append(loss.item())
+        return loss
 
     model.train()
     for _ in train(model, loss, steps, rate, label, cosine=True):
@@ -122,7 +122,7 @@ def new_model(config: dict[str, Any]) -> Any:
 
 
 def train_all(texts: list[str], out: Path, steps: int | None = None) -> None:
-    """Train every family's seeds, and what descends from the first of them. `steps` overrides how long."""
+    """Train every family's seeds, and the descendants of the first. `steps` overrides how long."""
     tokenizer = train_tokenizer(texts[:-1], VOCABULARY)
     streams = [torch.tensor(np.concatenate([tokenizer.encode(text).ids for text in part]))
                for part in (texts[:-1], texts[-1:])]  # fmt: skip
@@ -140,7 +140,7 @@ def train_all(texts: list[str], out: Path, steps: int | None = None) -> None:
     for family, recipe in RECIPES.items():
         for seed in recipe.seeds:
             torch.manual_seed(seed)
-            order = seed if seed in recipe.other else recipe.same[0]
+            order = seed if seed in recipe.reordered else recipe.same[0]
             made(f"{family}-{seed}", lambda r=recipe: new_model(r.config), steps or recipe.steps, RATE, order, 0)
         torch.manual_seed(100)
         made(f"{family}-untrained", lambda r=recipe: new_model(r.config), 0, 0.0, 0, 0)
@@ -171,7 +171,7 @@ def _adapted(folder: Path, rank: int) -> Any:
 
 @click.command("train-lineage", cls=EndsInOneLine)
 @click.option("--text", type=click.Path(exists=True, path_type=Path), required=True, help="Folder of .txt files.")
-@click.option("--steps", type=click.IntRange(1), help="Steps of every training, if not those of its recipe.")
+@click.option("--steps", type=click.IntRange(1), help="Steps of every training, if not its recipe's.")
 @out_option("out/planted-lineage/trained")
 def main(text: Path, steps: int | None, out: Path) -> None:
     """Train the tiny models on the books under TEXT, several seeds of each family."""

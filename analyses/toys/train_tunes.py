@@ -145,9 +145,9 @@ def measure(tune: Tune, texts: list[str], bases: Path) -> tuple[Any, ...]:
             small_seed(tune.model, texts, base)
     with scratch_folder() as folder:
         before, after = tuned(base, tune, texts, folder)
-        found = ws.compare(base, folder, labels=["base", "tuned"])
-    changes = [found.from_first[name][-1] for name in ("qk_change", "vo_change")]
-    what, farthest = found.farthest
+        comparison = ws.compare(base, folder, labels=["base", "tuned"])
+    changes = [comparison.from_first[name][-1] for name in ("qk_change", "vo_change")]
+    what, farthest = comparison.farthest
     largest = max(float(change.max()) for change in changes)
     return (tune.model, tune.task, tune.steps, tune.rate, before, after, known_median(np.maximum(*changes)), largest,
             farthest, what)  # fmt: skip

@@ -5,7 +5,7 @@
 
 60,000 grey photographs of garments, 28 x 28 pixels, 49 patches (Xiao et al. 2017; Debian ships them in the package
 dataset-fashion-mnist). All are the DINOv2 of transformers. `RECIPES` says what each learns. The two that the repository
-keeps have to say which garment it is at every token, and patches also their pixels, some of which are hidden: one patch
+keeps have to say which garment it is at every token, and patches also their pixels, partly hidden: one patch
 does not show which garment it is, so the model has to collect that and distribute it. The other recipes ask the class
 token alone, or for pixels; OUT/tries.csv counts the sinks of each.
 Registers predict nothing. The first images of the test set are written too.
@@ -48,7 +48,7 @@ MASKED = {"masked": 0.6, "both": 0.6, "repaired": 0.15}  # share of patches hidd
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a model is and what it learns."""
+    """A model and its training task."""
 
     # "every token": see above; "class": the garment of the class token; "masked": hidden pixels; "both": these two;
     # "repaired": the pixels of all patches, so that those that are not hidden have to stay as they are
@@ -182,13 +182,13 @@ def learn(folder: Path, name: str, epochs: float | None, seed: int) -> tuple[Lea
 def sinks_of(model: Path, images: Path) -> dict[str, object]:
     """How many sinks a trained model has on the images that are shown, by the rule of the paper's code."""
     opened = ws.open_model(model)
-    found = sink_mechanisms(open_runner(opened), read_inputs(opened, (), images))
+    sinks = sink_mechanisms(open_runner(opened), read_inputs(opened, (), images))
     return {
-        "pairs of a head and an image": found.event.size, "sink events": int(found.event.sum()),
-        **{does: int((found.mechanism == does).sum()) for does in MECHANISMS},
-        "heads": found.sink_heads.size, "sink heads": int(found.sink_heads.sum()),
-        "largest strength": round(float(found.strength.mean(axis=0).max()), 4),
-        "smallest value-norm ratio": round(float(np.nanmedian(found.ratio, axis=0).min()), 4),
+        "pairs of a head and an image": sinks.event.size, "sink events": int(sinks.event.sum()),
+        **{does: int((sinks.mechanism == does).sum()) for does in MECHANISMS},
+        "heads": sinks.sink_heads.size, "sink heads": int(sinks.sink_heads.sum()),
+        "largest strength": round(float(sinks.strength.mean(axis=0).max()), 4),
+        "smallest value-norm ratio": round(float(np.nanmedian(sinks.ratio, axis=0).min()), 4),
     }  # fmt: skip
 
 

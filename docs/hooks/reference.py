@@ -52,10 +52,10 @@ def arrays(held: Mapping[str, np.ndarray]) -> str:
     return _table(("array", "shape here", "of"), ((f"`{n}`", f"{a.shape}", f"{a.dtype}") for n, a in held.items()))
 
 
-def measures(audit: Audit, of: str) -> str:
+def measures(audit: Audit, prefix: str) -> str:
     """Every measure of one map: equation, source, meaning, and values in real checkpoints."""
     return "\n".join(
-        _section(m) for m in measures_of(audit.measured.arrays) if m.name.startswith(of) and "route" not in m.name
+        _section(m) for m in measures_of(audit.measured.arrays) if m.name.startswith(prefix) and "route" not in m.name
     )
 
 

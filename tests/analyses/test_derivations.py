@@ -63,10 +63,10 @@ def outputs(folder: Path) -> np.ndarray:
     )
     assert not report["missing_keys"] and not report["unexpected_keys"], report
     with torch.no_grad():
-        found = model.eval()(TOKENS)
+        output = model.eval()(TOKENS)
     if encoder:
-        return (found.last_hidden_state @ found.last_hidden_state.mT).numpy()
-    return found.logits.numpy()
+        return (output.last_hidden_state @ output.last_hidden_state.mT).numpy()
+    return output.logits.numpy()
 
 
 @pytest.mark.parametrize("model_type", CONFIGS)

@@ -32,13 +32,13 @@ def table(name: str) -> Table:
     return Table([column(header) for header in rows[0]])
 
 
-def assert_same(found: Table, kept: Table) -> None:
-    assert found.names == kept.names
+def assert_same(table: Table, kept: Table) -> None:
+    assert table.names == kept.names
     for name in kept.names:
         if kept[name].dtype.kind == "f":
-            np.testing.assert_allclose(found[name].astype(float), kept[name], rtol=1e-4, err_msg=name)
+            np.testing.assert_allclose(table[name].astype(float), kept[name], rtol=1e-4, err_msg=name)
         else:
-            assert found[name].tolist() == kept[name].tolist()
+            assert table[name].tolist() == kept[name].tolist()
 
 
 def test_the_committed_tables_follow_from_the_heads() -> None:
@@ -131,9 +131,9 @@ def test_induction_heads_that_a_name_misses_are_those_that_averaging_hides(monke
 
 @pytest.mark.check
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3_text", "gpt2", "gpt_neox", "bert", "mpnet"])
-@pytest.mark.parametrize("whole", [True, False], ids=["tokens", "wiring"])
+@pytest.mark.parametrize("with_tokens", [True, False], ids=["tokens", "wiring"])
 def test_no_head_of_a_model_that_was_never_trained_has_a_name(
-    family: str, whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, with_tokens: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     torch.manual_seed(0)
@@ -143,6 +143,6 @@ def test_no_head_of_a_model_that_was_never_trained_has_a_name(
     config = transformers.AutoConfig.for_model(family, **sizes)
     transformers.AutoModel.from_config(config).save_pretrained(tmp_path)
     model = ws.open_model(tmp_path)
-    if not whole:
+    if not with_tokens:
         monkeypatch.setattr(names, "why_no_stream", lambda model: "no tokens, for this test")
     assert not (head_names(model) != "").any()

@@ -8,7 +8,7 @@ pytestmark = pytest.mark.check
 
 
 @pytest.mark.parametrize(
-    ("said", "verdict"),
+    ("label", "verdict"),
     [
         ("EXACT_COPY", "derived"),
         ("SAME_LINEAGE", "derived"),
@@ -22,14 +22,14 @@ pytestmark = pytest.mark.check
         ("error: KeyError: 'x'", "undecided"),
     ],
 )
-def test_every_answer_is_one_of_three(said, verdict):
-    assert lineage_peers.verdict_of(said) == verdict
+def test_every_answer_is_one_of_three(label, verdict):
+    assert lineage_peers.verdict_of(label) == verdict
 
 
 def row(name, group, planted, verdicts, scores):
-    found = dict(zip((f"{tool}_verdict" for tool in lineage_peers.TOOLS), verdicts, strict=True))
-    found |= dict(zip((f"{tool}_score" for tool in lineage_peers.TOOLS), scores, strict=True))
-    return {"name": name, "group": group, "planted": planted, **found}
+    row = dict(zip((f"{tool}_verdict" for tool in lineage_peers.TOOLS), verdicts, strict=True))
+    row |= dict(zip((f"{tool}_score" for tool in lineage_peers.TOOLS), scores, strict=True))
+    return {"name": name, "group": group, "planted": planted, **row}
 
 
 ROWS = [

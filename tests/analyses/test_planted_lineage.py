@@ -32,15 +32,15 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def lineage(suspect: str, bases: list[str]) -> SimpleNamespace:
     """Matches every layer with the one whose stored W_Q is nearest; all that it names is a change of depth."""
     theirs = read_weights(suspect)
-    found = []
+    cosines = []
     for base in bases:
         ours = read_weights(base)
         for layer in theirs.layers():
-            for other in ours.layers():
-                a, b = theirs.parts[layer, "q.w"].ravel(), ours.parts[other, "q.w"].ravel()
+            for base_layer in ours.layers():
+                a, b = theirs.parts[layer, "q.w"].ravel(), ours.parts[base_layer, "q.w"].ravel()
                 cosine = a @ b / np.linalg.norm(a) / np.linalg.norm(b) if a.shape == b.shape else 0.0
-                found.append((layer, base, other, cosine))
-    best = [max((row for row in found if row[0] == layer), key=lambda row: row[3]) for layer in theirs.layers()]
+                cosines.append((layer, base, base_layer, cosine))
+    best = [max((row for row in cosines if row[0] == layer), key=lambda row: row[3]) for layer in theirs.layers()]
     likeness = np.array([row[3] for row in best])
     is_derived = likeness.mean() > 0.5
     kinds = {1: "layers repeated", -1: "layers removed"}
@@ -80,8 +80,8 @@ def test_what_a_stand_in_can_tell_is_counted_right(trained, tmp_path, monkeypatc
     assert int(kinds["all"]["planted"]) == len(rows) > 60
     groups = {row["strangers"]: row for row in table(tmp_path / "out" / "groups.csv")}
     assert groups["another seed"]["pairs"] == groups["another seed"]["unrelated"] == "20"
-    for said in run.output.splitlines()[-2:]:
-        assert said.startswith("AUROC of ") and 0.8 < float(said.rsplit(": ", 1)[1]) < 1  # it sees no permutation
+    for line in run.output.splitlines()[-2:]:
+        assert line.startswith("AUROC of ") and 0.8 < float(line.rsplit(": ", 1)[1]) < 1  # it sees no permutation
     assert (tmp_path / "out" / "planted.svg").exists()
 
 
@@ -101,7 +101,7 @@ def test_the_sets_are_as_large_as_the_question_asks(trained):
 
 
 @pytest.mark.parametrize(
-    ("said", "kind"),
+    ("words", "kind"),
     [
         ("layers repeated (depth upscaling)", "layers repeated"),
         ("layers removed", "layers removed"),
@@ -113,8 +113,8 @@ def test_the_sets_are_as_large_as_the_question_asks(trained):
         ("something else", "something else"),
     ],
 )
-def test_a_found_kind_is_recognised_by_the_words_it_has_to_say(said, kind):
-    assert planted_lineage.kind_of(said) == kind
+def test_a_found_kind_is_recognised_by_the_words_it_has_to_say(words, kind):
+    assert planted_lineage.kind_of(words) == kind
 
 
 def test_a_gguf_file_holds_the_weights_that_were_written(trained, tmp_path):

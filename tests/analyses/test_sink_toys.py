@@ -40,12 +40,12 @@ def nop_runs() -> list[tuple[nop.NopModel, nop.NopRun]]:
 
 @pytest.fixture(scope="module")
 def broadcast_runs() -> list[tuple[broadcast.BroadcastRun, list[toys.Trace]]]:
-    found = []
+    runs = []
     for seed in SEEDS:
         model, run, _ = broadcast.train_broadcast("softmax", toys.Options(), BROADCAST_SIZE, seed)
         x = torch.randn(32, BROADCAST_SIZE.tokens, BROADCAST_SIZE.width, generator=torch.Generator().manual_seed(99))
-        found.append((run, toys.traces(model, x)))
-    return found
+        runs.append((run, toys.traces(model, x)))
+    return runs
 
 
 def plain_softmax(row: np.ndarray) -> np.ndarray:
@@ -69,9 +69,9 @@ FORMULAS = {
 @pytest.mark.parametrize("kind", toys.WEIGHTS)
 def test_each_kind_of_attention_is_its_formula(kind: str) -> None:
     scores = 3 * np.random.default_rng(0).normal(size=(4, 5, 7))
-    found = toys.WEIGHTS[kind](torch.from_numpy(scores)).numpy()
+    weights = toys.WEIGHTS[kind](torch.from_numpy(scores)).numpy()
     for row in np.ndindex(4, 5):
-        assert found[row] == pytest.approx(FORMULAS[kind](scores[row]))
+        assert weights[row] == pytest.approx(FORMULAS[kind](scores[row]))
 
 
 def test_only_a_softmax_has_to_give_its_attention_away() -> None:
@@ -170,14 +170,14 @@ def test_without_a_no_op_there_is_neither_sink_nor_spike() -> None:
 def test_one_seed_is_one_training() -> None:
     size = replace(NOP_SIZE, steps=5)
     first, again = (nop.train_nop(nop.Task(), "softmax", toys.Options(), size, 7)[1] for _ in range(2))
-    other = nop.train_nop(nop.Task(), "softmax", toys.Options(), size, 8)[1]
-    assert first == again and first.loss != other.loss
+    another_seed = nop.train_nop(nop.Task(), "softmax", toys.Options(), size, 8)[1]
+    assert first == again and first.loss != another_seed.loss
 
 
 def test_an_interrupted_training_ends_as_an_uninterrupted_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size = replace(NOP_SIZE, steps=30, every=5)
     arguments = (nop.Task(), "softmax", toys.Options(), size, 3)
-    _, whole = nop.train_nop(*arguments)
+    _, uninterrupted = nop.train_nop(*arguments)
     save = training.Kept.save
 
     def save_and_stop(self: training.Kept, step: int, *state: Any) -> None:
@@ -191,11 +191,13 @@ def test_an_interrupted_training_ends_as_an_uninterrupted_one(tmp_path: Path, mo
             nop.train_nop(*arguments, tmp_path)
     monkeypatch.setattr(training.Kept, "save", save)
     _, resumed = nop.train_nop(*arguments, tmp_path)
-    assert asdict(resumed) == asdict(whole)
+    assert asdict(resumed) == asdict(uninterrupted)
     _, measured = nop.train_nop(*arguments, tmp_path)  # trained already
-    assert asdict(measured) == asdict(whole)
+    assert asdict(measured) == asdict(uninterrupted)
     longer = replace(size, steps=31)  # another training under the same name
-    assert len(nop.train_nop(nop.Task(), "softmax", toys.Options(), longer, 3, tmp_path)[1].steps) == len(whole.steps)
+    assert len(nop.train_nop(nop.Task(), "softmax", toys.Options(), longer, 3, tmp_path)[1].steps) == len(
+        uninterrupted.steps
+    )
 
 
 def test_the_broadcast_writes_one_vector_everywhere(broadcast_runs: list) -> None:
@@ -217,9 +219,9 @@ def test_lemma_3_holds_of_trained_layers(nop_runs: list, broadcast_runs: list) -
         attention = trace.attention.astype(np.float64)
         attention /= attention.sum(axis=-1, keepdims=True)  # in float32 they sum to 1 up to rounding
         sink = strongest_sink(attention).position
-        found = sinks.rank_one(attention, trace.updates, sink)
-        assert (found.distance <= found.bound * (1 + 1e-9)).all()
-        assert (found.residual <= found.residual_bound * (1 + 1e-9)).all()
+        bounds = sinks.rank_one(attention, trace.updates, sink)
+        assert (bounds.distance <= bounds.bound * (1 + 1e-9)).all()
+        assert (bounds.residual <= bounds.residual_bound * (1 + 1e-9)).all()
 
 
 @pytest.mark.parametrize("probability", nop.PROBABILITIES)

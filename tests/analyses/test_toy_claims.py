@@ -28,17 +28,17 @@ def stage(name: str) -> dict[str, Any]:
 
 def runs_of(name: str, **values: float) -> dict[str, list[dict[str, Any]]]:
     """Trainings by variant, of those with these values."""
-    found = defaultdict(list)
+    by_variant = defaultdict(list)
     for run in stage(name)["runs"].values():
         if all(run[key] == value for key, value in values.items()):
-            found[run["variant"]].append(run)
-    return found
+            by_variant[run["variant"]].append(run)
+    return by_variant
 
 
 def test_every_kind_of_attention_was_trained_with_every_seed() -> None:
     for name, variants in (("nop", VARIANTS), ("broadcast", VARIANTS), ("vit", GATES_AND_REGISTERS)):
-        found = runs_of(name, damping=0, probability=0.5) if name == "nop" else runs_of(name)
-        assert {variant: sorted(run["seed"] for run in own) for variant, own in found.items()} == {
+        variants = runs_of(name, damping=0, probability=0.5) if name == "nop" else runs_of(name)
+        assert {variant: sorted(run["seed"] for run in runs) for variant, runs in variants.items()} == {
             variant: [0, 1, 2] for variant in variants
         }, name
 
@@ -47,9 +47,9 @@ def test_a_sink_comes_soonest_where_a_no_op_is_neither_rare_nor_common() -> None
     """Fig. 7A: entropy of the flag speeds the sink up, and no frequency goes without one."""
     steps = {}
     for probability in (0.1, 0.3, 0.5, 0.7, 0.9):
-        own = runs_of("nop", damping=0, probability=probability)[PLAIN]
-        steps[probability] = np.mean([steps_to_sink(run) for run in own])
-        assert all(run["strength"] > 2 / 16 and run["flagged_attention"] > 0.7 for run in own)
+        runs = runs_of("nop", damping=0, probability=probability)[PLAIN]
+        steps[probability] = np.mean([steps_to_sink(run) for run in runs])
+        assert all(run["strength"] > 2 / 16 and run["flagged_attention"] > 0.7 for run in runs)
     assert max(steps[0.3], steps[0.5]) < min(steps[0.1], steps[0.7], steps[0.9])
 
 
@@ -58,7 +58,7 @@ def test_damping_is_enough_for_a_sink_and_nothing_to_damp_leaves_none() -> None:
     by_damping = {
         damping: runs_of("nop", damping=damping, probability=0.5)[PLAIN] for damping in (0, 0.01, 0.1, 0.5, 1)
     }
-    strength = {damping: [run["strength"] for run in own] for damping, own in by_damping.items()}
+    strength = {damping: [run["strength"] for run in runs] for damping, runs in by_damping.items()}
     assert min(strength[0] + strength[0.01] + strength[0.1]) > 0.4
     assert min(strength[0.5]) > 0.2 and max(strength[0.5]) < min(strength[0.1])
     assert max(strength[1]) < 0.07  # 1/16 is even
@@ -102,29 +102,29 @@ def test_attention_without_a_softmax_withholds_itself_in_place_of_a_sink() -> No
     for name in ("identity", "polynomial"):  # they do neither, and do the task worst
         assert all(run["strength"] < 0.1 and run["flagged_weight"] > 0.5 for run in default[name]), name
         assert min(run["loss"] for run in default[name]) > max(
-            run["loss"] for other in WITHHOLD for run in default[other]
+            run["loss"] for variant in WITHHOLD for run in default[variant]
         )
 
 
 def test_every_kind_of_attention_broadcasts_at_rank_one() -> None:
     """Lemma 3, in the layer that finds the selected token more often; weights that are the scores find it least."""
-    for name, own in runs_of("broadcast").items():
-        for run in own:
+    for name, runs in runs_of("broadcast").items():
+        for run in runs:
             layer = max(run["layers"], key=lambda layer: layer["match"])
             assert layer["match"] > (0.8 if name != "identity" else 0.6) and layer["rank"] < 1.05, name
 
 
 def test_no_trial_finds_the_papers_diagonal_layer() -> None:
-    found = runs_of("trials")
+    trial_runs = runs_of("trials")
     trials = TRIALS | LONG_TRIALS
-    assert set(found) == set(trials)
-    for name, (run,) in found.items():
+    assert set(trial_runs) == set(trials)
+    for name, (run,) in trial_runs.items():
         n = trials[name][1].tokens
         assert all(layer["diagonal"] < 2 / n for layer in run["layers"]), name
 
 
 def test_no_gate_or_register_improves_the_patch_probe() -> None:
-    iou = {name: 100 * np.mean([run["patch_iou"] for run in own]) for name, own in runs_of("vit").items()}
+    iou = {name: 100 * np.mean([run["patch_iou"] for run in runs]) for name, runs in runs_of("vit").items()}
     assert max(iou, key=iou.__getitem__) == PLAIN
     for name in ("headwise gate + registers", "elementwise gate + registers"):
         assert 1.5 < iou[PLAIN] - iou[name] < 2.5
@@ -134,14 +134,14 @@ def test_the_page_says_what_was_changed_and_what_differs() -> None:
     stages = {name: stage(name) for name in ("nop", "broadcast", "trials", "vit")}
     with np.load(KEPT / "broadcast-example.npz") as example:
         files = Files()
-        runs = {name: list(found["runs"].values()) for name, found in stages.items()}
-        write_toys_report(files, runs, {name: found["size"] for name, found in stages.items()}, dict(example))
+        runs = {name: list(stage["runs"].values()) for name, stage in stages.items()}
+        write_toys_report(files, runs, {name: stage["size"] for name, stage in stages.items()}, dict(example))
     page = unescape(" ".join(files.contents["report.html"].decode().split()))
-    for said in (
+    for sentence in (
         "Also changed: the first token is a learned vector alone",
         "Here both broadcast",
         "In no trial does a layer give tokens half of their own attention",
         "Exactly one of several layers broadcasts with: weight decay 1, paper's width, length and rate.",
         "headwise gate + registers -2.1",
     ):
-        assert said in page, said
+        assert sentence in page, sentence

@@ -1,4 +1,4 @@
-"""The vision transformers that stand in for DINOv2: how they are trained, and that the Hub's are taken first."""
+"""The vision transformers that replace DINOv2: how they are trained, and that the Hub's are taken first."""
 
 import csv
 import gzip
@@ -89,8 +89,8 @@ def test_only_the_tokens_that_are_asked_are_judged(asked: str) -> None:
     is_class = torch.arange(1 + train_vit.PATCHES).expand(2, -1) == 0
     learner = train_vit.Learner(train_vit.Recipe(asked))
 
-    def loss(of: torch.Tensor) -> float:
-        learner.forward = lambda *_: of
+    def loss(value: torch.Tensor) -> float:
+        learner.forward = lambda *_: value
         return float(learner.loss(images, torch.tensor([1, 2]), hidden).detach())
 
     matter = set()
@@ -108,9 +108,9 @@ def test_the_page_tells_the_tries_as_their_table_has_them() -> None:
         for row in csv.DictReader(file):
             counts = [
                 f"{int(row['pairs of a head and an image']):,}",
-                *(row[of] for of in ("sink events", "nop", "broadcast")),
+                *(row[column] for column in ("sink events", "nop", "broadcast")),
             ]
-            sizes = [f"{float(row[of]):.2f}" for of in ("largest strength", "smallest value-norm ratio")]
+            sizes = [f"{float(row[column]):.2f}" for column in ("largest strength", "smallest value-norm ratio")]
             heads = f"{row['sink heads']} of {row['heads']}"
             assert " | ".join([f"`{row['name']}`", row["registers"], row["epochs"], *counts, heads, *sizes]) in page
 
@@ -137,6 +137,6 @@ def test_dinov2_comes_from_the_hub_where_it_can(
     monkeypatch.setattr(sink_mechanisms, "sink_mechanisms", measured)
     result = CliRunner().invoke(sink_mechanisms.main, ["--out", str(tmp_path / "out")], catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    for name, source, own in zip(seen, ON_THE_HUB.values(), train_vit.KEPT, strict=True):
-        assert run[name].startswith(f"{source if reached else own}: Run on 64 images")
+    for name, source, kept in zip(seen, ON_THE_HUB.values(), train_vit.KEPT, strict=True):
+        assert run[name].startswith(f"{source if reached else kept}: Run on 64 images")
         assert ("scikit-learn's two photographs" if reached else "vit/images") in run[name]

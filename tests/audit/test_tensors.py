@@ -283,7 +283,7 @@ def test_inspect_checks_a_checkpoint_of_no_known_family(tmp_path: Path) -> None:
     weights = load_file(shared("vit-tiny") / "model.safetensors")
     weights["vit.encoder.layer.3.output.dense.weight"][7] = 0
     save_file({f"module.{name}": w for name, w in weights.items()}, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text('{"model_type": "nobody knows"}')
+    (tmp_path / "config.json").write_text('{"model_type": "unheard of"}')
     result = CliRunner().invoke(main, ["inspect", str(tmp_path), "--check"])
     assert result.exit_code == 0, result.output
     assert "Every value of 200 tensors was read. Findings: 1 note (1 × rows of one value)." in result.output
@@ -293,7 +293,7 @@ def test_inspect_checks_a_checkpoint_of_no_known_family(tmp_path: Path) -> None:
 
 def test_inspect_checks_a_gguf_file_of_an_architecture_that_nobody_reads(tmp_path: Path) -> None:
     gguf = pytest.importorskip("gguf")
-    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "nobody")
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "unknown")
     writer.add_tensor("blk.0.mix.weight", np.eye(32, dtype=np.float32))
     writer.add_tensor("blk.1.mix.weight", np.eye(32, dtype=np.float32))
     for end in ("write_header_to_file", "write_kv_data_to_file", "write_tensors_to_file", "close"):

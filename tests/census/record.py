@@ -7,9 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 from importlib.metadata import version
-from itertools import groupby
 from pathlib import Path
-from textwrap import fill
 
 from weightscope.architectures.table import OF, RECORD, lines
 from weightscope.files import new_file
@@ -44,13 +42,10 @@ names its tensors differently. It counts as exact if all are read alike. Configs
 ([rows](rows.md#dialects-of-configjson)). What weightscope reads but no comparison covers opens with the label
 *unproved*. For an architecture that is not listed, see [Adopt an architecture](adopting.md).
 
+`weightscope families` prints the types that are read;
+[architectures.csv](../weightscope/architectures/architectures.csv) has one line per stack.
 `python -m tests.census --out weightscope/architectures/architectures.csv --page docs/architectures.md` makes this page
 again (half an hour, PyTorch); `--against` reports what a newer transformers adds.
-[architectures.csv](../weightscope/architectures/architectures.csv) has one line per stack.
-
-## Exact
-
-{exact}
 
 ## Refused, by mechanism
 
@@ -62,7 +57,7 @@ again (half an hour, PyTorch); `--against` reports what a newer transformers add
 
 These stacks are read and were not seen at work: {unseen}.
 
-These types were not built, or have no attention:
+Types that were not built, or have no attention:
 
 | reason | types |
 | --- | --- |
@@ -70,6 +65,7 @@ These types were not built, or have no attention:
 """
 COMMON = ("has no attention", "needs the package")  # of types that are not built: reasons that many share
 ERRORS = ("cannot be built", "model does not run")  # followed by an error, which architectures.csv has
+MOST_NAMED = 4  # types of one reason, which the page names
 FAILS = "transformers fails on a model this small"
 
 VERDICTS = (
@@ -147,18 +143,13 @@ def mechanism(reason: str) -> str:
 
 
 def page(rows: Sequence[Row], version: str) -> str:
-    """The page of a census, in Markdown: the tally, what is exact by type, what is refused by mechanism."""
+    """The page of a census, in Markdown: the tally, and what is refused by mechanism."""
     counts, types = tally(rows), {row.type for row in rows if row.stack}
     all_exact = {kind for kind in types if all(row.verdict == "exact" for row in rows if row.type == kind)}
     refused: dict[str, list[str]] = defaultdict(list)
     for row in rows:
         if row.verdict in ("refused", "WRONG"):
             refused[mechanism(row.reason)].append(row.type)
-    exact = sorted({row.type for row in rows if row.verdict == "exact"}, key=str.lower)
-    by_letter = (f"- {', '.join(names)}" for _, names in groupby(exact, key=lambda name: name[0].upper()))
-    listed = "\n".join(
-        fill(line, 118, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False) for line in by_letter
-    )
     table = []
     for why, which in sorted(refused.items(), key=lambda entry: (-len(entry[1]), entry[0])):
         named = ", ".join(f"{name} ×{n}" if n > 1 else name for name, n in Counter(which).items())
@@ -167,7 +158,7 @@ def page(rows: Sequence[Row], version: str) -> str:
     more = "" if len(tried) == counts["exact"] else f" (of {len(tried)} stacks; the others as one)"
     return PAGE.format(
         version=version, counts=counts, stacks=sum(counts.values()), types=len(types), whole=len(all_exact),
-        exact=listed, refused="\n".join(table), unbuilt="\n".join(_unbuilt(rows)),
+        refused="\n".join(table), unbuilt="\n".join(_unbuilt(rows)),
         exact_classes=f"{sum(row.classes for row in tried):,} classes{more}",
         unseen=", ".join(f"{row.type} ({row.row})" for row in rows if row.verdict == "unseen") or "none",
         **{f"{name}_types": len({row.type for row in rows if row.verdict == verdict}) for name, verdict in VERDICTS},
@@ -182,4 +173,9 @@ def _unbuilt(rows: Sequence[Row]) -> list[str]:
             why = FAILS if row.reason.startswith(ERRORS) else row.reason.replace("|", "/")
             by_reason[why].append(row.type)
     order = sorted(by_reason, key=lambda why: (not why.startswith(COMMON), -len(by_reason[why]), why))
-    return [f"| {why} | {', '.join(sorted(by_reason[why]))} |" for why in order]
+    return [f"| {why} | {_few(sorted(by_reason[why]))} |" for why in order]
+
+
+def _few(types: Sequence[str]) -> str:
+    """The names of a few types, or how many there are."""
+    return ", ".join(types) if len(types) <= MOST_NAMED else f"{len(types)} types"

@@ -1,4 +1,4 @@
-"""Files that people have instead of a checkpoint: each is opened, or named for what it is in one line."""
+"""Files that people have instead of a checkpoint: each is opened, or its kind is named in one line."""
 
 import io
 import json

@@ -25,7 +25,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def install(site: Path, *files: str, package: str = "tiny_model") -> None:
-    """A package as pip leaves it: its files and the list of them."""
+    """A package as pip leaves it: its files and their list."""
     listed = site / f"{package}-1.0.dist-info"
     listed.mkdir()
     (listed / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
@@ -153,7 +153,7 @@ def test_parts_of_a_zip_are_joined_and_unpacked(at: str, pattern: str, tiny: Pat
 )
 def test_parts_of_a_gguf_file_are_joined(name: str, first: int, joined: str, site: Path, assets: Path) -> None:
     gguf = pytest.importorskip("gguf", reason="needs the extra `gguf`")
-    writer = gguf.GGUFWriter(site / "whole.gguf", "nobody")
+    writer = gguf.GGUFWriter(site / "whole.gguf", "unknown")
     tensor = np.arange(64, dtype=np.float32).reshape(8, 8)
     writer.add_tensor("some.weight", tensor)
     for write in ("write_header_to_file", "write_kv_data_to_file", "write_tensors_to_file", "close"):

@@ -115,15 +115,15 @@ def of_sizes(base: Values, synonyms: Mapping[str, str]) -> Iterator[tuple[str, V
     yield "layer types of another version", base | {"layer_types": None}
 
 
-def variants(whole: Values, path: str, synonyms: Mapping[str, str], rotates: bool) -> Iterator[tuple[str, Values]]:
+def variants(config: Values, path: str, synonyms: Mapping[str, str], rotates: bool) -> Iterator[tuple[str, Values]]:
     """Every variant of the part of a config that stands under `path`."""
-    part = whole
+    part = config
     for key in path.split(".") if path else ():
         part = part[key]
     several = (*(of_rotation(part) if rotates else ()), *of_sizes(part, synonyms))
     for name, values in several:
-        yield name, _placed(whole, path.split(".") if path else [], deepcopy(values))
+        yield name, _placed(config, path.split(".") if path else [], deepcopy(values))
 
 
-def _placed(whole: Values, path: list[str], part: Values) -> Values:
-    return {**whole, path[0]: _placed(whole[path[0]], path[1:], part)} if path else part
+def _placed(config: Values, path: list[str], part: Values) -> Values:
+    return {**config, path[0]: _placed(config[path[0]], path[1:], part)} if path else part

@@ -54,10 +54,10 @@ def broadcast_runs(out: Folder, seeds: tuple[int, ...], paper_size: bool) -> Non
     size = broadcast.PAPER_SIZE if paper_size else broadcast.DEFAULT_SIZE
 
     def run(name: str, seed: int) -> dict[str, Any]:
-        _, found, example = broadcast.train_broadcast(name, VARIANTS[name], size, seed, folder=out.path / CHECKPOINTS)
+        _, run, example = broadcast.train_broadcast(name, VARIANTS[name], size, seed, folder=out.path / CHECKPOINTS)
         if (name, seed) == ("softmax", seeds[0]):
             out.npz("broadcast-example.npz", **asdict(example))
-        return asdict(found)
+        return asdict(run)
 
     train_all(out, "broadcast", size, {
         f"{name}, seed {seed}": lambda a=(name, seed): run(*a) for name in VARIANTS for seed in seeds

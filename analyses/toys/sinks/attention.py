@@ -1,6 +1,6 @@
 """Attention of the toy models: the map from scores to weights comes from a table; gates and registers are options.
 
-Equations are those of the two-sink-mechanisms paper, appendix C. The scores are S = Q K' / sqrt(r).
+Equations: the two-sink-mechanisms paper, appendix C. The scores are S = Q K' / sqrt(r).
 """
 
 import math
@@ -92,7 +92,7 @@ class Trace(NamedTuple):
     """Arrays of one attention layer on a batch; b sequences, h heads, n tokens, r head_dim."""
 
     before: np.ndarray  # The tokens the layer was given, (b, n, d)
-    after: np.ndarray  # The same with what it writes added, (b, n, d)
+    after: np.ndarray  # The same after the layer's output was added, (b, n, d)
     queries: np.ndarray  # (b, h, n, r)
     keys: np.ndarray  # (b, h, n, r)
     values: np.ndarray  # (b, h, n, r)

@@ -1,7 +1,7 @@
 """The broadcast task (two-sink-mechanisms paper, section 3.2, eq. 3 and appendix A.2).
 
 The model has to add to every token a rotated copy of one token, the one farthest along a fixed direction:
-y_i = x_i + alpha x_{j*} R with j* = argmax_j <x_j, u>. All tokens attend to the same token, for what it writes.
+y_i = x_i + alpha x_{j*} R with j* = argmax_j <x_j, u>. All tokens attend to the same token, to read its value.
 """
 
 from dataclasses import asdict, dataclass, field, replace

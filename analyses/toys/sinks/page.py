@@ -170,7 +170,7 @@ def _vit(files: Files, runs: Sequence[Run], size: Mapping[str, Any]) -> Section:
         f"A ViT of {size['layers']} layers of {size['heads']} heads and width {size['width']}, trained on class "
         f"labels of mosaics of digits for {size['steps']:,} steps. The paper's Table 1 is about ViT-L trained on "
         "ImageNet without labels; this model neither confirms nor refutes it. Here a sink is a key that gets at least "
-        "half of the attention of the average query, a weaker rule than that of sink events."
+        "half of the attention of the average query, a weaker rule than for sink events."
     )
     plain = np.mean([run["patch_iou"] for run in runs if run["variant"] == PLAIN])
     differences = {

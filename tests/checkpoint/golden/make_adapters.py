@@ -48,8 +48,8 @@ def main() -> None:
             if parameter.requires_grad:
                 torch.nn.init.normal_(parameter, std=0.3)
         adapted.save_pretrained(folder / "adapter")
-        for other in ("adapter/README.md", "base/generation_config.json"):
-            (folder / other).unlink(missing_ok=True)
+        for extra in ("adapter/README.md", "base/generation_config.json"):
+            (folder / extra).unlink(missing_ok=True)
         merged = adapted.merge_and_unload()
         with tempfile.TemporaryDirectory() as written:
             merged.save_pretrained(written)
