@@ -44,7 +44,7 @@ class Accuracy:
     text: str  # What it was measured on
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Circuits(Result):
     """The circuits of one checkpoint.
 
