@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 import weightscope as ws
 from tests.support.tiny_models import FIXTURES, fixture
 from weightscope.architectures import FAMILIES, Family
-from weightscope.architectures.cells import Biases, Inputs, QkNorm, layer_norm
+from weightscope.architectures.cells import Biases, Inputs, QkNorm, StoredNorm
 from weightscope.architectures.config import Every
 from weightscope.architectures.stanzas import ROOTS, file_of, read_rows, stanza_of
 from weightscope.architectures.steps.sinks import Sinks
@@ -79,7 +79,11 @@ inputs = { tokens = "", more = "patches" }
 """
     row, alias, vision = read_rows(saved(tmp_path / "row.toml", None, text), FAMILIES.row)
     assert (row.heads.q, row.heads.out, row.heads.bias) == ("mixer.q", "mixer.out", Biases(True, True, True, False))
-    assert (row.norms.before, row.rope, row.layer) == (layer_norm("before", eps=1e-5), None, LLAMA.layer)
+    assert (row.norms.before, row.rope, row.layer) == (
+        StoredNorm("before", centred=True, bias=True, eps=1e-5),
+        None,
+        LLAMA.layer,
+    )
     assert row.config.layer_types == Every("period")
     assert row.configured({"use_qk_norm": True}).scores.qk_norm == QkNorm()
     assert row.in_layer("sliding_attention").steps == (Sinks("mixer.sinks"),)

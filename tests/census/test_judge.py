@@ -11,7 +11,7 @@ import pytest
 
 import weightscope as ws
 from weightscope.architectures import FAMILIES, Family
-from weightscope.architectures.cells import Biases, layer_norm
+from weightscope.architectures.cells import Biases, StoredNorm
 from weightscope.checkpoint import open_checkpoint
 
 pytest.importorskip("torch", reason="tiny models are made by torch, which is not installed")
@@ -62,12 +62,12 @@ def test_a_right_row_is_exact(made: Any, kind: str, tmp_path: Path) -> None:
     assert judged(made, kind, row_of(kind), tmp_path).verdict == "exact"
 
 
-BEFORE = layer_norm("attention.output.LayerNorm")
+BEFORE = StoredNorm("attention.output.LayerNorm", centred=True, bias=True)
 ATTACKS: dict[str, tuple[str, Callable[[Family], Family]]] = {
     "pairs are neighbours": ("qwen3", lambda row: row.but(positions__rope__interleaved=True)),
     "turned the other way": ("qwen3", lambda row: row.but(positions__rope__backwards=True)),
     "not rotated": ("qwen3", lambda row: row.but(positions__rope=None)),
-    "a norm that centres": ("qwen3", lambda row: row.but(norms__before=layer_norm("input_layernorm", bias=False))),
+    "a norm that centres": ("qwen3", lambda row: row.but(norms__before=StoredNorm("input_layernorm", centred=True))),
     "gains less one": ("qwen3", lambda row: row.but(norms__before__offset=1.0)),
     "another norm's gains": ("qwen3", lambda row: row.but(norms__before__module="post_attention_layernorm")),
     "no norm": ("qwen3", lambda row: row.but(norms__before=None)),

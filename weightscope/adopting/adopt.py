@@ -1,7 +1,7 @@
 """Find, prove and guard the rows for an architecture that the table does not list."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -48,31 +48,25 @@ NO_OPTION = re.compile(
 ACTIVATION = re.compile(r"act(_|$)|activation|nonlinearity", re.ASCII)
 
 
-def proposals(
-    checkpoint: Checkpoint,
-    stems: Collection[str],
-    usual: dict[str, Any],
-    left_out: Callable[[str], Any],
-    rows: Iterable[Family],
-    **own: Any,
-) -> list[Family]:
-    """Rows of the table whose modules the stack has, those with the fewest cells first.
+def _proposals(search: Search, usual: Mapping[str, Any]) -> list[Family]:
+    """Rows of the table whose modules the stack's layers have, those with the fewest cells first.
 
     Only the layers count: cells for what comes before the first layer or after the last are dropped.
     """
+    derived, checkpoint = search.derived, search.tinies[0].checkpoint
+    stems, settings = derived.first.stems.values(), inside(usual, derived.first.part)
     fitting: dict[str, Family] = {}
-    for row in rows:
-        if _foreign(row, usual):
+    for row in search.rows:
+        if _foreign(row, settings):
             continue
         for prefix in prefixes_of(checkpoint, row):
-            if prefix + row.layer.format(i=0) in stems or any(
-                prefix + row.layer.format(i=i) in stems for i in range(8)
-            ):
-                defaults = {key: value for key in row.config.defaults if (value := left_out(key)) is not None}
-                same = row.but(prefixes=(prefix,), gguf=None, **own)
-                same = _with_defaults(same.without_network(), defaults).but(outputs=None, inputs=_sure(row.inputs))
-                plain = _with_defaults(same, {}).but(prefixes=("",))
-                fitting.setdefault(str(written(row_changes(plain))), same)
+            if any(prefix + row.layer.format(i=i) in stems for i in range(8)):
+                defaults = {key: value for key in row.config.defaults if (value := derived.left_out(key)) is not None}
+                plain = row.inputs == Inputs(tokens=row.inputs.tokens)  # rows of the token table and nothing else
+                same = row.but(prefixes=(prefix,), gguf=None, **derived.identity).without_network()
+                same = same.but(outputs=None, inputs=row.inputs if plain else Inputs())
+                bare = _with_defaults(same, {}).but(prefixes=("",))
+                fitting.setdefault(str(written(row_changes(bare))), _with_defaults(same, defaults))
     return sorted(fitting.values(), key=lambda row: len(stanza_of(row)))
 
 
@@ -87,11 +81,6 @@ def _foreign(row: Family, usual: dict[str, Any]) -> bool:
     common = {key for keys in tried if not isinstance(keys, int) for key in keys}
     settings = {key for key, value in row.config.defaults.items() if value not in (False, None)}
     return bool(settings - usual.keys() - common)
-
-
-def _sure(inputs: Inputs) -> Inputs:
-    """The inputs of the first layer, if they are rows of the token table and nothing else."""
-    return inputs if inputs == Inputs(tokens=inputs.tokens) else Inputs()
 
 
 def guarded(row: Family, derived: Derived, understood: Mapping[str, Any]) -> Family:
@@ -274,13 +263,6 @@ def _listed(limits: Sequence[str]) -> str:
     return " and ".join(filter(None, (", ".join(limits[:-1]), *limits[-1:])))
 
 
-def _proposals(search: Search, usual: Mapping[str, Any]) -> list[Family]:
-    """Rows of the table whose modules the stack's layers have."""
-    derived, tiny = search.derived, search.tinies[0]
-    stems, defaults = derived.first.stems.values(), inside(usual, derived.first.part)
-    return proposals(tiny.checkpoint, stems, defaults, derived.left_out, search.rows, **derived.identity)
-
-
 def _kept(
     best: Found | None, search: Search, checkpoint: Checkpoint, understood: dict[str, Any]
 ) -> tuple[Family | None, str]:
@@ -310,11 +292,8 @@ def _tidy(row: Family, search: Search) -> Family:
     tiny = search.tinies[0]
     for flagged in search.flagged(row):
         row = row if search.tried(flagged).problem else flagged
-    needed = {}
-    for key, value in row.config.defaults.items():
-        if not _read_without(key, row, tiny, search.stack):
-            needed[key] = value
-    return _with_defaults(row, needed)
+    defaults = row.config.defaults.items()
+    return _with_defaults(row, {k: v for k, v in defaults if not _read_without(k, row, tiny, search.stack)})
 
 
 def _read_without(key: str, row: Family, tiny: Tiny, stack: str) -> bool:

@@ -151,18 +151,12 @@ class Search:
             for name in first.head_parameters()
             for rope in dict.fromkeys((None, row.rope))
         ]
-        terms = {
-            type(table_row.positions.bias): table_row.positions.bias
-            for table_row in self.rows
-            if hasattr(table_row.positions.bias, "layer")
-        }
+        biases = [row.positions.bias for row in self.rows]
+        terms = {type(bias): bias for bias in biases if hasattr(bias, "layer")}
         for table, term in product(first.tables, terms.values()):
             for per_layer, causal in product((False, True), (False, True)):
-                where = (
-                    {"heads__others": (table,)}
-                    if per_layer
-                    else {"heads__shared": (f"{row.layer.format(i=0)}{table}.weight",)}
-                )
+                shared = {"heads__shared": (f"{row.layer.format(i=0)}{table}.weight",)}
+                where = {"heads__others": (table,)} if per_layer else shared
                 placed: Any = replace(term, layer=row.layer, causal=causal, own=per_layer)  # type: ignore[type-var]
                 choices.append({"positions__bias": placed, **where})
         return choices
@@ -201,12 +195,8 @@ class Search:
                 capped = {"steps__softcap": Softcap(cap) if cap else None}
                 change = {"norms__before": stream, "scores__qk_norm": norm, "scores__scale": scale}
                 yield {**change, "config__defaults": defaults, **capped}
-        temperatures = {
-            step: self.defaults(table_row)
-            for table_row in self.rows
-            for step in table_row.steps
-            if isinstance(step, OfPosition)
-        }
+        steps = [(step, table_row) for table_row in self.rows for step in table_row.steps]
+        temperatures = {step: self.defaults(row) for step, row in steps if isinstance(step, OfPosition)}
         plain = _without(row, OfPosition)
         for norm in dict.fromkeys(norms):
             yield {"scores__qk_norm": norm, "steps": plain}
@@ -262,11 +252,9 @@ class Search:
     def older(self, row: Family, config: Mapping[str, Any]) -> Iterator[Family]:
         """The row with other keys of rotations and of layers' types, as the checkpoint's own config may have."""
         rotations = dict.fromkeys((*self.own_rotations(config), *(table_row.rope for table_row in self.rows)))
-        listing = {str(as_toml(table_row.config.layer_types)): table_row for table_row in self.rows}.values()
-        for layer_types, defaults in [
-            (row.config.layer_types, {}),
-            *((table_row.config.layer_types, self.defaults(table_row)) for table_row in listing),
-        ]:
+        listing = {str(as_toml(each.config.layer_types)): each for each in self.rows}.values()
+        listed = [(each.config.layer_types, self.defaults(each)) for each in listing]
+        for layer_types, defaults in [(row.config.layer_types, {}), *listed]:
             for rope in (row.rope, *rotations) if row.rope is not None else (None,):
                 yield row.but(**turning(rope), config__layer_types=layer_types, config__defaults=defaults)
 
@@ -278,10 +266,8 @@ class Search:
     def single(self, row: Family) -> Iterator[Changes]:
         """Every other value that a cell has in the table, a cell at a time."""
         for name in (*MATHEMATICS, "in_"):
-            for table_row in {
-                str(as_toml([*_cell(row_with_cell, name).values()])): row_with_cell
-                for row_with_cell in reversed(self.rows)
-            }.values():
+            by_cell = {str(as_toml([*_cell(each, name).values()])): each for each in reversed(self.rows)}
+            for table_row in by_cell.values():
                 more = _placed(table_row, row) if name == "positions__bias" else {}
                 yield {**_cell(table_row, name), "config__defaults": self.defaults(table_row), **more}
         yield from ({f"steps__{step.name}": None} for step in _portable(row))

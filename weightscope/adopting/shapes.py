@@ -7,7 +7,7 @@ plainest is taken, and `search` finds the right one.
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import permutations, takewhile
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,7 @@ from weightscope.architectures.family import Family
 from weightscope.architectures.layouts import conv1d_fused, keys_beside_values, keys_with_values, packed, separate
 from weightscope.architectures.reading import prefixes_of
 from weightscope.architectures.rope import Rope
+from weightscope.architectures.stanzas import common_start
 from weightscope.architectures.steps.gates import Gate
 from weightscope.architectures.steps.norms import SubNorm
 from weightscope.attention.gathered import GATES
@@ -78,12 +79,7 @@ class Anatomy:
             tensor_names = [
                 names[0] for name, names in self.tiny.stored.names.items() if name.startswith(layer + ".") and names
             ]
-            shared = (
-                takewhile(lambda pair: pair[0] == pair[1], zip(min(tensor_names), max(tensor_names), strict=False))
-                if tensor_names
-                else ()
-            )
-            if match := re.match(r"(.*\.)?\d+\.", "".join(letter for letter, _ in shared)):
+            if match := re.match(r"(.*\.)?\d+\.", common_start(tensor_names)):
                 keys[layer] = match[0]
         return keys
 
@@ -121,6 +117,16 @@ class Anatomy:
         if isinstance(module, torch.nn.Embedding) or weight is None or weight.ndim != 2 or self.is_norm(path):
             return None
         return tuple(reversed(weight.shape)) if isinstance(module, Conv1D) else tuple(weight.shape)
+
+    def head_dim(self, roles: Roles) -> int | None:
+        """A head's width: of the query matrix's output, or of the output matrix's input if one tensor holds all."""
+        shape = self.shape(roles[0]) if roles[0] != roles[1] else self.shape(self.output)
+        return None if shape is None else shape[0 if roles[0] != roles[1] else 1] // self.n_heads
+
+    def value_dim(self, roles: Roles) -> int | None:
+        """The width of a head's values where its queries have another."""
+        taken = self.shape(self.output)
+        return None if taken is None or (r_v := taken[1] // self.n_heads) == self.head_dim(roles) else r_v
 
     def is_norm(self, path: str) -> bool:
         """Whether a module is a norm: by its class's name."""
@@ -433,6 +439,7 @@ class Derived:
     ) -> Family:  # fmt: skip
         first, keys = self.first, self.size_keys()
         has_modules = not first.packed
+        may_differ = has_modules and layout is separate
         last = self.bias(first.output)
         query, key, value = (self.bias(path) if has_modules else True for path in roles)
         sub_norm = self.norm(first.gathered_norm)[0] if first.gathered_norm else None
@@ -445,8 +452,8 @@ class Derived:
                 if first.transposed else (),
                 bias=Biases(query, key, value, last),
                 kv_heads=self._kv_heads(roles, 2 if layout in JOINT else 1) if has_modules else (),
-                head_dim=self._wide("head_dim", _head_dim(roles)) if has_modules else (),
-                value_dim=self._wide("value_dim", _value_dim(roles)) if has_modules and layout is separate else (),
+                head_dim=self._wide("head_dim", lambda each: each.head_dim(roles)) if has_modules else (),
+                value_dim=self._wide("value_dim", lambda each: each.value_dim(roles)) if may_differ else (),
             ),
             norms=Norms(before=self.norm(self.before)[0]),
             memory=Memory() if first.cross else None,
@@ -525,10 +532,10 @@ class Derived:
         """Key-value heads: as many as heads, one, or as many as a key says; `made` of each by the keys' tensor."""
 
         def count(each: Anatomy) -> int | None:
-            out, wide = _out(each, roles[1]), _head_dim(roles)(each)
-            if out is None or not wide:
+            shape, r = each.shape(roles[1]) if roles[1] else None, each.head_dim(roles)
+            if shape is None or not r:
                 return None
-            return out // (made * wide) if roles[0] != roles[1] else (out // wide - each.n_heads) // 2
+            return shape[0] // (made * r) if roles[0] != roles[1] else (shape[0] // r - each.n_heads) // 2
 
         counts = [count(each) for each in self.each]
         if counts == [each.n_heads for each in self.each]:
@@ -538,43 +545,13 @@ class Derived:
 
     def _wide(self, meaning: str, number: Callable[[Anatomy], int | None]) -> tuple[str, ...]:
         """The key of a width that is not the usual one."""
-        if meaning == "value_dim":
-            usual = [self.first.shape(self.first.output)]
-            if not usual[0]:
-                return ()
+        if meaning == "value_dim" and not self.first.shape(self.first.output):
+            return ()
         plain = [each.d_model / each.n_heads for each in self.each]
         if meaning == "head_dim" and [number(each) for each in self.each] == plain:
             return tuple(key for key in ("head_dim",) if key in self.first.config)
         key = self.key(meaning, number, ("head_dim",) if meaning == "head_dim" else ("v_head_dim",))
         return (key,) if key else ()
-
-
-def _out(each: Anatomy, path: str) -> int | None:
-    shape = each.shape(path) if path else None
-    return shape[0] if shape else None
-
-
-def _head_dim(roles: Roles) -> Callable[[Anatomy], int | None]:
-    """A head's width: of the query matrix's output, or of the output matrix's input if one tensor holds all."""
-
-    def number(each: Anatomy) -> int | None:
-        if roles[0] != roles[1]:
-            out = _out(each, roles[0])
-            return None if out is None else out // each.n_heads
-        taken = each.shape(each.output)
-        return None if taken is None else taken[1] // each.n_heads
-
-    return number
-
-
-def _value_dim(roles: Roles) -> Callable[[Anatomy], int | None]:
-    """The width of a head's values where its queries have another."""
-
-    def number(each: Anatomy) -> int | None:
-        taken, wide = each.shape(each.output), _head_dim(roles)(each)
-        return None if taken is None or taken[1] // each.n_heads == wide else taken[1] // each.n_heads
-
-    return number
 
 
 def _flags(anatomy: Anatomy) -> dict[str, str]:

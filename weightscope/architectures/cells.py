@@ -113,13 +113,6 @@ class StoredNorm:
         return replace(self.unread(config), gamma=gamma, beta=beta)
 
 
-def layer_norm(
-    module: str, *, bias: bool = True, eps: float | None = None, without: tuple[int, ...] = ()
-) -> StoredNorm:  # fmt: skip
-    """A LayerNorm; without parameters if `module` is empty."""
-    return StoredNorm(module, centred=True, bias=bias, eps=eps, without=without)
-
-
 @dataclass(frozen=True)
 class QkNorm:
     """Where the gammas of a norm of queries and keys stand, one module for each, and what they are shared by.

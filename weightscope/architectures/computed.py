@@ -179,8 +179,12 @@ def stated(checkpoint: Checkpoint, row: Family) -> Stated:
         spelled |= {before + key: before + name for key, name in normal.spelled.items()}
         present |= {before + key for key in normal.present}
         follows |= {before + key for key in normal.follows}
-    metadata = next((_metadata(file.config) for file in checkpoint.files[:1] if isinstance(file, GgufFile)), None)
-    if metadata is not None:  # whose architecture several model_types share, and has no list of layers
+    metadata = None
+    if isinstance(checkpoint.files[0], GgufFile):
+        keys = checkpoint.files[0].config
+        start = f"{keys.get('general.architecture')}."
+        metadata = {key: value for key, value in keys.items() if key.startswith(start)}
+        # Several model_types share an architecture of GGUF files, which have no list of layers.
         present -= {"model_type", row.config.listed}
     before = f"{path}." if path else ""
     turns = {value for key, value in values.items() if key.startswith(before + GIVEN) and key.endswith("rope_type")}
@@ -189,12 +193,6 @@ def stated(checkpoint: Checkpoint, row: Family) -> Stated:
     idle = {before + name for size in sizes for name in row.size_keys.get(size, ())}
     words = frozenset(re.findall(r"[a-z_]\w+", stanza_of(row)))
     return Stated(values, spelled, frozenset(present), frozenset(follows), words, metadata, frozenset(idle))
-
-
-def _metadata(keys: Config) -> dict[str, Any]:
-    """The keys of a GGUF file that are its architecture's."""
-    start = f"{keys.get('general.architecture')}."
-    return {key: value for key, value in keys.items() if key.startswith(start)}
 
 
 def _sections(config: Config, chosen: str) -> Iterator[tuple[str, Config, str]]:

@@ -70,7 +70,7 @@ def stablelm_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
     """Where the network reads; norms of queries and keys are stored in another way there."""
     if "attn_q_norm.weight" in names:
         raise CheckpointError("has norms of queries and keys, which are not read of this architecture", file=keys.file)
-    return {"use_parallel_residual": keys.inside("own").get("use_parallel_residual")}
+    return neox_config(keys, names)
 
 
 def neox_config(keys: Config, names: Collection[str]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Annotated
 import numpy as np
 
 from weightscope.architectures.config import LARGEST_NUMBER, ModelConfig, OneOf, Within
-from weightscope.architectures.rules import always
+from weightscope.architectures.rules import always, in_list
 from weightscope.attention.rotation import (
     COLUMN,
     FRAME,
@@ -141,19 +141,14 @@ class Rope:
             raise given.error("partial_rotary_factor", "1: this architecture turns whole heads")
         return Config({**given, "partial_rotary_factor": 1.0}, given.file)
 
-    def _own_base(self, config: Config, layer: int) -> float:
-        listed = config.get(self.thetas)
-        if not isinstance(listed, list) or len(listed) <= layer:
-            raise config.error(self.thetas, "a list with every layer's base")
-        return Config({self.thetas: listed[layer]}, config.file).number(self.thetas)
-
     def rotation(self, config: ModelConfig, layer: int) -> Rotation | None:
         """The rotation of one layer, or None where it does not rotate."""
         if not self.rotates(config, layer):
             return None
         given = config.rope[config.layer_types[layer]]
         if self.thetas and config.has(self.thetas):
-            base = self._own_base(config, layer)
+            listed = {self.thetas: in_list(config, self.thetas, layer, "a list with every layer's base")}
+            base = Config(listed, config.file).number(self.thetas)
             if not base:
                 return None
             given = Config({**given, "rope_theta": base}, given.file)

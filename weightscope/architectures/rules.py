@@ -90,6 +90,14 @@ def of_doubled_heads(config: ModelConfig, layer: int) -> float:
     return float((2 * config.head_dim) ** -0.5)
 
 
+def in_list(config: Config, key: str, index: int, wanted: str) -> Any:
+    """The item of a layer or stage in the list under a config key; refused where there is no such item."""
+    listed = config.get(key)
+    if not isinstance(listed, list) or len(listed) <= index:
+        raise config.error(key, wanted)
+    return listed[index]
+
+
 # Layers that have something that others lack: rotation, norms of queries and keys.
 
 
@@ -143,12 +151,8 @@ def windowed_or_leading(config: ModelConfig, layer: int) -> bool:
 
 def with_base(config: ModelConfig, layer: int) -> bool:
     """Layers that layer_rope_theta has no 0 for; all where it is not there."""
-    bases = config.get("layer_rope_theta")
-    if bases is None:
-        return True
-    if not isinstance(bases, list) or len(bases) <= layer:
-        raise config.error("layer_rope_theta", "a list with a number for every layer")
-    return bool(bases[layer])
+    key = "layer_rope_theta"
+    return config.get(key) is None or bool(in_list(config, key, layer, "a list with a number for every layer"))
 
 
 # Types of layers.
@@ -240,10 +244,7 @@ def own_heads(config: ModelConfig, layer: int) -> Mapping[str, Any]:
     key = "num_attention_heads_per_layer"
     if not config.has(key):
         return {}
-    listed = config.get(key)
-    if not isinstance(listed, list) or len(listed) <= layer:
-        raise config.error(key, "a list with every layer's number of heads")
-    return {"num_attention_heads": listed[layer]}
+    return {"num_attention_heads": in_list(config, key, layer, "a list with every layer's number of heads")}
 
 
 def twice_where_sliding(config: ModelConfig, layer: int) -> Mapping[str, Any]:
@@ -265,11 +266,9 @@ def global_sizes(config: ModelConfig, layer: int) -> Mapping[str, Any]:
 
 def groups_by_layer(config: ModelConfig, layer: int) -> Mapping[str, Any]:
     """Sapiens 2: key-value heads of every layer, listed; or as many as query heads in the first and last layers."""
-    listed = config.get("num_key_value_heads_per_layer")
-    if listed is not None:
-        if not isinstance(listed, list) or len(listed) <= layer:
-            raise config.error("num_key_value_heads_per_layer", "a list with every layer's number")
-        return {"num_key_value_heads": listed[layer]}
+    key = "num_key_value_heads_per_layer"
+    if config.has(key):
+        return {"num_key_value_heads": in_list(config, key, layer, "a list with every layer's number")}
     first, last = (config.count(f"num_{end}_full_attention_layers") for end in ("first", "last"))
     is_full = layer < first or layer >= config.n_layers - last
     return {"num_key_value_heads": config.n_heads if is_full else config.size("num_key_value_attention_heads")}
@@ -355,10 +354,8 @@ class Stage:
         return sizes
 
     def _own(self, config: Config, key: str) -> int:
-        listed = config.get(key)
-        if not isinstance(listed, list) or len(listed) <= self.index:
-            raise config.error(key, f"a list with every stage's number, {self.index + 1} or more")
-        return Config({key: listed[self.index]}, config.file).size(key)
+        wanted = f"a list with every stage's number, {self.index + 1} or more"
+        return Config({key: in_list(config, key, self.index, wanted)}, config.file).size(key)
 
 
 # The index under which a layer is stored.

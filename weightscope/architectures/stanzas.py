@@ -312,7 +312,8 @@ def _row(stanza: str, given: Mapping[str, Any], base: Family | None, trusted: bo
             if path.replace(".", "__") not in changes:
                 raise MisfitError(f"{where} {path}", "missing", "a cell that every row has, or inherits with `like`")
         base = Family()
-    row = base.but(**{group: groups()[group]() for group in _new_groups(base, changes)})
+    grouped = {path.partition("__")[0] for path in changes if "__" in path} & {"outputs", *STATED}
+    row = base.but(**{group: groups()[group]() for group in grouped if getattr(base, group) is None})
     if row.gguf is not None:  # mixtures and reordered rows are said of each architecture
         row = row.but(gguf__halves=False, gguf__experts=False)
     row = row.but(config__defaults=values_of(types)).but(
@@ -329,12 +330,6 @@ def _row(stanza: str, given: Mapping[str, Any], base: Family | None, trusted: bo
     if unknown := row.config.keys.keys() - KEYS.keys():
         raise _refuse_unknown(min(unknown), min(unknown), f"{where} config.keys", [*KEYS])
     return row
-
-
-def _new_groups(base: Family, changes: Mapping[str, Any]) -> set[str]:
-    """The groups that a stanza says cells of and that the row it is like has not."""
-    named = {path.partition("__")[0] for path in changes if "__" in path}
-    return {group for group in named & {"outputs", *STATED} if getattr(base, group) is None}
 
 
 def usual_types(name: str, base: Family | None) -> tuple[str, ...]:
@@ -639,15 +634,15 @@ def _shortened(kind: type, table: Mapping[str, Any]) -> dict[str, Any]:
     return table
 
 
-def _common(names: Sequence[str]) -> str:
+def common_start(names: Sequence[str]) -> str:
     """The characters that all names begin with."""
     return "".join(letters[0] for letters in takewhile(lambda letters: len({*letters}) == 1, zip(*names, strict=False)))
 
 
 def _braced(names: Sequence[str]) -> str:
     """Names as one, the parts in which they differ in braces."""
-    start = _common(names)
-    end = _common([name[len(start) :][::-1] for name in names])[::-1]
+    start = common_start(names)
+    end = common_start([name[len(start) :][::-1] for name in names])[::-1]
     return f"{start}{{{','.join(name[len(start) : len(name) - len(end)] for name in names)}}}{end}"
 
 

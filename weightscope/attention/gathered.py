@@ -37,8 +37,6 @@ class SubNorm:
 
     norm: Norm  # Of H r_v dimensions
 
-    caveat = "a norm before W_O: what all heads gather for a token is divided by its size; gamma is folded in"
-
     def sizes(self, gathered: Gathered) -> np.ndarray:
         """What each head's share is divided by, (1, n, 1)."""
         return self.norm.sigma(gathered.transpose(1, 0, 2).reshape(gathered.shape[1], -1))[None, :, None]
@@ -49,8 +47,6 @@ class HeadNorm:
     """A norm without parameters of what each head has gathered for a token."""
 
     eps: float
-
-    caveat = "a norm before W_O: what a head gathers for a token is divided by its size"
 
     def sizes(self, gathered: Gathered) -> np.ndarray:
         """What each head's share is divided by, (H, n, 1)."""
@@ -67,14 +63,6 @@ class Difference:
 
     weight: float  # lambda
     eps: float
-
-    @property
-    def caveat(self) -> str:
-        """What of it the heads' matrices leave out."""
-        return (
-            f"differential attention: head h + H/2 is subtracted from head h with weight {self.weight:.3g}, which its "
-            "W_O has; what the two gather is divided by the size of their difference"
-        )
 
     def sizes(self, gathered: Gathered) -> np.ndarray:
         """What each head's share is divided by, (H, n, 1)."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from weightscope.architectures.cells import LayerTensors, layer_norm
+from weightscope.architectures.cells import LayerTensors, StoredNorm
 from weightscope.architectures.config import ModelConfig
 from weightscope.architectures.rules import position_kinds
 from weightscope.architectures.steps import Place, Reads, Step
@@ -268,7 +268,7 @@ class Disentangled(Relative):
         span = buckets if buckets > 0 else most
         rows = model.read(self.table + ".weight", (2 * span, d))
         if self.shared and "layer_norm" in str(config.get("norm_rel_ebd", "none")).lower():
-            rows = layer_norm(self._norm).read(model, config)(rows)
+            rows = StoredNorm(self._norm, centred=True, bias=True).read(model, config)(rows)
 
         def which(distances: np.ndarray) -> np.ndarray:
             near = distances if buckets <= 0 else logarithmic(distances, buckets, most)
