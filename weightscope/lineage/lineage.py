@@ -245,8 +245,8 @@ class Lineage(Result):
     """Where a checkpoint comes from.
 
     `verdict` is "derived" where the suspect can be recomputed from the base, which holds more; "related" where they
-    have an origin in common, and the weights do not show that the base came first; "unrelated" where nothing is shared, in
-    heads, feed-forward networks, embeddings or norms; "undecided" where not everything could be compared.
+    have an origin in common, and the weights do not show that the base came first; "unrelated" where nothing is shared,
+    in heads, feed-forward networks, embeddings or norms; "undecided" where not everything could be compared.
     """
 
     FIGURE, PAGE = "lineage.figures:lineage_figure", "lineage.page:write_lineage_page"
