@@ -28,7 +28,6 @@ NO_LIMITS = {
     "adopting.config_keys.MOST_LAYERS", "adopting.adopt.MOST", "adopting.tiny_models.MOST_PARAMETERS",
     "adopting.full_size.LONGEST", "adopting.full_size.MOST_BEYOND",
     "changes.recomputed.LARGEST_SVD", "changes.recomputed.MOST_STEPS",  # nothing is claimed
-    "lineage.shared_tensors.MOST",
     "audit.figures.MOST_CURVES", "checkpoint.opening.MOST_ENTRIES",
     "checkpoint.gguf.LONGEST_LIST", "checkpoint.http.LARGEST_REQUEST", "checkpoint.http.LONGEST_WAIT",
     "checkpoint.storage.LARGEST_READ", "circuits.passes.MOST_PAIRS", "detok.on_text.MOST_DIFFERENCE",

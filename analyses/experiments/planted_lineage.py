@@ -294,7 +294,7 @@ def likeness_of(result: Any) -> float:
     """The mean over the suspect's layers of the likeness to the nearest layer of a base, by the sketches most alike:
     what `lineage` saw before any threshold. 0 where nothing but spectra could be compared.
     """
-    matches = [match for judged in result.judged for route, match in judged.matches.items() if route != "spectra"]
+    matches = [match for base in result.compared for route, match in base.matches.items() if route != "spectra"]
     return max((float(np.nan_to_num(match.likeness).max(axis=1).mean()) for match in matches), default=0.0)
 
 

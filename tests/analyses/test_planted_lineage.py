@@ -52,7 +52,7 @@ def lineage(suspect: str, bases: list[str]) -> SimpleNamespace:
         p_value=float(np.exp(-20 * likeness.mean())),
         kinds=[SimpleNamespace(kind=kinds[change])] if change else [],
         weights={},
-        judged=[SimpleNamespace(matches={"stored": SimpleNamespace(likeness=likeness[:, None])})],
+        compared=[SimpleNamespace(matches={"stored": SimpleNamespace(likeness=likeness[:, None])})],
         alignment=Table([Column(name, values) for name, values in columns.items()]),
     )
 

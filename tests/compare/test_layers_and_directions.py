@@ -114,14 +114,18 @@ def test_edits_along_one_direction_are_one_finding(base: Weights, tmp_path: Path
         assert finding.items == (1, 2, 3, 4) and "layers 1-4" in finding.text
 
 
-def test_removed_direction_is_found_through_bfloat16(base: Weights, tmp_path: Path) -> None:
+@pytest.mark.parametrize("half", [0, 0x8000], ids=["cut off", "rounded"])
+@pytest.mark.parametrize("all_tensors", [False, True])
+def test_removed_direction_is_found_through_bfloat16(base: Weights, tmp_path: Path, all_tensors, half) -> None:
     def change(weights: Weights) -> None:
         remove(1.0, range(LAYERS))(weights)
         for name in weights:
-            weights[name] = (weights[name].view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+            weights[name] = ((weights[name].view(np.uint32) + half) & np.uint32(0xFFFF0000)).view(np.float32)
 
-    (finding,) = of_kind(compared(tmp_path, base, change), "removed_direction", "shared_direction")
-    assert finding.kind == "removed_direction" and len(finding.items) == LAYERS
+    comparison = compared(tmp_path, base, change, all_tensors=all_tensors)
+    (finding,) = of_kind(comparison, "removed_direction", "shared_direction")
+    layers = [member.name.split(".")[1] if member.name else member.index for member in finding.members]
+    assert finding.kind == "removed_direction" and len(set(layers)) == LAYERS
 
 
 def test_edits_along_different_directions_are_no_finding(base: Weights, tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ def test_bases_of_one_name_are_told_apart(base, stranger, tmp_path):
         shutil.copytree(source, tmp_path / name / "model")
     lineage = ws.lineage(base, [tmp_path / "a" / "model", tmp_path / "b" / "model"])
     assert lineage.base == str(tmp_path / "a" / "model")
-    assert [judged.base.name for judged in lineage.judged] == [str(tmp_path / name / "model") for name in "ab"]
+    assert [compared.base.name for compared in lineage.compared] == [str(tmp_path / name / "model") for name in "ab"]
 
 
 def test_fingerprint_in_a_checkpoint_folder_makes_no_registry(base, tmp_path):

@@ -326,34 +326,7 @@ def attention_only(checkpoint: Checkpoint, names: Collection[str], included: str
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Audit(Result):
-    """The result of an audit. A notebook shows it as a table, `print` as the command does.
-
-    Attributes
-    ----------
-    name, family : str
-        Of the checkpoint.
-    d_model : int
-    measured : MeasuredHeads
-        Measures by layer and head, and the spectra.
-    findings : Findings
-        A list, the most severe first.
-    directions : list of HeadDirections
-        The tokens along every head's first singular directions; empty where they were not computed.
-    notes : tuple of str
-        What was left out, and why, in sentences.
-    standing : Standing
-        Percentiles of the heads among the heads of other checkpoints.
-    removed : list of Removed
-        Directions that were removed from what layers write or read.
-    coverage : str
-        How much of the checkpoint was read, in a sentence.
-    everything : Everything or None
-        All tensors, attention or not, with `all_tensors`.
-    roles : dict of str
-        Names of heads for what they do, by layer and head; see `affordable_names`.
-    provenance : Provenance
-        What was read, by which command and version, and when.
-    """
+    """The result of an audit. A notebook shows it as a table, `print` as the command does."""
 
     FIGURE, PAGE = "audit.figures:audit_figure", "audit.page:write_audit_page"
     TABLES, FILES = TABLES, RESULTS
@@ -362,14 +335,14 @@ class Audit(Result):
     family: str
     d_model: int
     measured: MeasuredHeads
-    findings: Findings
-    directions: list[HeadDirections]
-    notes: tuple[str, ...]
-    standing: Standing
-    removed: list[Removed] = field(default_factory=list)
-    coverage: str = ""
-    everything: Everything | None = None
-    roles: Roles = field(default_factory=dict)
+    findings: Findings  # the most severe first
+    directions: list[HeadDirections]  # tokens along every head's first directions; empty if not computed
+    notes: tuple[str, ...]  # what was left out, and why, in sentences
+    standing: Standing  # percentiles of the heads among the heads of other checkpoints
+    removed: list[Removed] = field(default_factory=list)  # directions that were removed from what layers write or read
+    coverage: str = ""  # how much was read, in a sentence
+    everything: Everything | None = None  # all tensors, attention or not, with `all_tensors`
+    roles: Roles = field(default_factory=dict)  # names of heads for what they do, by layer and head
     provenance: Provenance = field(default_factory=Provenance, repr=False)
 
     @property

@@ -11,7 +11,7 @@ import numpy as np
 from weightscope.architectures.layer import NO_WEIGHTS
 from weightscope.changes.pair import Pair, pair_up
 from weightscope.changes.tensor import (
-    KINDS,
+    CALLED,
     UNKNOWN_SIZE,
     UNLIKE,
     Along,
@@ -67,7 +67,7 @@ class TensorChanges:
         if same == total:
             return f"Every tensor is identical, {counted(total, 'tensor')} in all."
         parts = []
-        for kind, words in KINDS.items():
+        for kind, words in CALLED.items():
             changes = [change for change in self.changes if change.kind == kind]
             tuned = [change for change in changes if kind != "changed" or change.is_tuned]
             if tuned:

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weightscope.changes.pair import SAMPLED_ROWS, Pair, Part, blocks_of_pairs
-from weightscope.changes.rounding import CASTS, Grid, casts_between, grid_of
+from weightscope.changes.pair import SAMPLED_ROWS, Pair, Part, blocks_of_pairs, first_rows
+from weightscope.changes.rounding import CASTS, Grid, casts_between, grid_of, precision
 from weightscope.changes.thresholds import FEW_ROWS, NEARLY_ONE_DIRECTION, PARALLEL, QUANTISED, REMOVED, STORED, TUNED
 from weightscope.checkpoint import Checkpoint, Tensor
 from weightscope.checkpoint.blocks import row_width
@@ -105,7 +105,7 @@ def changes_along_one_direction(members: Mapping[Member, Along], cosine: float, 
 NEARLY_ONE = 4  # rank of a change that may be of rank one: its other singular values may be rounding
 
 # How the lead calls each kind of change, in its order.
-KINDS = {
+CALLED = {
     "identical": "identical",
     "rounded": "the same after rounding",
     "quantised": "quantised",
@@ -132,7 +132,7 @@ class Change:
     name_b: str
     dtypes: tuple[str, str]
     shapes: tuple[tuple[int, ...], tuple[int, ...]]
-    kind: str = "identical"  # a key of `KINDS`
+    kind: str = "identical"  # a key of `CALLED`
     detail: str = ""  # the kind of rounding, the number of rows
     values_changed: int = 0
     rows_changed: int = 0
@@ -181,8 +181,8 @@ class Change:
     def shown_kind(self) -> str:
         """Its kind in a table for people."""
         if self.kind == "changed":
-            return KINDS[self.kind] if self.is_tuned else UNLIKE
-        return KINDS[self.kind] if self.kind in UNKNOWN_SIZE else self.kind
+            return CALLED[self.kind] if self.is_tuned else UNLIKE
+        return CALLED[self.kind] if self.kind in UNKNOWN_SIZE else self.kind
 
     def and_then(self, more: "Change") -> "Change":
         """With another block's change added."""
@@ -260,7 +260,7 @@ def classify(pair: Pair, change: Change) -> Change:
     kind, detail, rank = _kind(pair, change)
     a, b = pair.a.shape, pair.b.shape
     if a != b:
-        kind, detail = "resized", f"{a[0]:,} rows to {b[0]:,}; those that both have: {detail or KINDS[kind]}"
+        kind, detail = "resized", f"{a[0]:,} rows to {b[0]:,}; those that both have: {detail or CALLED[kind]}"
     share, *along = first_directions(pair.pairs) if rank is not None and rank <= NEARLY_ONE else (0.0,)
     along = along if share >= NEARLY_ONE_DIRECTION else []
     return replace(change, kind=kind, detail=detail, rank=rank, along=tuple(along))
@@ -317,12 +317,14 @@ def _ranked(pair: Pair, change: Change) -> tuple[str, str, int | None]:
     if len(shape) != 2 or min(shape) < 4 or any(dtype not in BITS for dtype in change.dtypes) or shape != pair.b.shape:
         return "changed", "", None
     rms = sqrt(max(change.squares, change.moved) / prod(shape))
-    for bits in sorted({*(BITS[dtype] for dtype in change.dtypes), 23}, reverse=True):
+    held = (precision(first_rows(tensor, SAMPLED_ROWS).astype(np.float32)) for tensor in (pair.a, pair.b))
+    floats = {*change.dtypes, *(name for name in held if name in BITS)}  # values may be coarser than what stores them
+    for bits in sorted({*(BITS[name] for name in floats), 23}, reverse=True):
         noise = 2.0**-bits * rms / sqrt(12)  # rounding errors are even within a step, a step at most 2^-bits of a value
         rank = low_rank(pair.rows, (shape[0], shape[1]), noise)
         if rank is not None:
             rounding = next(dtype for dtype, fraction in BITS.items() if fraction == bits)
             return "low rank", f"up to the rounding of {rounding}", rank
-        if bits <= min(BITS[dtype] for dtype in change.dtypes):
+        if bits <= min(BITS[name] for name in floats):
             break
     return "changed", "", None

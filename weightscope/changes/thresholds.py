@@ -11,6 +11,7 @@ CONVERTED = 1e-6  # of a tensor: what a conversion's own arithmetic leaves
 COPIED = 0.01  # of a layer's projections, up to which they are a copy: a cast to bfloat16 makes 0.002
 QUANTISED = 0.5  # of a matrix, up to which B may be a quantised A: a grid of three values makes 0.44
 REORDERED = 0.5  # of a matrix, from which its rows may be A's in another order: unrelated rows make 1.41
+SAME_SIZE = 1e-5  # of root mean squares, which no rotation or permutation changes
 SAME_NORMS = 1e-3  # of the sorted norms of rows: rows in another order have A's norms
 FAR = 0.9  # of heads that have nothing in common as they are stored, which is 1.41
 NEAR = 0.5  # of heads that are the same but for rounding or tuning, once both are in one basis
@@ -20,6 +21,9 @@ THAN_MAPS = 3.0  # times the change of their products: a tuned head's factors mo
 
 # How alike: cosines.
 LIKELY_SAME = 0.99  # of sketches of two heads' spaces, from which the heads are compared exactly: equal ones have 1
+SHARED_ROWS = 0.5  # of sampled rows outside heads: strangers' never reach it
+MAYBE_SHARED = 0.2  # of the same, from which it is no longer called chance
+NEAR_COPY = 0.3  # of matrices of two layers of one checkpoint, one of which may be a copy: strangers' have 0
 COPIED_AND_TUNED = 0.9  # of rows, from which an expert, or a neuron in another place, comes from the one it is held to
 TUNED = 0.5  # of a matrix before and after: weights that were trained apart have about 0
 PARALLEL = 0.99  # of two directions that are called one
@@ -27,6 +31,11 @@ ONE_DIMENSION = 0.99  # largest component of a direction that is a dimension: a 
 
 # Shares.
 FEW_ROWS = 0.1  # of a tensor's rows: where no more changed, the change is described by its rows
+MOSTLY = 0.5  # of layers with a counterpart, or of matrices with coarser values, for that to be named
+ON_GRIDS = 0.25  # of matrices on a grid, for them to be called quantised: fused or small ones are often left out
+SAME_SIZES = 0.5  # of matrices outside heads whose size agrees, from which a change of basis is suspected
+EDGE_MOVED = 0.02  # of the dimensions that a head writes, by which an edge's projection kernel moved
+NEAR_IDENTITY = 0.5  # of the median layer's size, below which a layer writes so little that it may have been added
 FLAT = 0.25  # spread of a folded gain over the spread before folding
 PERMUTED = 0.9  # largest weight in each row of a rotation that is a permutation
 NEARLY_ONE_DIRECTION = 0.9  # of a change's energy: rounding to bfloat16 adds 1 % in the widest models

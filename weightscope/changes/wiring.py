@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from weightscope.changes.thresholds import EDGE_MOVED
 from weightscope.circuits.names import affordable_wiring
 from weightscope.circuits.wiring import PROJECTIONS, Wiring, strongest
 from weightscope.errors import counted
@@ -12,7 +13,6 @@ from weightscope.model import Model
 from weightscope.tables import Column, Table
 
 TOP = 20  # edges of each kind, the strongest of either checkpoint
-MOVED = 0.02  # of the dimensions that a head writes: a smaller change of PK does not count
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +66,7 @@ def _edges(a: Wiring, b: Wiring, order: np.ndarray) -> Table:
         pairs |= {(e.i, int(back[e.i, e.a]), e.j, int(back[e.j, e.b])) for e in strongest(b, kind, "pk", TOP)}
         for pair in pairs:
             change = float(pk[1][pair] - pk[0][pair])
-            if abs(change) > MOVED * max(1, a.rank["o"][pair[:2]]):
+            if abs(change) > EDGE_MOVED * max(1, a.rank["o"][pair[:2]]):
                 i, writer, j, reader = pair
                 pk_a, pk_b, cs_a, cs_b = (float(scores[pair]) for scores in (*pk, *cs))
                 edge = [kind, int(a.layers[i]), writer, int(a.layers[j]), reader]

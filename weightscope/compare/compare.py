@@ -151,7 +151,8 @@ def compare(
     differ = [
         index for index, layer in zip(a.attention_layers, from_first[-1], strict=True) if not unmoved(layer).all()
     ]
-    edits = [*moved_layers(a, models[-1], differ), *(() if everything else along_one_direction(written))]
+    named_by_tensors = everything is not None and bool(everything.shared[0])
+    edits = [*moved_layers(a, models[-1], differ), *(() if named_by_tensors else along_one_direction(written))]
     changes = (
         everything.changes if everything else [*others[-1].changes, *attention_changes(unchecked[0], unchecked[-1])]
     )
@@ -241,69 +242,32 @@ def _not_compared(a: Model, compared: TensorChanges) -> list[str]:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Comparison(Result):
-    """The heads of several checkpoints, in order.
-
-    Attributes
-    ----------
-    labels, families, architectures : lists of str
-        One per checkpoint; the architecture is the class that its config names, or empty.
-    measured : list of MeasuredHeads
-        In the order of the first checkpoint's heads.
-    from_first, from_previous : dicts of (n - 1, L, H) arrays
-        qk_change and vo_change, |B - A|_F / |A|_F, changes of their biases, and principal angles of their spaces in
-        radians, from the first and from the previous checkpoint to each later one; NaN where a head is not finite.
-    order : (n - 1, L, H) int array
-        Which head of each later checkpoint was compared with each head of the first.
-    broken : list of lists of str
-        Tensors of each checkpoint that contain NaN or infinity.
-    overflowing : list of lists of Finding
-        Heads of each checkpoint that have no numbers because finite weights are too large to compute with.
-    coverage : str
-        What was read, in a sentence.
-    not_compared : list of str
-        Tensors of the first checkpoint that were not compared.
-    others : list of OtherChanges
-        The tensors that heads' matrices are not made of, from the first checkpoint to each later one.
-    edits : list of Finding
-        What was done to whole layers from the first checkpoint to the last.
-    everything : TensorChanges or None
-        All tensors of the first and the last checkpoint, with `all_tensors`.
-    limited : dict
-        Of these, how far each changed that a limit applies to.
-    settings : list of SettingsChange
-        How the config and the tokenizer's files of each later checkpoint differ from the first's.
-    beside : list of Finding
-        Weight files next to those that were read.
-    find_circuits : function
-        Computes `circuits` on first use.
-    deed : str
-        What was done from the first checkpoint to the last, in a sentence; empty where it is no one thing.
-    provenance : Provenance
-        What was read, by which command and version, and when.
-    """
+    """The heads of several checkpoints, in order."""
 
     FIGURE, PAGE = "compare.figures:changes", "compare.page:write_comparison_page"
     TABLES, FILES = TABLES, RESULTS
 
-    labels: list[str]
+    labels: list[str]  # one per checkpoint, as are families and architectures
     families: list[str]
-    architectures: list[str]
-    measured: list[MeasuredHeads]
+    architectures: list[str]  # the class that the config names, or empty
+    measured: list[MeasuredHeads]  # heads in the order of the first checkpoint's
+    # (n - 1, L, H) each: |B - A|_F / |A|_F of maps and biases, angles of spaces in radians; NaN if not finite.
     from_first: dict[str, np.ndarray]
-    from_previous: dict[str, np.ndarray]
-    order: np.ndarray
-    broken: list[list[str]]
-    overflowing: list[list[Finding]]
-    coverage: str = ""
-    not_compared: list[str] = field(default_factory=list)
+    from_previous: dict[str, np.ndarray]  # the same, from the checkpoint before
+    order: np.ndarray  # (n - 1, L, H) which head of each later checkpoint was compared with each head of the first
+    broken: list[list[str]]  # tensors of each checkpoint that contain NaN or infinity
+    overflowing: list[list[Finding]]  # heads of each checkpoint without numbers because finite weights are too large.
+    coverage: str = ""  # what was read, in a sentence
+    not_compared: list[str] = field(default_factory=list)  # tensors of the first checkpoint
+    # Tensors outside heads' matrices, from the first to each later one
     others: list[OtherChanges] = field(default_factory=list)
-    edits: Sequence[Finding] = ()
-    everything: TensorChanges | None = None
-    limited: dict[str, float] = field(default_factory=dict)
-    settings: Sequence[SettingsChange] = ()
-    beside: Sequence[Finding] = ()
-    find_circuits: Callable[[], CircuitChanges | None] | None = None
-    deed: str = ""
+    edits: Sequence[Finding] = ()  # what was done to whole layers from the first checkpoint to the last
+    everything: TensorChanges | None = None  # with `all_tensors`, from the first checkpoint to the last
+    limited: dict[str, float] = field(default_factory=dict)  # of these, how far each changed that a limit applies to
+    settings: Sequence[SettingsChange] = ()  # how config and tokenizer of each later one differ from the first's
+    beside: Sequence[Finding] = ()  # weight files next to those that were read
+    find_circuits: Callable[[], CircuitChanges | None] | None = None  # computes `circuits` on first use
+    deed: str = ""  # what was done from the first to the last, in a sentence; empty where it is no one thing
     provenance: Provenance = field(default_factory=Provenance, repr=False)
 
     @property

@@ -17,6 +17,8 @@ from weightscope.changes.tensor import Change
 from weightscope.changes.thresholds import (
     EXPLAINED,
     EXPLAINED_IN_ANOTHER_BASIS,
+    MOSTLY,
+    ON_GRIDS,
     UNMOVED,
     UNMOVED_IN_ANOTHER_BASIS,
 )
@@ -28,8 +30,6 @@ from weightscope.lineage.sketches import Sketches
 from weightscope.model import Model
 from weightscope.progress import bar
 
-MOSTLY = 0.5  # share of layers that need a counterpart, or of matrices that hold coarser values, for a kind to be named
-SOME = 0.25  # share on a grid before it is called quantised: fused or small matrices are often left out
 ROUNDED = "A to "  # how a change says that the base, rounded to a dtype, gives the suspect
 FOLDED = "In {layers}, the norm's gain is constant and folded into the weights after it."
 OF_LAYERS = {  # kinds that layers show, each with the field of `LayerChange` and the evidence
@@ -314,7 +314,7 @@ def _grids(weights: WeightChanges) -> Iterator[Kind]:
 
 def _is_quantised(layers: Sequence[LayerChange], side: str) -> bool:
     on_grid = sum(getattr(layer.values, side).total() for layer in layers)
-    return on_grid > SOME * sum(layer.values.matrices for layer in layers)
+    return on_grid > ON_GRIDS * sum(layer.values.matrices for layer in layers)
 
 
 def _training(weights: WeightChanges, structure: set[str]) -> Iterator[Kind]:

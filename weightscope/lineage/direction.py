@@ -11,15 +11,13 @@ from weightscope.attention.factored import inner
 from weightscope.changes.pair import Pair, first_rows
 from weightscope.changes.recomputed import Cells, way_from
 from weightscope.changes.tensor import Change, first_directions, one_direction
-from weightscope.changes.thresholds import CONVERTED, EXPLAINED, ONE_DIMENSION, PROJECTED
+from weightscope.changes.thresholds import CONVERTED, EXPLAINED, NEAR_COPY, NEAR_IDENTITY, ONE_DIMENSION, PROJECTED
 from weightscope.checkpoint import Tensor
 from weightscope.lineage.differences import WeightChanges
 from weightscope.model import Model
 from weightscope.tensors.measure import BITS, why_unread
 
 COMPARED_ROWS = 64  # rows by which two layers' matrices are held to each other
-NEAR_COPY = 0.3  # cosine of two layers' matrices: strangers have 0
-NEAR_IDENTITY = 0.5  # size of what a layer writes, relative to the median layer
 HOW = {  # as a kind of change, and as a map
     "cast": "rounding to a coarser float", "quantised": "rounding to a grid", "pruned": "setting values to zero",
     "rank cut": "dropping the smallest singular values", "direction removed": "projecting out a direction",

@@ -52,7 +52,7 @@ def _strip(figure: Figure, axis: Axes, lineage: Lineage) -> None:
 
 def _bases(lineage: Lineage) -> list[Sketches]:
     """The bases that layers come from; without any, the first base that was compared."""
-    return list(dict.fromkeys(each.base for each in lineage.sources if each)) or [lineage.judged[0].base]
+    return list(dict.fromkeys(each.base for each in lineage.sources if each)) or [lineage.compared[0].base]
 
 
 def _row(axis: Axes, start: float, y: float, sketches: Sketches, side: str) -> None:
@@ -73,7 +73,7 @@ def _short(sketches: Sketches) -> str:
 
 def _likeness(axis: Axes, lineage: Lineage) -> None:
     """Likeness of each layer to its counterpart and to the base's other layers, and the range of strangers."""
-    nearest = min(lineage.judged, key=lambda each: each.log_p)
+    nearest = min(lineage.compared, key=lambda each: each.log_p)
     match = lineage.origin.match if lineage.origin else next(iter(nearest.matches.values()))
     layers, unpaired = np.array(lineage.suspect.layers), match.likeness.astype(float)
     for i, j in enumerate(match.layers):

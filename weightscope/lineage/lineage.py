@@ -18,7 +18,7 @@ from weightscope.lineage.matching import BACKGROUND, ROUTES
 from weightscope.lineage.shared_tensors import SharedTensors, find_shared_tensors
 from weightscope.lineage.shares import Shares, shares_of
 from weightscope.lineage.sketches import Sketches
-from weightscope.lineage.verdict import Base, Judged, Related, candidates, judge, print_of, sources
+from weightscope.lineage.verdict import Base, ComparedBase, Related, candidates, judge, print_of, sources
 from weightscope.model import Model
 from weightscope.progress import progress_shown
 from weightscope.provenance import Provenance
@@ -76,7 +76,7 @@ def lineage(suspect: Base, bases: Base | Iterable[Base], *, progress: bool = Fal
         raise CheckpointError("lineage needs at least one base")
     with progress_shown(progress):
         result = _lineage(suspect, named)
-    read = [result.suspect.read, *(each.base.read for each in result.judged)]
+    read = [result.suspect.read, *(each.base.read for each in result.compared)]
     return replace(result, provenance=result.provenance.of_all(read))
 
 
@@ -84,25 +84,26 @@ def _lineage(suspect: Base, named: Sequence[Base]) -> "Lineage":
     """The same without the files that were read."""
     sketches = print_of(suspect)
     compared_with, looked_at, unread = candidates(sketches, named)
-    judged = [judge(sketches, base) for base in compared_with]
+    compared = [judge(sketches, base) for base in compared_with]
     comparisons = max(1, looked_at) * len(ROUTES)
-    log_p = min((each.log_p for each in judged), default=0.0) + log(comparisons)
+    log_p = min((each.log_p for each in compared), default=0.0) + log(comparisons)
     p = exp(min(0.0, max(-700.0, log_p)))
-    related = sorted((Related(j.base, j.match) for j in judged if j.match), key=lambda each: -each.weight)
+    related = sorted((Related(j.base, j.match) for j in compared if j.match), key=lambda each: -each.weight)
     if related:
-        return replace(_related(sketches, judged, related, p, comparisons), unread=unread)
-    tensors = [_shared_tensors(sketches, each.base) for each in judged]
-    taken = [(each.base, shared) for each, shared in zip(judged, tensors, strict=True) if shared and shared.is_shared]
+        return replace(_related(sketches, compared, related, p, comparisons), unread=unread)
+    tensors = [_shared_tensors(sketches, each.base) for each in compared]
+    taken = [(each.base, shared) for each, shared in zip(compared, tensors, strict=True) if shared and shared.is_shared]
     if taken:
         shared = max(taken, key=lambda each: each[1].share)
-        return Lineage(sketches, judged, None, "related", p, comparisons, unread=unread, shared=shared)
+        return Lineage(sketches, compared, None, "related", p, comparisons, unread=unread, shared=shared)
     why = [
-        each.doubt or (shared.doubt if shared else NOT_IN_PRINTS) for each, shared in zip(judged, tensors, strict=True)
+        each.doubt or (shared.doubt if shared else NOT_IN_PRINTS)
+        for each, shared in zip(compared, tensors, strict=True)
     ]
-    doubts = [f"{printable(each.base.name)}: {doubt}" for each, doubt in zip(judged, why, strict=True) if doubt]
+    doubts = [f"{printable(each.base.name)}: {doubt}" for each, doubt in zip(compared, why, strict=True) if doubt]
     doubts += [listed(unread, NAMED)] if unread else []
     verdict = "undecided" if doubts else "unrelated"
-    return Lineage(sketches, judged, None, verdict, p, comparisons, doubts=doubts, unread=unread)
+    return Lineage(sketches, compared, None, verdict, p, comparisons, doubts=doubts, unread=unread)
 
 
 def _shared_tensors(suspect: Sketches, base: Sketches) -> SharedTensors | None:
@@ -128,7 +129,7 @@ OTHER_SIZES = {
 
 
 def _related(
-    suspect: Sketches, judged: list[Judged], related: Sequence[Related], p: float, comparisons: int
+    suspect: Sketches, compared: list[ComparedBase], related: Sequence[Related], p: float, comparisons: int
 ) -> "Lineage":
     """How the suspect differs from the first of these bases, or from several, and which came first."""
     first, of_layers = related[0], sources(suspect, related)
@@ -142,7 +143,7 @@ def _related(
             drift = {layer.layer: layer.drift.maps for layer in weights.layers}
             structure = {kind.kind for kind in kinds}
             done = weight_kinds(weights, structure)
-            shares = shares_of(suspect.source, _summands(first, judged)) if first.match.route == "direct" else shares
+            shares = shares_of(suspect.source, _summands(first, compared)) if first.match.route == "direct" else shares
             if shares.weights:
                 kinds.append(_merge(suspect, shares))
                 done = [kind for kind in done if kind.kind not in TRAINED]
@@ -158,7 +159,7 @@ def _related(
             kinds += done
     kinds += _unnamed(suspect, first, kinds)
     return Lineage(
-        suspect, judged, first, verdict, p, comparisons, kinds, shares.weights, drift, [], of_layers, proof=older
+        suspect, compared, first, verdict, p, comparisons, kinds, shares.weights, drift, [], of_layers, proof=older
     )
 
 
@@ -192,11 +193,11 @@ def _as_proved(done: Sequence[Kind], proof: Proof, suspect: Sketches, smaller: s
     return kept
 
 
-def _summands(first: Related, judged: Sequence[Judged]) -> list[Related]:
+def _summands(first: Related, compared: Sequence[ComparedBase]) -> list[Related]:
     """Every base with the first one's sizes: products of two factors do not show a small share of a merge."""
-    sizes = [(each.base.about["d_model"], len(each.base.layers), len(each.base.layer)) for each in judged]
+    sizes = [(each.base.about["d_model"], len(each.base.layers), len(each.base.layer)) for each in compared]
     needed = (first.base.about["d_model"], len(first.base.layers), len(first.base.layer))
-    same = [each for each, size in zip(judged, sizes, strict=True) if size == needed]
+    same = [each for each, size in zip(compared, sizes, strict=True) if size == needed]
     return [
         Related(each.base, each.match if each.match and each.match.route == "direct" else first.match) for each in same
     ]
@@ -243,58 +244,29 @@ def _unnamed(suspect: Sketches, first: Related, kinds: Sequence[Kind]) -> list[K
 class Lineage(Result):
     """Where a checkpoint comes from.
 
-    Attributes
-    ----------
-    suspect : Sketches
-    judged : list of Judged
-        Every base that was compared.
-    origin : Related or None
-        The base that it shares attention heads with, and the match that shows this.
-    verdict : str
-        "derived": the suspect can be recomputed from the base, which holds more. "related": they have an origin in
-        common, and the weights do not show that the base came first. "unrelated": nothing is shared, in heads,
-        feed-forward networks, embeddings or norms. "undecided": not everything could be compared.
-    p_value : float
-        Probability that strangers are this alike, times the number of comparisons; at most 1.
-    comparisons : int
-        Number of bases times routes, by which the probability was multiplied.
-    kinds : list of Kind
-        How the suspect differs from the base; neither needs to come first.
-    weights : dict of str to float
-        Share of each base in a merge.
-    drift : dict of int to float
-        |S - B| / |B| of the heads' maps by layer, if the weights of both were read.
-    doubts : list of str
-        Why the verdict is "undecided".
-    sources : list of Related or None
-        The base that has each layer's counterpart.
-    unread : list of str
-        Fingerprints of a folder that were skipped, and why.
-    proof : Proof or None
-        How the newer of the two can be recomputed from the older one, if the weights show it.
-    shared : (Sketches, SharedTensors) or None
-        A base that shares no heads but other tensors, and which.
-    provenance : Provenance
-        What was read, by which command and version, and when.
+    `verdict` is "derived" where the suspect can be recomputed from the base, which holds more; "related" where they
+    have an origin in common, and the weights do not show that the base came first; "unrelated" where nothing is shared,
+    in heads, feed-forward networks, embeddings or norms; "undecided" where not everything could be compared.
     """
 
     FIGURE, PAGE = "lineage.figures:lineage_figure", "lineage.page:write_lineage_page"
     TABLES, FILES = TABLES, RESULTS
 
     suspect: Sketches
-    judged: list[Judged]
-    origin: Related | None
-    verdict: str
-    p_value: float
-    comparisons: int
+    compared: list[ComparedBase]  # every base
+    origin: Related | None  # the base that it shares heads with, and the match that shows this
+    verdict: str  # "derived", "related", "unrelated" or "undecided"; as above
+    p_value: float  # probability that strangers are this alike, times the comparisons; at most 1
+    comparisons: int  # number of bases times routes
+    # How the suspect differs from the base; neither needs to come first
     kinds: list[Kind] = field(default_factory=list)
-    weights: dict[str, float] = field(default_factory=dict)
-    drift: dict[int, float] = field(default_factory=dict)
-    doubts: list[str] = field(default_factory=list)
-    sources: list[Related | None] = field(default_factory=list)
-    unread: list[str] = field(default_factory=list)
-    proof: Proof | None = None
-    shared: tuple[Sketches, SharedTensors] | None = None
+    weights: dict[str, float] = field(default_factory=dict)  # share of each base in a merge
+    drift: dict[int, float] = field(default_factory=dict)  # |S - B| / |B| of heads' maps by layer, if weights were read
+    doubts: list[str] = field(default_factory=list)  # why the verdict is "undecided"
+    sources: list[Related | None] = field(default_factory=list)  # the base that has each layer's counterpart
+    unread: list[str] = field(default_factory=list)  # fingerprints of a folder that were skipped, and why
+    proof: Proof | None = None  # how the newer can be recomputed from the older, if the weights show it
+    shared: tuple[Sketches, SharedTensors] | None = None  # a base that shares no heads but other tensors, and which
     provenance: Provenance = field(default_factory=Provenance, repr=False)
 
     @property
@@ -311,8 +283,8 @@ class Lineage(Result):
     @property
     def lead(self) -> str:
         """The verdict in words, with its evidence."""
-        name, n = printable(self.suspect.name), len(self.judged)
-        bases = printable(self.judged[0].base.name) if n == 1 else f"any of {counted(n, 'base')}"
+        name, n = printable(self.suspect.name), len(self.compared)
+        bases = printable(self.compared[0].base.name) if n == 1 else f"any of {counted(n, 'base')}"
         none = f"No shared attention heads were found between {name} and {bases}"
         if self.shared is not None:
             base, tensors = self.shared
@@ -373,8 +345,8 @@ class Lineage(Result):
     def background(self) -> Table:
         """What the likeness was judged against: one row per base and route."""
         rows = []
-        for judged in self.judged:
-            for route, match in judged.matches.items():
+        for compared in self.compared:
+            for route, match in compared.matches.items():
                 mean, spread = BACKGROUND.get(route, (np.nan, np.nan))
                 unpaired = match.likeness.copy()
                 for i, j in enumerate(match.layers):
@@ -383,7 +355,7 @@ class Lineage(Result):
                 rest = float(np.nanmean(unpaired)) if np.isfinite(unpaired).any() else np.nan
                 count = sum(j is not None for j in match.layers)
                 rows.append(
-                    (judged.base.name, ROUTES[route], count, match.mean, rest, mean, spread, match.log_p / log(10))
+                    (compared.base.name, ROUTES[route], count, match.mean, rest, mean, spread, match.log_p / log(10))
                 )
         return Table.of_rows(BACKGROUND_COLUMNS, rows)
 
@@ -391,7 +363,7 @@ class Lineage(Result):
     def no_evidence(self) -> Table:
         """What the suspect and the bases say about themselves; this proves nothing."""
         names = ("family", "layers", "heads", "kv_heads", "d_model", "vocabulary", "config")
-        prints = [self.suspect, *(judged.base for judged in self.judged)]
+        prints = [self.suspect, *(compared.base for compared in self.compared)]
         rows = [(p.name, *(str(p.about.get(name, "")) for name in names)) for p in prints]
         return Table.of_rows([Column("name"), *map(Column, names)], rows)
 

@@ -1,4 +1,4 @@
-"""The page of a lineage: the verdict, the picture, what differs, and what the numbers were judged against."""
+"""The page of a lineage: the verdict, the picture, what differs, and what the numbers were compared against."""
 
 from weightscope.files import Files
 from weightscope.findings import spans

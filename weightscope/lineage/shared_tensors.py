@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weightscope.changes.thresholds import MAYBE_SHARED, SAME_SIZE, SAME_SIZES, SHARED_ROWS
 from weightscope.checkpoint import Tensor
 from weightscope.checkpoint.blocks import Block, blocks_of, row_width
 from weightscope.errors import counted, printable
@@ -20,10 +21,6 @@ SAMPLED = {"feed-forward networks": 1 << 13, "embeddings": 1 << 16}  # values of
 # or extended vocabulary keeps; the cosine of strangers' is 0, give or take 0.03 in the smallest
 SMALLEST = 1000  # values of a matrix that is compared by its cosine, and whose equality is evidence by itself
 DISTINCT = 16  # values that a tensor must hold: ones, zeros and masks are equal without any origin
-LEAST_COSINE = 0.5  # cosine of sampled rows that strangers never have
-DOUBTFUL = 0.2  # cosine from which it is no longer called chance
-SAME_SIZE = 1e-5  # relative difference of root mean squares, which no rotation or permutation changes
-MOST = 0.5  # share of the matrices whose size agrees before a change of basis is suspected
 WAVES = 0.5, 1e-3  # mean square of a table of sines and cosines, which strangers share, and how near to it
 NETWORKS, EMBEDDINGS, VECTORS = "feed-forward networks", "embeddings", "norms and biases"
 NAMED = 3  # tensors in a sentence
@@ -82,7 +79,7 @@ def find_shared_tensors(suspect: Model, base: Model) -> SharedTensors:
     equal = [fact for fact in here if (fact.shape, fact.digest) in digests]
     rest = [fact for fact in here if (fact.shape, fact.digest) not in digests and fact.sample.size]
     cosines = _cosines(rest, there)
-    alike = [fact for fact in rest if cosines[fact.name] >= LEAST_COSINE]
+    alike = [fact for fact in rest if cosines[fact.name] >= SHARED_ROWS]
     matrices = [fact for fact in here if fact.size >= SMALLEST and len(fact.shape) > 1]
     is_evidence = bool(alike) or any(fact in matrices for fact in equal)
     shared = [*equal, *alike] if is_evidence else []
@@ -101,11 +98,11 @@ def _doubt(
     if equal:
         return f"{_named([fact.name for fact in equal], len(here))} equal, value by value, and no matrix is"
     near = max(cosines.values(), default=0.0)
-    if near >= DOUBTFUL:
+    if near >= MAYBE_SHARED:
         return f"rows of other tensors are more alike than strangers' (cosine {near:.2g})"
     sizes = {shape: np.array([fact.rms for fact in there if fact.shape == shape]) for shape in {f.shape for f in there}}
     same = [m for m in matrices if m.shape in sizes and (np.abs(sizes[m.shape] / (m.rms or 1) - 1) < SAME_SIZE).any()]
-    if matrices and len(same) > MOST * len(matrices):
+    if matrices and len(same) > SAME_SIZES * len(matrices):
         return "matrices outside the heads have equal norms, as they have after a change of basis"
     widths = {(fact.part, fact.shape[-1]) for fact in there}
     for part in (NETWORKS, EMBEDDINGS):

@@ -135,7 +135,7 @@ class Related(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Judged:
+class ComparedBase:
     """One base, and what each route says about it."""
 
     base: Sketches
@@ -181,7 +181,7 @@ def candidates(suspect: Sketches, named: Sequence[Base]) -> Candidates:
     return Candidates(called, looked_at, unread)
 
 
-def judge(suspect: Sketches, base: Sketches) -> Judged:
+def judge(suspect: Sketches, base: Sketches) -> ComparedBase:
     """Compare the fingerprints of a suspect and a base, without reading weights."""
     by_route = matches(suspect, base)
     by_sketch = [
@@ -193,7 +193,7 @@ def judge(suspect: Sketches, base: Sketches) -> Judged:
     best = max(by_sketch, key=lambda each: (round(each.weight, 1), each.match.route == "direct"), default=None)
     if best is None and by_route["spectra"].is_sure:
         best = Related(base, by_route["spectra"])
-    return Judged(base, by_route, best.match if best else None, "" if best else _doubt(suspect, base, by_route))
+    return ComparedBase(base, by_route, best.match if best else None, "" if best else _doubt(suspect, base, by_route))
 
 
 def _doubt(suspect: Sketches, base: Sketches, by_route: dict[str, Match]) -> str:
