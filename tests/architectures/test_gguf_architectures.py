@@ -162,6 +162,15 @@ def test_weights_and_scores_come_back(case: Converted, tmp_path: Path) -> None:
         np.testing.assert_allclose(opened.layer(index).values(x), same.layer(index).values(x), atol=1e-5)
 
 
+@pytest.mark.parametrize("case", CASES, ids=named)
+def test_every_tensor_has_the_role_and_array_of_its_original(case: Converted, tmp_path: Path) -> None:
+    ours, theirs = ws.open_model(written(case, tmp_path / "model.gguf")).tensors, fixture(case.fixture).model.tensors
+    roles = [{(tensor.role, tensor.layer, tensor.shape) for tensor in tensors} for tensors in (ours, theirs)]
+    assert roles[0] == roles[1]
+    for label in theirs.labels:
+        np.testing.assert_allclose(ours[label].array(), theirs[label].array(), rtol=0, atol=2e-7, err_msg=label)
+
+
 BESIDES = (
     ("granite", "residual_scale", "residual_multiplier"), ("granite", "logit_scale", "logits_scaling"),
     ("granite", "embedding_scale", "embedding_multiplier"), ("granite", "attention.scale", "attention_multiplier"),
