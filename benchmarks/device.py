@@ -26,7 +26,7 @@ from weightscope.detok.sigma import sigma_statistics
 from weightscope.errors import CheckpointError
 from weightscope.metrics.auroc import auroc_by_token
 from weightscope.metrics.norms import value_norms
-from weightscope.outliers.contributions import contributions_by_kind
+from weightscope.outliers.measure import contributions_by_kind
 
 
 @dataclass(frozen=True)

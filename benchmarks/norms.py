@@ -14,7 +14,7 @@ import numpy as np
 import weightscope as ws
 from benchmarks.results import Bench, Measured
 from weightscope.norms.measure import measure_norms
-from weightscope.outliers.contributions import observe_contributions
+from weightscope.outliers.measure import observe_contributions
 from weightscope.runner import Runner, open_runner
 from weightscope.runner.framing import framing_of
 from weightscope.runner.runner import batches

@@ -199,7 +199,7 @@ def test_norms_and_contributions_of_running_models_are_the_same(name, tmp_path):
     pytest.importorskip("torch", reason="the runner needs the extra `runner`")
     from tests.support.random_models import random_model
     from weightscope.norms.measure import measure_norms
-    from weightscope.outliers.contributions import observe_contributions
+    from weightscope.outliers.measure import observe_contributions
     from weightscope.runner import open_runner
 
     random_model(next(case for case in CASES if case.name == name)).save_pretrained(tmp_path)

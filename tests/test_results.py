@@ -15,10 +15,9 @@ from weightscope.files import Files
 from weightscope.norms.measure import study_norms
 from weightscope.outliers.measure import study_outliers
 from weightscope.results import Result, function_at
-from weightscope.runner.study import Study
+from weightscope.runner.runner import Study
 from weightscope.sinks.bias import Sizes, sink_bias
-from weightscope.sinks.inputs import read_inputs
-from weightscope.sinks.mechanisms import sink_mechanisms
+from weightscope.sinks.mechanisms import read_inputs, sink_mechanisms
 from weightscope.text.counts import load_counts
 from weightscope.text.sequences import read_sentences, read_texts
 

@@ -1,14 +1,16 @@
 """Tables 1 and 3 of the detokenization paper as printed, and the same ranks found in a model."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
 from weightscope.detok.first_layer import FirstLayer
-from weightscope.detok.heads import single_tokens
+from weightscope.errors import CheckpointError
 from weightscope.formulas import plain
 from weightscope.pages.page import Filed, Section
 from weightscope.tables import Column, Table
+from weightscope.text.tokenizer import Tokenizer
 
 TOP = 10  # ranks in Tables 1 and 3
 HEADS_OF_TABLES = (1, 3, 4, 5, 7, 10)
@@ -47,6 +49,15 @@ CONTRADICTION = (
     "The paper's two tables contradict each other for head 7 and ' Jackson': Table 1 has ' Peter', ' Jesse' and "
     "' Michael' first, Table 3 ' Michael', ' Peter', 'Michael' and ' Jesse'; the authors' notes have Table 3's order."
 )
+
+
+def single_tokens(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, int]:
+    """Ids, by their text, of those texts that are one token in this vocabulary."""
+    ids = {}
+    for text in texts:
+        with suppress(CheckpointError):
+            ids[text] = tokenizer.id_of(text)
+    return ids
 
 
 def printed_ranks(first: FirstLayer, tokenizer: Any) -> Table:

@@ -14,15 +14,14 @@ import click
 
 from analyses.inputs import first_available, out_option
 from analyses.recipes import detok_tables
-from analyses.recipes.detok_tables import neighbour_section, printed_ranks
+from analyses.recipes.detok_tables import neighbour_section, printed_ranks, single_tokens
 from weightscope import CheckpointError
 from weightscope.cli.command import EndsInOneLine
 from weightscope.cli.options import device_option, text_option
-from weightscope.detok import paper
 from weightscope.detok.first_layer import FirstLayer, position_terms, ranked
-from weightscope.detok.heads import counts_for, measure_heads, roc_curves, single_tokens
+from weightscope.detok.heads import counts_for, measure_heads, roc_curves
 from weightscope.detok.on_text import TextCheck, run_on_texts
-from weightscope.detok.page import auroc_sections, position_section, text_section
+from weightscope.detok.page import auroc_sections, is_of_paper, position_section, present, text_section
 from weightscope.embedded import FOLDER
 from weightscope.files import OutputFolder
 from weightscope.pages.page import write_page
@@ -56,14 +55,14 @@ def main(source: str, counts_file: Path | None, shards: int, text: tuple[Path, .
     # compute
     auroc = measure_heads(first, counts)
     curves = roc_curves(first, counts, dict(list(tokens.items())[:2]))
-    is_paper, n_heads = paper.is_of(model.name), len(first.heads)
-    heads = paper.there(detok_tables.HEADS_OF_TABLES, n_heads) if is_paper else auroc.ranked["head"][:3]
+    is_paper, n_heads = is_of_paper(model.name), len(first.heads)
+    heads = present(detok_tables.HEADS_OF_TABLES, n_heads) if is_paper else auroc.ranked["head"][:3]
     previous = ranked(first, tokenizer, list(tokens.values()), top=detok_tables.TOP if is_paper else 5, heads=heads)
     printed = printed_ranks(first, tokenizer) if is_paper else None
     terms = None if model.positions is None else position_terms(first)
     drawn = [] if terms is None else list(dict.fromkeys([int(auroc.ranked["head"][0]), terms.nearest_head()]))
     if is_paper:
-        drawn = paper.there([detok_tables.HEAD_OF_FIG_3, *drawn], n_heads)
+        drawn = present([detok_tables.HEAD_OF_FIG_3, *drawn], n_heads)
     check = None if terms is None else check_if_it_runs(first, texts, terms.query)
 
     # write and draw

@@ -17,14 +17,14 @@ import click
 import numpy as np
 
 from analyses.inputs import first_available, out_option
+from analyses.recipes.sink_figures import IN_THE_PAPER, side_by_side_figure
 from weightscope import CheckpointError, Model, open_model
 from weightscope.cli.command import EndsInOneLine
 from weightscope.cli.options import runner_device_option, text_option
 from weightscope.files import Files, OutputFolder
 from weightscope.pages.page import Figure, Section
 from weightscope.pages.style import save
-from weightscope.sinks import figures
-from weightscope.sinks.bias import IN_THE_PAPER, SinkBias, sink_bias, sizes_of
+from weightscope.sinks.bias import SinkBias, sink_bias, sizes_of
 from weightscope.sinks.page import TABLE_1, write_bias_page
 from weightscope.tables import Column, Table
 from weightscope.text.sequences import read_texts
@@ -98,7 +98,7 @@ def side_by_side(files: Files, models: Sequence[SinkBias]) -> Section:
         "layers that are within it."
     )
     figure = Figure(
-        save(figures.side_by_side_figure(models), files, "updates"),
+        save(side_by_side_figure(models), files, "updates"),
         "Figs 2, 3 and 4. $u_sink$ solid, the mean $u_ctx$ dashed; $R$ of $u_sink$ is against $mu_sink$.",
         ", ".join(bias.model for bias in models),
     )

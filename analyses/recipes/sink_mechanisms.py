@@ -19,8 +19,7 @@ from weightscope import CheckpointError, Model, open_model
 from weightscope.cli.command import EndsInOneLine
 from weightscope.cli.options import runner_device_option, text_option
 from weightscope.runner import open_runner
-from weightscope.sinks.inputs import read_inputs
-from weightscope.sinks.mechanisms import sink_mechanisms
+from weightscope.sinks.mechanisms import read_inputs, sink_mechanisms
 
 TRAINED = Path(__file__).resolve().parents[1] / "toys" / "vit"
 # Folder of the results -> the models to try, in this order

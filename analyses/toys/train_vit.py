@@ -27,8 +27,7 @@ import weightscope as ws
 from analyses.toys.sinks.training import seeded, train
 from weightscope.files import Folder
 from weightscope.runner import open_runner
-from weightscope.sinks.inputs import read_inputs
-from weightscope.sinks.mechanisms import sink_mechanisms
+from weightscope.sinks.mechanisms import read_inputs, sink_mechanisms
 from weightscope.sinks.strength import MECHANISMS
 from weightscope.tables import Table
 

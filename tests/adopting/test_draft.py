@@ -56,7 +56,7 @@ def test_a_draft_of_a_known_architecture_names_the_modules_of_its_row(name: str)
 
 
 def test_a_matrix_of_three_widths_next_to_a_square_one_is_fused_qkv(tmp_path: Path) -> None:
-    """The feed-forward network is three times as wide too, and has no square matrix beside it."""
+    """The feed-forward network is three times as wide too, and has no square matrix next to it."""
     attention = {"mixer.all": (72, 24), "mixer.wo": (24, 24), "net.up": (72, 24), "net.down": (24, 72)}
     shapes = {f"blocks.{i}.{name}.weight": shape for i in range(2) for name, shape in attention.items()}
     rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""The commands of docs/adopting.md are run, and print what it says."""
+"""The commands of docs/adopting.md are run, and print what the page shows."""
 
 import re
 from pathlib import Path

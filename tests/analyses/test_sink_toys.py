@@ -14,9 +14,9 @@ torch = pytest.importorskip("torch", reason="the toy models need the extra `runn
 from analyses.toys.sinks import attention as toys  # noqa: E402
 from analyses.toys.sinks import broadcast, nop, training, vit  # noqa: E402
 from analyses.toys.sinks.__main__ import STAGES, main  # noqa: E402
+from analyses.toys.sinks.diagnosis import strongest_sink  # noqa: E402
 from analyses.toys.sinks.mosaics import CLASSES, NOTHING, PATCHES, mosaics  # noqa: E402
 from analyses.toys.sinks.training import Size  # noqa: E402
-from weightscope.sinks import lemmas  # noqa: E402
 from weightscope.sinks import strength as sinks  # noqa: E402
 
 pytestmark = pytest.mark.check
@@ -216,8 +216,8 @@ def test_lemma_3_holds_of_trained_layers(nop_runs: list, broadcast_runs: list) -
     for trace in trained:
         attention = trace.attention.astype(np.float64)
         attention /= attention.sum(axis=-1, keepdims=True)  # in float32 they sum to 1 up to rounding
-        sink = sinks.strongest_sink(attention).position
-        found = lemmas.rank_one(attention, trace.updates, sink)
+        sink = strongest_sink(attention).position
+        found = sinks.rank_one(attention, trace.updates, sink)
         assert (found.distance <= found.bound * (1 + 1e-9)).all()
         assert (found.residual <= found.residual_bound * (1 + 1e-9)).all()
 

@@ -19,7 +19,7 @@ from tests.support.cases import CASES  # noqa: E402
 from tests.support.hub_server import Hub  # noqa: E402
 from tests.support.random_models import random_model  # noqa: E402
 from weightscope.runner import Runner  # noqa: E402
-from weightscope.sinks.inputs import Inputs  # noqa: E402
+from weightscope.sinks.mechanisms import Inputs  # noqa: E402
 
 pytestmark = pytest.mark.check
 

@@ -19,7 +19,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from weightscope.architectures import FAMILIES
 from weightscope.architectures.computed import FILE, NO_EFFECT
-from weightscope.architectures.config import KEYS, inner_types
+from weightscope.architectures.config import KEYS, class_says
 
 LARGER = {"n_layers": 2, "d_model": 4, "n_heads": 2}  # times the default
 
@@ -48,7 +48,7 @@ def derived(make: Any, usual: Mapping[str, Any]) -> set[str]:
 def tables() -> dict[str, Any]:
     """What the file holds."""
     kinds = {kind for row in FAMILIES for kind in row.types}
-    kinds |= {inner for kind in kinds for inner in inner_types(kind).values()}
+    kinds |= {inner for kind in kinds for inner in class_says(kind, "parts").values()}
     values: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     of_others: dict[str, list[str]] = defaultdict(list)
     names: dict[str, dict[str, str]] = {}

@@ -125,7 +125,7 @@ SOUND = {"input_features": random(1, 4, 14), "decoder_input_ids": TOKENS[:, :5]}
 IMAGE = {"pixel_values": random(1, 3, 96, 96)}
 WITH_MEMORY = {"input_ids": TOKENS, "encoder_hidden_states": random(1, 5, 16)}
 GPT2_AT, BERT_AT = "h.1.crossattention", "encoder.layer.1.crossattention"
-# A model's config, what it runs on, and its stacks.
+# A model's config, its inputs and its stacks.
 MODELS: dict[str, tuple[Callable[[], Any], dict[str, torch.Tensor], tuple[Stack, ...]]] = {
     "t5": (lambda: transformers.T5Config(**T5), TEXTS, T5_STACKS),
     "bart": (lambda: transformers.BartConfig(**SIZES, max_position_embeddings=12), TEXTS, bart_like(False)),

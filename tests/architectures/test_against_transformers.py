@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.tiny_models import FIXTURES, NAMES, Fixture, centred, fixture
 from weightscope.architectures import FAMILIES
-from weightscope.architectures.config import KEYS, rope_of
+from weightscope.architectures.config import KEYS, class_says
 from weightscope.architectures.family import Family
 
 torch = pytest.importorskip("torch", reason="fixtures are made by torch, which is not installed")
@@ -117,7 +117,10 @@ def assert_defaults_are_transformers(row: Family, model_type: str) -> None:
             assert value is None and follows_sizes(row, model_type, key), key
     given = config.get("rope_parameters")
     if row.rope is not None and given and "rope_parameters" not in row.config.defaults:
-        given, usual = rotation_of(given), rotation_of(rope_of(model_type) or rope_of(row.types[0]))
+        given, usual = (
+            rotation_of(given),
+            rotation_of(class_says(model_type, "rope") or class_says(row.types[0], "rope")),
+        )
         assert usual.get("rope_theta", row.rope.theta) == given["rope_theta"]
         if given["rope_type"] != "proportional":  # whose share of turning pairs is among its parameters
             shares = [usual.get("partial_rotary_factor") or getattr(row.rope, "fraction", None) or 1.0]

@@ -176,7 +176,7 @@ def test_layernorms_may_have_their_old_names(tmp_path: Path) -> None:
         ("dinov3_vit", {"patch_size": 0}, "'patch_size' is 0"),
         ("dinov3_vit", {"num_register_tokens": -2}, "'num_register_tokens' is -2"),
         ("sam3_vit", {"global_attn_indexes": True}, "'global_attn_indexes' is True; a list of layers was expected"),
-        ("xglm", {"pad_token_id": 18}, "'pad_token_id' is 18; a number below that of positions, 18 was expected"),
+        ("xglm", {"pad_token_id": 18}, "'pad_token_id' is 18; a number below 18, the number of positions was expected"),
         ("deberta_v3_relative", {"position_buckets": 1}, "'position_buckets' is 1; 2 or more, and fewer than 126"),
         ("deberta_v3_relative", {"max_position_embeddings": 3}, "'position_buckets' is 4; 2 or more, and fewer than 4"),
         ("hunyuan", {"rope_parameters": {"rope_type": "dynamic", "alpha": 1e-300}}, "'alpha' is 1e-300; a number from"),

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from weightscope.architectures import FAMILIES, ModelConfig, completed_part, read_config
-from weightscope.architectures.config import names_of
+from weightscope.architectures.config import class_says
 from weightscope.architectures.layer import rotation_of
 from weightscope.architectures.reading import part_of
 from weightscope.checkpoint import Checkpoint
@@ -23,7 +23,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 def read_as(kind: str, /, **values: Any) -> ModelConfig:
     """The config of a model_type with usual sizes and these values, read."""
     row = next(row for row in FAMILIES if kind in row.types)
-    sizes = {key: value for key, value in SIZES.items() if key in names_of(kind)}
+    sizes = {key: value for key, value in SIZES.items() if key in class_says(kind, "names")}
     values = {"model_type": kind, **sizes, **values}
     checkpoint = Checkpoint(Path(), (), {}, Config(values, "config.json"), "config.json")
     config = completed_part(checkpoint.config, part_of(checkpoint, row), row)

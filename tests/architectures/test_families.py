@@ -77,7 +77,7 @@ def test_heads_are_the_layer_as_matrices(name: str) -> None:
                 score *= layer.temperature(np.arange(len(x)))[i]
             for term in layer.relative:
                 tokens = layer.keys(x)[head.kv_head, j] if term.of_keys else layer.queries(x)[head.index, i]
-                met = term.at(term.apart(np.arange(len(x)))[i, j].reshape(1))
+                met = term.vectors(term.apart(np.arange(len(x)))[i, j].reshape(1))
                 score += head.scale * tokens @ met[head.index if len(met) > 1 else 0, 0]
             if layer.additive is not None:
                 bias = layer.additive.between(np.array([i]), np.array([j]))

@@ -265,7 +265,7 @@ def test_without_the_package_the_error_says_how_to_get_it(tmp_path: Path, monkey
 
 
 def test_what_a_gguf_file_cannot_say_is_not_compared(tmp_path: Path) -> None:
-    """Its architecture stands for several model_types; what its keys do say counts."""
+    """Several model_types share its architecture; its keys tell which."""
     weights = hugging_face_weights()
     write_gguf(tmp_path / "a.gguf", weights)
     a = ws.open_model(tmp_path / "a.gguf")

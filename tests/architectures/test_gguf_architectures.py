@@ -186,7 +186,7 @@ BESIDES = (
 def test_what_decides_the_computation_is_compared_with_a_config(
     name: str, key: str, meaning: str, tmp_path: Path
 ) -> None:
-    """A key that no config of this class has is told too."""
+    """A key that no config of this class has is reported too."""
     case, original = next(case for case in CASES if case.fixture == name), fixture(name).model
     before = stated(original.checkpoint, original.row)
     usual = before.values[meaning] if meaning else 0.0

@@ -1,4 +1,4 @@
-"""`weightscope inspect` on every fixture: what it is, and what an audit would read of it."""
+"""`weightscope inspect` on every fixture: its description, and the bytes that an audit would read."""
 
 import pytest
 

@@ -28,7 +28,7 @@ def test_a_layer_that_attends_to_anothers_keys_has_that_ones_maps(tmp_path: Path
     model = ws.open_model(tmp_path / "shared")
     assert model.attention_layers == (0, 1) and model.borrowing_layers == (2,)
     layer, maker, lender = model.layer(2), *(fixture("gemma4").model.layer(index) for index in (2, 1))
-    assert layer.keys_of == 1 and "keys and values are those of layer 1" in layer.caveats[0]
+    assert layer.keys_of == 1 and "keys and values are layer 1's" in layer.caveats[0]
     rng = np.random.default_rng(0)
     x, before = rng.normal(size=(2, 5, layer.d_model))
     np.testing.assert_allclose(layer.queries(x), maker.queries(x))

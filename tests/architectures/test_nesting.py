@@ -12,7 +12,7 @@ import weightscope as ws
 from tests.support.audit import audit_of
 from tests.support.cases import LLAMA, VIT
 from tests.support.tiny_models import FIXTURES, fixture
-from weightscope.architectures.config import inner_types, sizes_of
+from weightscope.architectures.config import class_says
 
 
 def wrapped(folder: Path, config: dict, prefix: str, name: str = "llama", **more: np.ndarray) -> Path:
@@ -201,6 +201,6 @@ def test_defaults_that_a_wrapper_may_leave_out_are_those_of_transformers() -> No
         "clip_vision_model",
         "vit",
     ):
-        assert sizes_of(kind) == sizes(CONFIG_MAPPING[kind], keys)
-    assert inner_types("llava") == {"vision_config": "clip_vision_model", "text_config": "llama"}
+        assert class_says(kind, "sizes") == sizes(CONFIG_MAPPING[kind], keys)
+    assert class_says("llava", "parts") == {"vision_config": "clip_vision_model", "text_config": "llama"}
     assert dict(inner({"a": {"b": {"model_type": "c"}}})) == {"a.b": "c"}

@@ -1,4 +1,4 @@
-"""A base of rotation at the top of a config, as transformers 4 wrote it, means what it means in rope_parameters."""
+"""A base of rotation at the top of a config, as transformers 4 wrote it, means the same as in rope_parameters."""
 
 import json
 from pathlib import Path

@@ -16,7 +16,7 @@ from tests.support.audit import audit_of
 from tests.support.commands import run
 from tests.support.tiny_models import FIXTURES
 from weightscope.architectures import FAMILIES, stacks_of, table
-from weightscope.architectures.config import inner_types
+from weightscope.architectures.config import class_says
 from weightscope.architectures.rules import heads_of_attn_config
 from weightscope.checkpoint import open_checkpoint
 from weightscope.checkpoint.config import Config
@@ -32,7 +32,7 @@ IN_FIXTURES = {json.loads(file.read_text())["model_type"] for file in FIXTURES.g
 
 @pytest.mark.parametrize("kind", READ_TYPES)
 def test_no_type_opens_unlabelled_unless_the_census_or_a_fixture_has_it_exact(kind: str) -> None:
-    parts = {kind, *inner_types(kind).values()}
+    parts = {kind, *class_says(kind, "parts").values()}
     rows = [row for row in FAMILIES if not parts.isdisjoint(row.types)]
     for row in rows:
         labelled = table.unproved(row, kind, row.types[0])

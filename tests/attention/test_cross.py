@@ -51,7 +51,7 @@ def test_heads_lead_from_the_stream_to_the_memory_and_back() -> None:
 
 
 def test_what_it_attends_to_has_to_be_said() -> None:
-    with pytest.raises(ws.CheckpointError, match="is cross-attention: say what it attends to"):
+    with pytest.raises(ws.CheckpointError, match="is cross-attention: say what to attend to"):
         LAYER.scores(X)
     with pytest.raises(ws.CheckpointError, match="has no memory"):
         replace(PLAIN, cross=False).scores(X, memory=Y)

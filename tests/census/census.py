@@ -33,7 +33,7 @@ NOT_COMPARED: Mapping[str, str] = {
     "swiftformer": "its attention has one weight a token, and no score for a query and a key",
     "glm_image_vqmodel": "transformers gives it no forward pass of its own",
     "gemma3n_vision": "needs the package timm",
-    "gemma4_assistant": "its keys and values are those of another model",
+    "gemma4_assistant": "its keys and values come from another model",
     "muse_glimmer_assistant": "its keys and values are of another model's states, and it runs with a cache alone",
     "yoso": "its attention hashes queries and keys, without a softmax",
     "reformer": "its attention hashes queries and keys, and divides by a sum of exponentials of its own",

@@ -14,8 +14,7 @@ import weightscope as ws
 from tests.support.browser import Page
 from tests.support.tiny_models import fixture
 from tests.support.weights import shared
-from weightscope.circuits.channels import channel_tokens, channels
-from weightscope.circuits.circuits import PARALLEL
+from weightscope.circuits.circuits import PARALLEL, channel_tokens, channels
 from weightscope.circuits.figures import KIND_COLOURS, ROLE_COLOURS, UNNAMED
 from weightscope.circuits.names import GIVEN, SAMPLED
 from weightscope.circuits.page import MEANINGS

@@ -14,9 +14,9 @@ from weightscope.circuits.names import (
     ROLES,
     Role,
     Tried,
+    assign_names,
     identity,
     interval,
-    named,
     own_match,
     shares_by_distance,
 )
@@ -195,7 +195,7 @@ def test_the_first_role_whose_threshold_is_reached_names_a_head() -> None:
     scores = {role.score: np.zeros((1, 2)) for role in ROLES} | {"copying": np.zeros((1, 2))}
     scores["previous_token"][0, 0] = scores["copying"][0, 1] = 0.3
     scores["induction"][0] = 5
-    names, sure = named(scores, ROLES)
+    names, sure = assign_names(scores, ROLES)
     assert names.tolist() == [["previous token", "induction"]] and sure[:, 0, 0].tolist() == [*ROLES[0].sure]
 
 
@@ -209,7 +209,7 @@ def test_a_name_that_is_often_wrong_is_not_given() -> None:
     assert role(5, "keys read a head").often == Role("identity", "identity", 1).often == ""
     scores = {"copying": np.array([[1.5, 0.5]])}
     for right, names in ((6, ["copying", ""]), (5, ["", ""])):
-        given, sure = named(scores, [role(right)])
+        given, sure = assign_names(scores, [role(right)])
         assert given.tolist() == [names] and np.isfinite(sure[:, 0, 0]).all() == bool(names[0])
 
 

@@ -15,7 +15,7 @@ from analyses.recipes import detok_tables
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.weights import shared
 from weightscope.detok.first_layer import FirstLayer
-from weightscope.detok.heads import BigramAuroc, roc_curves, single_tokens
+from weightscope.detok.heads import BigramAuroc, roc_curves
 from weightscope.embedded import COUNTS, FOLDER
 from weightscope.metrics.auroc import weighted_auroc
 from weightscope.text.bigrams import count_bigrams
@@ -136,8 +136,7 @@ def test_nothing_is_said_unless_progress_is_asked_for() -> None:
 def test_the_papers_model_stands_beside_the_papers_numbers(embedded_auroc: BigramAuroc) -> None:
     from dataclasses import replace
 
-    from weightscope.detok import paper
-    from weightscope.detok.page import auroc_sections
+    from weightscope.detok.page import auroc_sections, present
     from weightscope.files import Files
 
     (section,) = auroc_sections(Files(), replace(embedded_auroc, model="openai-community/gpt2@main"))
@@ -147,7 +146,7 @@ def test_the_papers_model_stands_beside_the_papers_numbers(embedded_auroc: Bigra
     noted = dict(zip(table["head"].tolist(), table["auroc_by_frequency_noted"].tolist(), strict=True))
     assert noted[7] == 0.865 and np.isnan(noted[5])
     np.testing.assert_allclose(table["auroc_paper_differs"] + table["auroc_printed"], table["auroc_paper"])
-    assert paper.there([7, 3, 7, 11], 8) == [7, 3]
+    assert present([7, 3, 7, 11], 8) == [7, 3]
     (section,) = auroc_sections(Files(), embedded_auroc)
     assert "auroc_printed" not in section.parts[1].table
 
@@ -172,7 +171,7 @@ def test_printed_ranks_stand_beside_ranks_by_sorting(embedded_auroc: BigramAuroc
     for head, token, previous, rank in zip(
         *(table[name].tolist() for name in ("head", "token", "previous", "rank")), strict=True
     ):
-        ids = single_tokens(tokenizer, [token, previous])
+        ids = detok_tables.single_tokens(tokenizer, [token, previous])
         order = np.argsort(-first.token_scores(ids[token])[head], kind="stable")
         assert order[rank - 1] == ids[previous]
 

@@ -15,9 +15,10 @@ import pytest
 from click.testing import CliRunner
 from safetensors.numpy import load_file, save
 
+from analyses.recipes import detok_tables
 from analyses.recipes.gpt2_detok import main
 from tests.support.hub_server import Hub
-from weightscope.detok import paper
+from weightscope.detok import page as detok_page
 from weightscope.text.sequences import OPENWEBTEXT
 
 pytestmark = pytest.mark.check
@@ -80,12 +81,17 @@ def test_the_first_run_with_a_network_ends_with_the_papers_tables_in_one_page(
     assert len(heads) == 12 and all(0 < float(row["auroc_paper"]) < 1 for row in heads)
     with Path("out/printed.csv").open() as file:
         printed = list(csv.DictReader(file))
-    assert {row["token"] for row in printed} == set(paper.TOKENS)
+    assert {row["token"] for row in printed} == set(detok_tables.TOKENS)
     page = Path("out/report.html").read_text()
-    assert all(f"{value:.3f}" in page for value in paper.AUROC.values())  # Table 2 next to ours
-    assert all(f"{value:.3f}" in page for value in paper.AUROC_BY_FREQUENCY.values())
+    assert all(f"{value:.3f}" in page for value in detok_page.AUROC.values())  # Table 2 next to ours
+    assert all(f"{value:.3f}" in page for value in detok_page.AUROC_BY_FREQUENCY.values())
     drawn = {path.stem for path in Path("out").glob("*.png")}
-    assert drawn >= {"auroc", "roc", f"positions-head-{paper.HEAD_OF_FIG_3}", f"empirical-head-{paper.HEAD_OF_FIG_3}"}
+    assert drawn >= {
+        "auroc",
+        "roc",
+        f"positions-head-{detok_tables.HEAD_OF_FIG_3}",
+        f"empirical-head-{detok_tables.HEAD_OF_FIG_3}",
+    }
     for name in drawn:
         assert f"{name}.svg" in {path.name for path in Path("out").glob("*.svg")}
     words = re.sub(r"<(svg|script|style).*?</\1>|<[^>]*>", " ", page, flags=re.DOTALL)

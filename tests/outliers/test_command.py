@@ -18,7 +18,7 @@ from analyses.recipes import outlier_dimensions
 from tests.support.word_models import WORDS, written_model
 from weightscope.cli import main
 from weightscope.outliers import page as paper
-from weightscope.outliers.contributions import Contributions
+from weightscope.outliers.measure import Contributions
 from weightscope.outliers.page import _paper, layers_shown
 
 pytestmark = pytest.mark.check

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from weightscope.attention.rotation import Rotation, inverse_powers
-from weightscope.outliers.contributions import contributions_by_kind, mean_queries, summed_contributions
-from weightscope.outliers.measure import column_norms
+from weightscope.outliers.measure import column_norms, contributions_by_kind, mean_queries, summed_contributions
 
 N, D, R, H, G = 6, 10, 4, 6, 2
 KINDS = np.array([0, 2, 1, 2, 2, 1])

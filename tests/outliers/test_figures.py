@@ -7,9 +7,8 @@ import pytest
 from matplotlib.text import Annotation
 
 from tests.support.legible import faults
-from weightscope.outliers.contributions import Contributions
 from weightscope.outliers.figures import MOST_DRAWN, all_layers_figure, contributions_figure, values_figure
-from weightscope.outliers.stream import Stream
+from weightscope.outliers.measure import Contributions, Stream
 
 
 @pytest.mark.parametrize("draw", [lambda c, js: contributions_figure(c, [0, 1], js), all_layers_figure])

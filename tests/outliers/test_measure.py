@@ -9,7 +9,7 @@ import weightscope as ws
 from tests.support.cases import CASES, LLAMA, Case
 from tests.support.tiny_models import NAMES, fixture
 from weightscope.attention.layer import Layer
-from weightscope.outliers.contributions import key_maps, keys_and_queries, left_out, summed_contributions
+from weightscope.outliers.measure import key_maps, keys_and_queries, left_out, summed_contributions
 from weightscope.text.kinds import TokenKinds
 
 torch = pytest.importorskip("torch", reason="the runner needs the extra `runner`")

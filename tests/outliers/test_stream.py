@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from weightscope.outliers.stream import dimension_z, outlier_dimensions
+from weightscope.outliers.measure import dimension_z, outlier_dimensions
 
 MEANS = np.random.default_rng(0).standard_normal((13, 768))
 

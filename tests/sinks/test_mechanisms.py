@@ -24,12 +24,13 @@ from weightscope.embedded import FOLDER as EMBEDDED  # noqa: E402
 from weightscope.files import Files  # noqa: E402
 from weightscope.runner import Activations, Runner, open_runner  # noqa: E402
 from weightscope.runner.hooks import tower_of  # noqa: E402
-from weightscope.sinks.inputs import Inputs, read_inputs  # noqa: E402
-from weightscope.sinks.mechanisms import (  # noqa: E402
+from weightscope.sinks.mechanisms import (  # noqa: E402  # noqa: E402
     MEASURES,
+    Inputs,
     SinkMechanisms,
     SinkObserver,
     own_coordinates,
+    read_inputs,
     sink_mechanisms,
 )
 from weightscope.sinks.page import write_mechanisms_page  # noqa: E402

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from analyses.toys.sinks.diagnosis import attention_shares, sink_event, strongest_sink, update_stable_rank
 from tests.support.a_head import a_head, softmax
 from weightscope.sinks import strength as sinks
 
@@ -29,8 +30,8 @@ def updates() -> np.ndarray:
 
 def test_strength_sink_and_event_by_their_definitions(attention: np.ndarray) -> None:
     strength = sinks.sink_strength(attention)
-    strongest = sinks.strongest_sink(attention)
-    events = sinks.sink_event(attention, strongest.position)
+    strongest = strongest_sink(attention)
+    events = sink_event(attention, strongest.position)
     for head in np.ndindex(HEADS):
         a = attention[head]
         by_loop = [sum(float(a[i, j]) for i in range(QUERIES)) / QUERIES for j in range(KEYS)]
@@ -43,44 +44,35 @@ def test_strength_sink_and_event_by_their_definitions(attention: np.ndarray) -> 
 
 @settings(deadline=None)
 @given(a_head(), st.integers(0, 7))
-def test_a_key_is_an_epsilon_sink_from_its_least_epsilon_on(head: tuple[np.ndarray, np.ndarray], key: int) -> None:
+def test_least_epsilon_is_what_the_least_attentive_query_gives_elsewhere(
+    head: tuple[np.ndarray, np.ndarray], key: int
+) -> None:
     attention, s = head[0], key % head[0].shape[-1]
     epsilon = sinks.least_epsilon(attention, np.array(s))
     assert epsilon == pytest.approx(1 - min(row[s] for row in attention))
-    assert sinks.epsilon_sinks(attention, epsilon + 1e-9)[s]
-    assert not sinks.epsilon_sinks(attention, epsilon - 1e-9)[s]
 
 
 def test_an_event_needs_nine_queries_of_ten() -> None:
     attention = np.full((10, 2), [0.6, 0.4])
     attention[0] = 0.4, 0.6
-    assert sinks.event_share(attention, np.array(0)) == 0.9 and sinks.sink_event(attention, np.array(0))
+    assert sinks.event_share(attention, np.array(0)) == 0.9 and sink_event(attention, np.array(0))
     attention[1] = 0.4, 0.6
-    assert sinks.event_share(attention, np.array(0)) == 0.8 and not sinks.sink_event(attention, np.array(0))
-
-
-@pytest.mark.parametrize("epsilon", [0.001, 0.01, 0.5, 0.95])
-def test_epsilon_sinks_get_nearly_all_of_every_query(attention: np.ndarray, epsilon: float) -> None:
-    is_sink = sinks.epsilon_sinks(attention, epsilon)
-    for head in np.ndindex(HEADS):
-        for j in range(KEYS):
-            assert is_sink[head][j] == all(attention[head][i, j] >= 1 - epsilon for i in range(QUERIES))
-    assert is_sink.any() == (epsilon > 0.001)
+    assert sinks.event_share(attention, np.array(0)) == 0.8 and not sink_event(attention, np.array(0))
 
 
 def test_a_sink_event_is_nine_queries_of_ten_with_half_of_their_attention() -> None:
     attention = np.full((10, 2), 0.5)
     attention[0] = [0.4, 0.6]
-    assert sinks.sink_event(attention, np.array(0))
+    assert sink_event(attention, np.array(0))
     attention[1] = [0.4, 0.6]
-    assert not sinks.sink_event(attention, np.array(0))
-    assert sinks.sink_event(attention, np.array(1))
+    assert not sink_event(attention, np.array(0))
+    assert sink_event(attention, np.array(1))
 
 
 def test_ratio_and_rank_by_plain_loops(attention: np.ndarray, updates: np.ndarray) -> None:
-    sink = sinks.strongest_sink(attention).position
+    sink = strongest_sink(attention).position
     ratio = sinks.value_norm_ratio(updates, sink)
-    rank = sinks.update_stable_rank(attention, updates)
+    rank = update_stable_rank(attention, updates)
     for head in np.ndindex(HEADS):
         a, u, s = attention[head], updates[head], sink[head]
         norms = [np.sqrt(sum(float(c) ** 2 for c in u[j])) for j in range(KEYS)]
@@ -91,11 +83,11 @@ def test_ratio_and_rank_by_plain_loops(attention: np.ndarray, updates: np.ndarra
 
 
 def test_float32_arrays_of_a_model_give_the_same(attention: np.ndarray, updates: np.ndarray) -> None:
-    sink = sinks.strongest_sink(attention).position
+    sink = strongest_sink(attention).position
     a, u = attention.astype(np.float32), updates.astype(np.float32)
-    assert (sinks.strongest_sink(a).position == sink).all()
+    assert (strongest_sink(a).position == sink).all()
     for narrow, wide in (
-        (sinks.update_stable_rank(a, u), sinks.update_stable_rank(attention, updates)),
+        (update_stable_rank(a, u), update_stable_rank(attention, updates)),
         (sinks.value_norm_ratio(u, sink), sinks.value_norm_ratio(updates, sink)),
     ):
         assert narrow.dtype == np.float64 and narrow == pytest.approx(wide, rel=1e-5)
@@ -107,31 +99,31 @@ def test_orthonormal_coordinates_of_the_updates_change_nothing(head: tuple[np.nd
     attention, updates = head
     d = updates.shape[1]
     basis = np.linalg.qr(np.random.default_rng(seed).normal(size=(d + 3, d)))[0].T  # (d, d + 3), rows orthonormal
-    sink = sinks.strongest_sink(attention).position
+    sink = strongest_sink(attention).position
     assert sinks.value_norm_ratio(updates @ basis, sink) == pytest.approx(sinks.value_norm_ratio(updates, sink))
-    assert sinks.update_stable_rank(attention, updates @ basis) == pytest.approx(
-        sinks.update_stable_rank(attention, updates), rel=1e-6
+    assert update_stable_rank(attention, updates @ basis) == pytest.approx(
+        update_stable_rank(attention, updates), rel=1e-6
     )
 
 
 def test_a_perfect_sink_writes_its_own_update_everywhere(updates: np.ndarray) -> None:
     attention = np.zeros((*HEADS, QUERIES, KEYS))
     attention[..., 2] = 1
-    assert sinks.epsilon_sinks(attention, 0.0)[..., 2].all()
-    assert sinks.update_stable_rank(attention, updates) == pytest.approx(np.ones(HEADS))
+    assert (sinks.least_epsilon(attention, np.full(HEADS, 2)) == 0).all()
+    assert update_stable_rank(attention, updates) == pytest.approx(np.ones(HEADS))
 
 
 def test_a_silent_head_has_no_ratio_and_no_rank() -> None:
     attention, zero = np.full((6, 6), 1 / 6), np.zeros((6, 3))
     assert np.isnan(sinks.value_norm_ratio(zero, np.array(0)))
-    assert np.isnan(sinks.update_stable_rank(attention, zero))
+    assert np.isnan(update_stable_rank(attention, zero))
     assert sinks.mechanism(np.array(np.nan), np.array(np.nan)) == sinks.NEITHER
 
 
 @pytest.mark.parametrize("scale", [1e-200, 1e200])
 def test_a_rank_does_not_depend_on_scale(attention: np.ndarray, updates: np.ndarray, scale: float) -> None:
-    rank = sinks.update_stable_rank(attention, updates)
-    assert sinks.update_stable_rank(attention, updates * scale) == pytest.approx(rank)
+    rank = update_stable_rank(attention, updates)
+    assert update_stable_rank(attention, updates * scale) == pytest.approx(rank)
 
 
 @pytest.mark.parametrize(
@@ -152,11 +144,11 @@ def test_the_rule_at_its_thresholds(ratio: float, rank: float, expected: str) ->
 
 
 def test_shares_put_any_attention_on_one_scale(attention: np.ndarray) -> None:
-    assert sinks.attention_shares(attention) == pytest.approx(attention)
-    assert sinks.attention_shares(-7 * attention) == pytest.approx(attention)
+    assert attention_shares(attention) == pytest.approx(attention)
+    assert attention_shares(-7 * attention) == pytest.approx(attention)
     with_an_empty_row = attention.copy()
     with_an_empty_row[0, 0, 0] = 0
-    assert (sinks.attention_shares(with_an_empty_row)[0, 0, 0] == 0).all()
+    assert (attention_shares(with_an_empty_row)[0, 0, 0] == 0).all()
 
 
 def test_similarities_by_plain_loops() -> None:

@@ -101,7 +101,7 @@ def _modules(layer: Shapes) -> dict[str, tuple[int, ...]]:
 
 
 def _threefold(modules: Shapes) -> list[str]:
-    """Matrices (3d, d) or (d, 3d) beside a square one (d, d): queries, keys and values in one tensor."""
+    """Matrices (3d, d) or (d, 3d) and a square one (d, d): queries, keys and values in one tensor."""
     square = {(name.rpartition(".")[0], shape[0]) for name, shape in modules.items() if shape[0] == shape[1]}
     return [
         name for name, shape in modules.items()

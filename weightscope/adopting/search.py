@@ -30,7 +30,7 @@ from weightscope.architectures.rope import Rope
 from weightscope.architectures.stanzas import as_toml
 from weightscope.architectures.steps import Step
 from weightscope.architectures.steps.bounds import Softcap
-from weightscope.architectures.steps.head_factors import FACTORS, HeadFactors
+from weightscope.architectures.steps.multipliers import FACTORS, HeadFactors
 from weightscope.architectures.steps.sinks import OuterSinks, Sinks
 from weightscope.architectures.steps.temperature import OfPosition
 from weightscope.progress import bar
@@ -297,7 +297,7 @@ class Search:
 
 
 def _cell(row: Family, path: str) -> dict[str, Any]:
-    """A cell of a row, as a change; a rotation may stand in `rope` or `grid`."""
+    """A cell of a row, as a change; a rotation is in `rope` or `grid`."""
     if path == "positions__rope":
         return turning(row.rope)
     group, _, name = path.partition("__")

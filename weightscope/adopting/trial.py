@@ -196,7 +196,7 @@ def proved(row: Family, tinies: Sequence[Tiny], stack: str) -> str:
 
 
 def problem_of(model: Model, tiny: Tiny, stack: str, tolerance: float) -> tuple[str, str]:
-    """What is wrong with what a model reads of one stack, and what it leaves unread; both empty where it is exact."""
+    """What is wrong with what a model reads of one stack, and what stays unread; both empty where it is exact."""
     calls = tiny.stacks[stack]
     by_module = matched([model], names_at_work(calls, tiny.stored))
     problem, read = problem_of_stack(by_module, calls, calls, tolerance)

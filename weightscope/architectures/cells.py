@@ -1,4 +1,4 @@
-"""The cells of a row: each field of a class here is a cell; its annotation says what fits, its `doc` what it means.
+"""The cells of a row: each field of a class here is a cell; its annotation says what fits, its `doc` the meaning.
 
 A cell's name in a stanza is its path: `heads.q` is the field `q` of `Heads`. `family.Family` holds the groups.
 """
@@ -71,7 +71,7 @@ class LayerTensors:
         return self.tensor(name, shape).weights()
 
 
-# The cells: modules and tensors by name, and what a config says of them.
+# The cells: modules and tensors by name, and what a config says about both.
 
 Names = tuple[str, ...]
 Layout = Callable[[LayerTensors, Any, ModelConfig], Layer]  # of a layer's tensors, its row as configured, the config
@@ -296,7 +296,7 @@ def nothing_more(keys: Config, modules: Collection[str]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Gguf:
-    """How GGUF files of this architecture differ from those of others."""
+    """How GGUF files of this architecture differ from other GGUF files."""
 
     architecture: str = cell("what a GGUF file calls this row; the row that says it reads such files", "")
     roles: Mapping[str, str] = cell("ggml's names of modules that have another role here than elsewhere", make=dict)

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from weightscope.architectures.config import Every, inner_types, values_of
+from weightscope.architectures.config import Every, class_says, values_of
 from weightscope.architectures.family import Family
 from weightscope.architectures.gguf import KEYS as OF_GGUF
 from weightscope.architectures.gguf import shortest
@@ -180,7 +180,7 @@ def stated(checkpoint: Checkpoint, row: Family) -> Stated:
         present |= {before + key for key in normal.present}
         follows |= {before + key for key in normal.follows}
     metadata = next((_metadata(file.config) for file in checkpoint.files[:1] if isinstance(file, GgufFile)), None)
-    if metadata is not None:  # whose architecture stands for several model_types, and has no list of layers
+    if metadata is not None:  # whose architecture several model_types share, and has no list of layers
         present -= {"model_type", row.config.listed}
     before = f"{path}." if path else ""
     turns = {value for key, value in values.items() if key.startswith(before + GIVEN) and key.endswith("rope_type")}
@@ -199,7 +199,7 @@ def _metadata(keys: Config) -> dict[str, Any]:
 
 def _sections(config: Config, chosen: str) -> Iterator[tuple[str, Config, str]]:
     """The parts of a config that have a class of their own: where they are, without parts in them, their model_type."""
-    kinds = inner_types(config.get("model_type"))
+    kinds = class_says(config.get("model_type"), "parts")
     inner = {path: part for path, part in parts(config) if path}
     classes = {path: str(part.get("model_type") or kinds.get(path) or "") for path, part in inner.items()}
     classes = {

@@ -1,4 +1,4 @@
-"""A model's config, whichever names its file uses for the same thing, and what it may leave out."""
+"""A model's config, whichever names its file uses for the same thing, and what may be left out."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -88,13 +88,7 @@ class Every:
 
 
 def listed_sizes(config: "ModelConfig", layer: int) -> Mapping[str, Any]:
-    """What `per_layer_config` says of one layer, by the config's keys: sizes that are others than the model's.
-
-    Raises
-    ------
-    CheckpointError
-        It is not an object of objects by layers' numbers.
-    """
+    """What `per_layer_config` says of one layer, by the config's keys: sizes that are others than the model's."""
     listed = config.inside("per_layer_config")
     if not all(isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 9 for key in listed):
         raise config.error("per_layer_config", "an object by layers' numbers")
@@ -110,13 +104,7 @@ def all_full(config: Config, n_layers: int) -> tuple[str, ...]:
 
 
 def stated(config: Config, n_layers: int) -> tuple[str, ...]:
-    """Only what the config lists: transformers' class has a rule of its own where it does not.
-
-    Raises
-    ------
-    CheckpointError
-        It lists none.
-    """
+    """Only what the config lists: transformers' class has a rule of its own where it does not."""
     raise config.error("layer_types", "a list with every layer's type")
 
 
@@ -127,33 +115,20 @@ def stated(config: Config, n_layers: int) -> tuple[str, ...]:
 FILE = Path(__file__).with_name("defaults.json")
 
 
-def sizes_of(model_type: object) -> dict[str, int]:
-    """The sizes of an architecture's default config, under its own keys; empty for one that is not known."""
-    return _of(model_type, "sizes")
+def class_says(model_type: object, what: str) -> dict[str, Any]:
+    """What transformers' class of a model_type says; empty for one that is not known.
 
-
-def inner_types(model_type: object) -> dict[str, str]:
-    """The model_types of the parts of a wrapper's default config, by the keys that lead there."""
-    return _of(model_type, "parts")
+    `what` is "sizes" (of its default config, by its own keys), "parts" (the model_types of the parts of a wrapper's
+    default config, by the keys that lead there), "values" (taken where a config leaves them out), "names" (of sizes
+    that the class knows, each with the one that it stores the size under) or "rope" (the rotary parameters of a config
+    that has none; empty where they are plain).
+    """
+    return _defaults().get(model_type, {}).get(what, {}) if isinstance(model_type, str) else {}
 
 
 def values_of(model_types: Iterable[str]) -> dict[str, Any]:
     """What the config of an architecture may leave out, and what transformers takes then; the first type's wins."""
-    return {key: value for kind in reversed([*model_types]) for key, value in _of(kind, "values").items()}
-
-
-def names_of(model_type: object) -> dict[str, str]:
-    """The names of sizes that an architecture's class knows, each with the one that it stores the size under."""
-    return _of(model_type, "names")
-
-
-def rope_of(model_type: object) -> dict[str, Any]:
-    """The rotary parameters that an architecture's class gives a config that has none; empty where they are plain."""
-    return _of(model_type, "rope")
-
-
-def _of(model_type: object, what: str) -> dict[str, Any]:
-    return _defaults().get(model_type, {}).get(what, {}) if isinstance(model_type, str) else {}
+    return {key: value for kind in reversed([*model_types]) for key, value in class_says(kind, "values").items()}
 
 
 @lru_cache(None)

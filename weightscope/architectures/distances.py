@@ -18,17 +18,7 @@ from weightscope.attention.positions import Buckets, Slopes, WindowBias
 def sinusoids(n: int, width: int, steps: int) -> np.ndarray:
     """Sines of n positions, then their cosines, at frequencies 10000^(-j / steps) ("Attention is all you need", 3.5).
 
-    Parameters
-    ----------
-    n : int
-    width : int
-    steps : int
-        Over this many of its width / 2 frequencies they fall to 1/10000: width / 2 in the paper, one less in
-        tensor2tensor.
-
-    Returns
-    -------
-    float32 (n, width) array
+    Over `steps` of the width / 2 frequencies they fall to 1/10000: width / 2 in the paper, one less in tensor2tensor.
     """
     angles = np.outer(np.arange(n), 10000.0 ** (-np.arange(width // 2) / steps))
     rows = np.zeros((n, width), np.float32)
@@ -51,7 +41,7 @@ def of_tensor2tensor(config: ModelConfig) -> np.ndarray:
     rows = sinusoids((config.n_positions or 0) + 2, config.d_model, config.d_model // 2 - 1)
     padding = config.count("pad_token_id")
     if padding >= len(rows):
-        raise config.error("pad_token_id", f"a number below that of positions, {len(rows)}")
+        raise config.error("pad_token_id", f"a number below {len(rows)}, the number of positions")
     rows[padding] = 0
     return rows[2:]
 
@@ -154,13 +144,7 @@ class WindowTable:
     class_token: bool = False
 
     def __call__(self, tensors: LayerTensors, config: ModelConfig, layer: int) -> WindowBias:
-        """The term of one layer.
-
-        Raises
-        ------
-        CheckpointError
-            The image is not square: transformers resamples its table then.
-        """
+        """The term of one layer, of a square image: transformers resamples the table of others."""
         if not self.side and len({*sides_of(config, "image_size")}) > 1:
             raise config.error("image_size", "a square image")
         side = config.size(self.side) if self.side else sides_of(config, "image_size")[0] // config.size("patch_size")
@@ -178,7 +162,7 @@ class WindowNetwork:
 
     network: str  # of the model, with `{i}` for the layer: two Linears with a ReLU between
     stage: int = 0  # how often the image was halved before
-    # config key of the windows' sides in training, a stage each; empty where they are those of the model
+    # config key of the windows' sides in training, a stage each; empty where the model's hold
     pretrained: str = ""
 
     def __call__(self, tensors: LayerTensors, config: ModelConfig, layer: int) -> WindowBias:

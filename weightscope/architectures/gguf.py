@@ -150,13 +150,7 @@ LOW, HIGH, ORIGINAL = 1.0, 4.0, 8192  # of the rotations of every Llama 3; only 
 
 
 def as_published(checkpoint: Checkpoint, families: Callable[[], Sequence[Family]]) -> Checkpoint:
-    """The checkpoint under Hugging Face's names and in Hugging Face's order.
-
-    Raises
-    ------
-    CheckpointError
-        The file is of an architecture that is not read, or says what cannot be.
-    """
+    """The checkpoint under Hugging Face's names and in Hugging Face's order."""
     named, file = checkpoint.config.get("general.architecture"), checkpoint.config.file
     rows = [(row, row.gguf) for row in families() if row.gguf is not None]
     row, gguf = next(((row, gguf) for row, gguf in rows if gguf.architecture == named), (None, None))
@@ -310,15 +304,7 @@ def _llama3_scaling(stored: np.ndarray, config: Config) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RestoredTensor(DerivedTensor, WholeTensor):
-    """A tensor as it was before it was converted.
-
-    Attributes
-    ----------
-    stored : Tensor
-    undo : function
-        See `ggml_order`.
-    n_heads, n_kv_heads : int
-    """
+    """A tensor as it was before it was converted."""
 
     stored: Tensor
     undo: Undo

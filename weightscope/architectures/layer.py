@@ -1,4 +1,4 @@
-"""A layer read as its row says, its caveats, and what it must not leave unread."""
+"""A layer read as its row says, its caveats, and what must not stay unread."""
 
 import re
 from collections.abc import Collection, Container, Iterable, Iterator
@@ -35,13 +35,7 @@ NO_WEIGHTS = re.compile(
 def attention_names(
     checkpoint: Checkpoint, prefix: str, row: Family, config: ModelConfig, index: int
 ) -> list[str]:  # fmt: skip
-    """The names of what one layer reads of a checkpoint: projections, the norms around them, sinks.
-
-    Raises
-    ------
-    CheckpointError
-        Attention has tensors there that the row does not read.
-    """
+    """The names of what one layer reads: projections, norms, sinks; it may store nothing else."""
     family = row.in_layer(config.layer_types[index])
     stem, maker = (prefix + family.stored_name(config, i) for i in (index, family.keys_of(config, index)))
     names = {name for module in family.modules for name in checkpoint.names_under(f"{stem}{module}.")}
@@ -59,25 +53,12 @@ def attention_names(
 
 
 def refuse_unread(checkpoint: Checkpoint, stem: str, family: Family, config: ModelConfig, read: set[str]) -> None:
-    """Refuse a layer that stores more of attention than its row reads.
+    """Refuse a layer that stores more of attention than its row, as configured, reads or lists as ignored.
 
     What transformers itself passes over, a bias that the config of a listed model_type denies, is no reason.
 
-    Parameters
-    ----------
-    checkpoint : Checkpoint
-    stem : str
-        A layer's name before its modules.
-    family : Family
-        As configured.
-    config : ModelConfig
-    read : set of str
-        The names that the row reads in that layer, every tensor of a module that it names among them.
-
-    Raises
-    ------
-    CheckpointError
-        A tensor is neither read nor listed as ignored.
+    stem: A layer's name before its modules.
+    read: The names that the row reads in that layer, every tensor of a module that it names among them.
     """
     inside = _attention(family)
     ignored = tuple(f"{stem}{module}." for module in (*family.heads.ignored, *family.reads.ignored))

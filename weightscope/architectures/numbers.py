@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from weightscope.architectures.config import KEYS, MOST_LAYERS, ModelConfig, inner_types, names_of, rope_of, sizes_of
+from weightscope.architectures.config import KEYS, MOST_LAYERS, ModelConfig, class_says
 from weightscope.architectures.family import Family
 from weightscope.architectures.rope import Rope
 from weightscope.checkpoint.config import Config
@@ -25,7 +25,7 @@ SIZES = {name for meaning in NEEDED for name in KEYS[meaning]}
 
 
 def completed_part(config: Config, part: Config, family: Family) -> Config:
-    """The part of a config that describes this model, with the architecture's defaults for what it leaves out.
+    """The part of a config that describes this model, with the architecture's defaults for keys left out.
 
     A key that is there and null means null, as it does to transformers. A size under one name leaves no default of
     another.
@@ -35,9 +35,9 @@ def completed_part(config: Config, part: Config, family: Family) -> Config:
     if part.raw is not config.raw:  # a wrapper's part: it may leave its sizes to the architecture, too
         wrapper = config.get("model_type")
         inner = f"{wrapper}.{family.part}"  # a class that is the wrapper's own
-        usual = part.get("model_type") or inner_types(wrapper).get(family.part) or family.types[0]
-        kind = inner if names_of(inner) else usual
-        sizes = sizes_of(inner) or sizes_of(usual) or sizes_of(family.types[0])
+        usual = part.get("model_type") or class_says(wrapper, "parts").get(family.part) or family.types[0]
+        kind = inner if class_says(inner, "names") else usual
+        sizes = class_says(inner, "sizes") or class_says(usual, "sizes") or class_says(family.types[0], "sizes")
         inherited = {"model_type": usual, **sizes}
         if config.get("tie_word_embeddings") is True:
             inherited["tie_word_embeddings"] = True
@@ -52,21 +52,7 @@ def completed_part(config: Config, part: Config, family: Family) -> Config:
 
 
 def read_config(config: Config, family: Family) -> ModelConfig:
-    """Normalise the values of a config.
-
-    Parameters
-    ----------
-    config : Config
-        From `completed_part`.
-    family : Family
-        As configured by it.
-
-    Raises
-    ------
-    CheckpointError
-        A size is missing, is not a positive integer, or is absurd; heads do not divide into groups, or the width into
-        heads.
-    """
+    """Normalise the values of a config from `completed_part`, by its row as configured."""
     keys = family.size_keys
     listed = config.get(family.config.listed)
     usual = len(listed) if isinstance(listed, list) else None
@@ -104,13 +90,7 @@ def read_config(config: Config, family: Family) -> ModelConfig:
 
 
 def head_sizes(config: Config, family: Family) -> tuple[int, int, int]:
-    """Query heads, key-value heads, and the width of a head's queries and keys.
-
-    Raises
-    ------
-    CheckpointError
-        A size is absurd, or heads do not divide into groups, or the width into heads.
-    """
+    """Query heads, key-value heads, and the width of a head's queries and keys."""
     keys, kv_heads = family.size_keys, family.heads.kv_heads
     d_model, n_heads = config.size(*keys["d_model"]), config.size(*keys["n_heads"])
     n_kv_heads = kv_heads if isinstance(kv_heads, int) else config.size(*kv_heads, default=n_heads)
@@ -126,10 +106,7 @@ def head_sizes(config: Config, family: Family) -> tuple[int, int, int]:
 
 
 def in_layer(config: ModelConfig, family: Family, index: int) -> tuple[ModelConfig, Family]:
-    """A model's numbers and its row as one layer has them: heads and their widths may differ from layer to layer.
-
-    Parameters as of `read_layer`, errors as of `head_sizes`.
-    """
+    """A model's numbers and its row as one layer has them: heads and their widths may differ from layer to layer."""
     row, sizes = family.in_layer(config.layer_types[index]), family.config.sizes(config, index)
     if row is family and not sizes:
         return config, family
@@ -174,14 +151,8 @@ def _writer_of(config: Config) -> int | None:
 
 
 def renamed(part: Config, family: Family, kind: str) -> dict[str, Any]:
-    """A config with its sizes under the names that the class of its model_type stores them by.
-
-    Raises
-    ------
-    CheckpointError
-        Two names of a size have different values, or a size is only there under a name that the class does not know.
-    """
-    known, values = names_of(kind), dict(part)
+    """A config with its sizes under the names that the class of its model_type stores them by."""
+    known, values = class_says(kind, "names"), dict(part)
     read = family.names
     for name, stored in known.items():
         value = values.get(name)
@@ -214,23 +185,9 @@ def renamed(part: Config, family: Family, kind: str) -> dict[str, Any]:
 def standardised(part: Config, values: Mapping[str, Any], family: Family, kind: str, whole: Config) -> Config:
     """A config with its rotation in one form.
 
-    Parameters
-    ----------
-    part : Config
-        As the file has it.
-    values : mapping
-        The same without nulls, and with the architecture's defaults.
-    family : Family
-        As configured by them.
-    kind : str
-        Its model_type.
-    whole : Config
-        All of the file, which says by which transformers it was written.
-
-    Raises
-    ------
-    CheckpointError
-        It says two things at once, or something that versions of transformers read differently and no version.
+    part: As the file has it.
+    values: The same without nulls, and with the architecture's defaults.
+    whole: All of the file, which says by which transformers it was written.
     """
     config, rope = Config(values, part.file), family.rope
     if not isinstance(rope, Rope):
@@ -239,15 +196,15 @@ def standardised(part: Config, values: Mapping[str, Any], family: Family, kind: 
         return config
     _refuse_unread_width(part, config, family, kind)
     emptied = SCALING in part and not part[SCALING]
-    usual = rope_of(kind) or rope_of(family.types[0])
-    rotary = _Rotary(config, rope, usual, _writer_of(whole), free=not names_of(kind), emptied=emptied)
+    usual = class_says(kind, "rope") or class_says(family.types[0], "rope")
+    rotary = _Rotary(config, rope, usual, _writer_of(whole), free=not class_says(kind, "names"), emptied=emptied)
     made = {key: value for key, value in values.items() if key != SCALING} | {GIVEN: rotary.standard()}
     return replace(config, raw=made, notes=tuple(rotary.notes))
 
 
 def _refuse_unread_width(part: Config, config: Config, family: Family, kind: str) -> None:
     """Refuse a head_dim that a rotary module reads in another way than projections: null, or unknown to the class."""
-    known, keys = names_of(kind), family.size_keys
+    known, keys = class_says(kind, "names"), family.size_keys
     if isinstance(family.rope, Rope) and family.rope.start_key and "head_dim" in part and not part.has("head_dim"):
         raise part.error("head_dim", "a number, or no such key: its code would divide the model's width by its heads")
     if not known or "head_dim" in known or "head_dim" in family.heads.head_dim or not config.has("head_dim"):
@@ -365,13 +322,7 @@ class _Rotary:
             self.notes.append(f"{_words(other)}: {rule} ({_words(made)}), as in transformers")
 
     def _as_written(self, what: str, four: dict[str, Any], five: dict[str, Any]) -> dict[str, Any]:
-        """What the version of transformers that wrote the config reads, where 4 and 5 differ.
-
-        Raises
-        ------
-        CheckpointError
-            They differ, and the config does not say which wrote it.
-        """
+        """What the version of transformers that wrote the config reads, where 4 and 5 differ."""
         if _words(four) == _words(five):
             return five
         readings = f"transformers 4 reads {_words(four)}, transformers 5 {_words(five)}"

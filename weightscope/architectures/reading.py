@@ -1,7 +1,7 @@
 """How a checkpoint is read: which attention stacks it holds, which row reads each, and where each one is.
 
 Language models that see, hear or are tuned carry their decoder under a name of the wrapper's choice, and its config
-under another. Wrappers are not listed anywhere. The model_type identifies a part of the config (`inner_types` has those
+under another. Wrappers are not listed anywhere. The model_type identifies a part of the config (`class_says` has those
 that a wrapper leaves out). Its tensors are recognised by the names that its row gives them, by its sizes, and by words
 that the part's keys share with the tensors' names.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from weightscope.architectures import gguf
-from weightscope.architectures.config import KEYS, ModelConfig, inner_types
+from weightscope.architectures.config import KEYS, ModelConfig, class_says
 from weightscope.architectures.family import Family
 from weightscope.architectures.numbers import completed_part, read_config
 from weightscope.architectures.table import FAMILIES, known_rows, unproved
@@ -147,7 +147,7 @@ def decide(
 def read_as(
     checkpoint: Checkpoint, row: Family, prefix: str | None = None, kind: object = None, asked: str | None = None
 ) -> Reading:
-    """A checkpoint as a row reads it; parameters as of `Reading`, errors as of `read_config`."""
+    """A checkpoint as a row reads it."""
     part = part_of(checkpoint, row)
     values = completed_part(checkpoint.config, part, row)
     family = row.configured(values)
@@ -221,13 +221,7 @@ def width_of(checkpoint: Checkpoint, family: Family, prefix: str) -> set[int]:
 
 
 def prefix_of(checkpoint: Checkpoint, family: Family) -> str:
-    """What stands before every tensor's name of a row's model in a checkpoint.
-
-    Raises
-    ------
-    CheckpointError
-        There is no such model, or several.
-    """
+    """What precedes every tensor's name of a row's model in a checkpoint, which holds one such model."""
     inputs = family.inputs
     marks = tuple(filter(None, (family.layer.format(i=0), inputs.tokens, inputs.positions)))
     for prefix in family.prefixes:
@@ -259,7 +253,7 @@ def _described_parts(config: Config) -> list[tuple[str, Config, str]]:
     """Parts of a config with their model_type; the whole of it, too, as what a wrapper's part lacks a key for."""
     model_type = config.get("model_type")
     described = [("", config, model_type)] if isinstance(model_type, str) else []
-    types, inner = inner_types(model_type), [*parts(config)]
+    types, inner = class_says(model_type, "parts"), [*parts(config)]
     described += [(path, part, kind) for path, part in inner if (kind := _kind_of(path, part, types))]
     present = {path for path, _ in inner}
     return described + [("", config, kind) for path, kind in types.items() if path not in present]
@@ -272,13 +266,7 @@ def _kind_of(path: str, part: Config, types: Mapping[str, str]) -> str:
 
 
 def part_of(checkpoint: Checkpoint, family: Family) -> Config:
-    """The part of a checkpoint's config that describes the model of a row: all of it, unless that is a wrapper's.
-
-    Raises
-    ------
-    CheckpointError
-        Several parts might, and neither their model_type nor the tensors' sizes tells which does.
-    """
+    """The part of a checkpoint's config that describes the model of a row: all of it, unless that is a wrapper's."""
     config = checkpoint.config
     outer, _, last = family.part.rpartition(".")
     within = config
@@ -335,7 +323,7 @@ class Candidate(NamedTuple):
     row: Family
     path: str  # the keys that lead to the part
     model_type: str
-    kind: str  # what it is a model of: "text", "vision", "encoder" ...
+    kind: str  # what is modelled: "text", "vision", "encoder" ...
     places: dict[str, Fit]
 
     def claims(self, prefix: str) -> set[str]:
@@ -510,7 +498,7 @@ def unread(stacks: Mapping[str, Stack], checkpoint: Checkpoint) -> dict[str, Sta
             heads.setdefault(head, name)
     claimed = [stack.prefix + stack.row.layer.split("{i}")[0] for stack in stacks.values() if stack.row]
     left = {head: name for head, name in heads.items() if not any(claim.startswith(head) for claim in claimed)}
-    read, types = {stack.part for stack in stacks.values()}, inner_types(checkpoint.config.get("model_type"))
+    read, types = {stack.part for stack in stacks.values()}, class_says(checkpoint.config.get("model_type"), "parts")
     described = [(path, _kind_of(path, part, types)) for path, part in parts(checkpoint.config) if path not in read]
     described = [(path, kind) for path, kind in described if kind]
     unread_stacks: dict[str, Stack] = {}
@@ -547,7 +535,7 @@ def _place(path: str) -> str:
 
 
 def _row_named(checkpoint: Checkpoint, name: str | None, tower: str | None, families: str | Path | None) -> Family:
-    """The row of a name, or of the config's model_type; parameters and errors as of `decide`."""
+    """The row of a name, or of the config's model_type."""
     wanted = checkpoint.config.get("model_type") if name is None else name
     rows = (known_rows(families, {wanted}) if isinstance(wanted, str) else ()) or known_rows(families)
     fitting = [row for row in rows if wanted in row.types or (name is not None and name == row.name)]

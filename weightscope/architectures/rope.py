@@ -59,13 +59,7 @@ class Sections:
     usual: tuple[int, ...]  # sizes where rope_parameters has no `mrope_section`
 
     def axes(self, given: Config, pairs: int) -> np.ndarray:
-        """The axis of every pair, shape (pairs,).
-
-        Raises
-        ------
-        CheckpointError
-            The sections are not three sizes that add up to the pairs there are.
-        """
+        """The axis of every pair, shape (pairs,): sections are three sizes that add up to the pairs there are."""
         key = "mrope_section"
         value = given.get(key) or list(self.usual)
         wanted = f"three sizes that add up to the {pairs} pairs that turn"
@@ -127,13 +121,7 @@ class Rope:
     sections: Sections | None = None  # which coordinate turns which pair, where positions have several
 
     def parameters(self, config: Config, layer_type: str) -> Config:
-        """The rotary parameters of one layer type, under transformers 5's names.
-
-        Raises
-        ------
-        CheckpointError
-            They are not what they should be.
-        """
+        """The rotary parameters of one layer type, under transformers 5's names."""
         given = config.inside("rope_parameters")
         if any(isinstance(value, Mapping) for value in given.values()):
             if layer_type not in given:
@@ -160,13 +148,7 @@ class Rope:
         return Config({self.thetas: listed[layer]}, config.file).number(self.thetas)
 
     def rotation(self, config: ModelConfig, layer: int) -> Rotation | None:
-        """The rotation of one layer, or None where it does not rotate.
-
-        Raises
-        ------
-        CheckpointError
-            The parameters are absurd, or of a kind that is not known.
-        """
+        """The rotation of one layer, or None where it does not rotate."""
         if not self.rotates(config, layer):
             return None
         given = config.rope[config.layer_types[layer]]
@@ -393,13 +375,7 @@ class GridRope:
     whole: str = ""
 
     def parameters(self, config: Config, layer_type: str) -> Config:
-        """The base alone; nothing scales it.
-
-        Raises
-        ------
-        CheckpointError
-            Something does.
-        """
+        """The base alone; a config in which something scales it is refused."""
         given = config.inside("rope_parameters")
         if given.get("rope_type", given.get("type", "axial")) not in ("axial", "default"):
             raise given.error("rope_type", "axial")
@@ -410,13 +386,7 @@ class GridRope:
         return Config({"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": 1.0}, config.file)
 
     def rotation(self, config: ModelConfig, layer: int) -> GridRotation:
-        """The rotation of a layer: the same for every one, unless some see a window.
-
-        Raises
-        ------
-        CheckpointError
-            Heads are of a width that does not turn in pairs by every axis.
-        """
+        """The rotation of a layer: the same for every one, unless some see a window."""
         theta = config.rope[config.layer_types[layer]].number("rope_theta")
         frequencies, axes = self.spelled(theta, config.head_dim)
         n_axes = len(set(axes.tolist()))

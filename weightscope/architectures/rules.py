@@ -334,36 +334,17 @@ def of_fusion(config: Config) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Stage:
-    """The sizes of one stage, by the lists that a config has of all.
-
-    Attributes
-    ----------
-    index : int
-    layers : str or int
-        Config key of a list: layers of every stage; or how many this one has by the architecture's code.
-    heads : str
-        Likewise of heads; empty where all stages have as many.
-    width : str
-        Config key of the first stage's width, which doubles from stage to stage, or of a list; empty where all are of
-        one width.
-    more : dict of str
-        Further keys that a stage has a value of, and the lists they are in.
-    """
+    """The sizes of one stage, by the lists that a config has of all."""
 
     index: int
-    layers: str | int = "depths"
-    heads: str = "num_heads"
+    layers: str | int = "depths"  # config key of the layers of every stage; or how many this stage has
+    heads: str = "num_heads"  # likewise; empty where all stages have as many
+    # key of the first stage's width, which doubles from stage to stage, or of a list; empty where it stays the same
     width: str = "embed_dim"
-    more: Mapping[str, str] = field(default_factory=dict)
+    more: Mapping[str, str] = field(default_factory=dict)  # further keys, and the lists that hold a stage's value
 
     def __call__(self, config: Config) -> Mapping[str, Any]:
-        """Values of the keys that a model without stages has.
-
-        Raises
-        ------
-        CheckpointError
-            There is no such stage.
-        """
+        """Values of the keys that a model without stages has."""
         layers = self.layers if isinstance(self.layers, int) else self._own(config, self.layers)
         sizes = {"num_hidden_layers": layers} | {key: self._own(config, listed) for key, listed in self.more.items()}
         if self.heads:

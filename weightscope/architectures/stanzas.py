@@ -10,10 +10,10 @@ come from anybody. Nothing in it is run: a function is a name that FUNCTIONS lis
 fit its cell is refused with the file, line, stanza and cell.
 """
 
-import math
+import json
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from functools import cache
 from itertools import takewhile
@@ -581,7 +581,7 @@ def _in_words(kinds: tuple[Any, ...]) -> str:
     )
 
 
-# ---- From a row to TOML.
+# ---- From a row to TOML, a line for each cell.
 
 WIDTH = 130
 NOT_WRITTEN = ("name", "types", "tower", "gguf", "origin", "proved_for")
@@ -591,27 +591,14 @@ def stanza_of(row: Family, like: tuple[str, Family] | None = None, title: str = 
     """The stanza of a row, without GGUF cells: complete, or only the cells that differ from the row `like`."""
     title = title or titles([row])[0]
     base = (Family() if like is None else like[1]).but(config__defaults=values_of(row.types))
-    lines = [] if like is None else [f"like = {_text(like[0])}"]
+    cells: dict[str, Any] = {} if like is None else {"like": like[0]}
     if row.name != title.partition(".")[0]:
-        lines.append(f"name = {_text(row.name)}")
+        cells["name"] = row.name
     if row.types != usual_types(row.name, base):
-        lines.append(f"types = {_text(row.types)}")
-    tables = written(row_changes(row, base))
-    conditions = {name: tables.pop(name) for name in CONDITIONS if name in tables}
-    header = ".".join(part if BARE.fullmatch(part) else _text(part) for part in title.split(".", 1))
-    lines += _lines(tables)
-    for name, given in conditions.items():
-        lines += _condition_lines(name, given, header)
-    return "\n".join([f"[{header}]", *lines]) + "\n"
-
-
-def _condition_lines(name: str, given: Sequence[Mapping[str, Any]], header: str) -> list[str]:
-    texts = ["{ " + ", ".join(f"{key} = {_text(value)}" for key, value in _flat(each).items()) + " }" for each in given]
-    if len(texts) < 2 and len(name) + 7 + sum(map(len, texts)) <= WIDTH:
-        return [f"{name} = [{''.join(texts)}]"]
-    if all(len(text) + 5 <= WIDTH for text in texts):
-        return [f"{name} = [", *(f"    {text}," for text in texts), "]"]
-    return [line for each in given for line in ("", f"[[{header}.{name}]]", *_lines(each))]
+        cells["types"] = [*row.types]
+    cells |= written(row_changes(row, base))
+    header = ".".join(map(_key, title.split(".", 1)))
+    return "\n".join([f"[{header}]", *_lines(_cells(cells))]) + "\n"
 
 
 def row_changes(row: Family, base: Family | None = None) -> dict[str, Any]:
@@ -627,10 +614,8 @@ def row_changes(row: Family, base: Family | None = None) -> dict[str, Any]:
             differs = {cell: getattr(new, cell) for cell in cells_of(groups()[name])}
             differs = {cell: value for cell, value in differs.items() if value != getattr(usual, cell)}
             if name == "config" and "defaults" in differs:
-                pairs = {
-                    key: (new.defaults.get(key), old.defaults.get(key)) for key in {**old.defaults, **new.defaults}
-                }
-                differs["defaults"] = {key: now for key, (now, was) in pairs.items() if now != was}
+                keys, before = {**old.defaults, **new.defaults}, old.defaults
+                differs["defaults"] = {k: v for k in keys if (v := new.defaults.get(k)) != before.get(k)}
             if differs.get("grid"):  # which takes the place of `rope`
                 differs.pop("rope", None)
             changes |= {f"{name}__{cell}": value for cell, value in differs.items()}
@@ -656,19 +641,16 @@ def written(changes: Mapping[str, Any]) -> dict[str, Any]:
             tables[name][cell] = as_toml(value, config=cell == "defaults")
         elif name in CONDITIONS:
             tables[name] = [_written_condition(each) for each in value]
-        elif name == "in_transformers":
-            tables[name] = written(value)
         else:
-            tables[name] = as_toml(value)
-    whole = {name: table for name, table in tables.items() if name in groups() and isinstance(table, bool)}
-    short = {name: _shortened(kind, tables[name]) for name, kind in groups().items() if name in tables.keys() - whole}
-    return {name: short.get(name, table) for name, table in tables.items() if name not in whole} | whole
+            tables[name] = written(value) if name == "in_transformers" else as_toml(value)
+    stated = {name: table for name, table in tables.items() if name in groups() and isinstance(table, bool)}
+    short = {name: _shortened(kind, tables[name]) for name, kind in groups().items() if name in tables.keys() - stated}
+    return {name: short.get(name, table) for name, table in tables.items() if name not in stated} | stated
 
 
 def _shortened(kind: type, table: Mapping[str, Any]) -> dict[str, Any]:
     """Cells in the order of their class, those that one short cell says in one."""
-    known = cells_of(kind)
-    table = {name: table[name] for name in known if name in table}
+    table = {name: table[name] for name in cells_of(kind) if name in table}
     for short, parts in getattr(kind, "SHORT", {}).items():
         values = [table.get(part, False) for part in parts]
         same = len({*map(repr, values)}) == 1
@@ -690,8 +672,7 @@ def _braced(names: Sequence[str]) -> str:
     """Names as one, the parts in which they differ in braces."""
     start = _common(names)
     end = _common([name[len(start) :][::-1] for name in names])[::-1]
-    parts = [name[len(start) : len(name) - len(end)] for name in names]
-    return f"{start}{{{','.join(parts)}}}{end}"
+    return f"{start}{{{','.join(name[len(start) : len(name) - len(end)] for name in names)}}}{end}"
 
 
 def _written_condition(each: When | In) -> dict[str, Any]:
@@ -708,22 +689,22 @@ def as_toml(value: Any, config: bool = False) -> Any:
     if isinstance(value, StoredNorm):
         kind = next(name for name, centred in NORMS.items() if centred == value.centred)
         usual = StoredNorm(value.module, value.centred, value.centred)
-        differs = {part.name: getattr(value, part.name) for part in fields(value)}
-        more = {name: as_toml(part) for name, part in differs.items() if part != getattr(usual, name)}
+        more = {name: as_toml(part) for name, part in vars(value).items() if part != getattr(usual, name)}
         return {"norm": f"{kind}:{value.module}", **more} if more else f"{kind}:{value.module}"
+    if isinstance(value, Biases):
+        table = _shortened(Biases, vars(value))
+        return table[""] if "" in table else {name: flag for name, flag in table.items() if flag is not False}
     if is_dataclass(value) and not isinstance(value, type):
-        parts = {part.name: getattr(value, part.name) for part in fields(value) if not _is_usual(part, value)}
-        table: Any = {name: as_toml(part) for name, part in parts.items()} or True
-        if isinstance(value, Biases):
-            table = _shortened(Biases, {part.name: getattr(value, part.name) for part in fields(value)})
-            return table[""] if "" in table else {name: flag for name, flag in table.items() if flag is not False}
+        given = {part.name: (getattr(value, part.name), part.default) for part in fields(value)}
+        parts = {name: as_toml(now) for name, (now, usual) in given.items() if now not in (usual, {})}
+        made: Any = parts or True
         first = next(iter(fields(value)), None)
         if first is not None and first.default is MISSING and parts.keys() == {first.name}:
-            short = table[first.name]
-            table = short if isinstance(short, str | int | list) and not isinstance(short, bool) else table
+            short = parts[first.name]
+            made = short if isinstance(short, str | int | list) and not isinstance(short, bool) else made
         if not callable(value):
-            return table
-        return name_of(type(value)) if table is True else {name_of(type(value)): table}
+            return made
+        return name_of(type(value)) if made is True else {name_of(type(value)): made}
     if callable(value):
         return name_of(value)
     if isinstance(value, Mapping):
@@ -735,46 +716,25 @@ def as_toml(value: Any, config: bool = False) -> Any:
     return [as_toml(part, config) for part in value] if isinstance(value, tuple | list) else value
 
 
-def _is_usual(part: Field[Any], value: Any) -> bool:
-    default = part.default_factory() if part.default_factory is not MISSING else part.default
-    return bool(getattr(value, part.name) == default)
-
-
-def _flat(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """Groups of a single cell under a dotted key."""
-    flat: dict[str, Any] = {}
+def _cells(tables: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Every cell by its dotted name."""
     for name, value in tables.items():
-        if isinstance(value, Mapping) and len(value) == 1 and name in (*groups(), "steps"):
-            ((cell, value),) = value.items()
-            name = f"{name}.{_key(cell)}"
+        if isinstance(value, Mapping) and value and name in (*groups(), "steps"):
+            yield from ((f"{name}.{_key(cell)}", part) for cell, part in value.items())
         else:
-            name = _key(name)
-        flat[name] = value
-    return flat
+            yield _key(name), value
 
 
-def _lines(tables: Mapping[str, Any], before: str = "") -> list[str]:
-    """Lines of cells: a group on one line if it fits, else a line for each of its cells."""
-    lines: list[str] = []
-    keyed = {before + _key(key): value for key, value in tables.items()} if before else _flat(tables)
-    for name, value in keyed.items():
+def _lines(cells: Iterable[tuple[str, Any]]) -> Iterator[str]:
+    """A line for each cell, or for each part of one that is longer than a line."""
+    for name, value in cells:
         line = f"{name} = {_text(value)}"
-        if len(line) > WIDTH and isinstance(value, Mapping):
-            lines += _lines(value, f"{name}.")
-        elif len(line) > WIDTH and isinstance(value, Sequence) and not isinstance(value, str):
-            lines += [f"{name} = [", *_wrapped([_text(part) for part in value]), "]"]
+        if len(line) <= WIDTH or not isinstance(value, list | Mapping):
+            yield line
+        elif isinstance(value, Mapping):
+            yield from _lines((f"{name}.{_key(key)}", part) for key, part in value.items())
         else:
-            lines.append(line)
-    return lines
-
-
-def _wrapped(items: list[str]) -> list[str]:
-    lines = [""]
-    for item in items:
-        if lines[-1] and len(lines[-1]) + len(item) + 6 > WIDTH:
-            lines.append("")
-        lines[-1] += f"{' ' if lines[-1] else ''}{item},"
-    return [f"    {line}" for line in lines]
+            yield from (f"{name} = [", *(f"    {_text(item)}," for item in value), "]")
 
 
 def _key(key: str) -> str:
@@ -783,26 +743,9 @@ def _key(key: str) -> str:
 
 def _text(value: Any) -> str:
     """A value in TOML's notation, on one line."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-    if isinstance(value, float):
-        return _number_text(value)
     if isinstance(value, Mapping):
-        return (
-            "{ " + ", ".join(f"{key} = {_text(part)}" for key, part in _flat(value).items()) + " }" if value else "{}"
-        )
-    if isinstance(value, tuple | list):
-        return f"[{', '.join(map(_text, value))}]"
-    return str(value)
-
-
-def _number_text(value: float) -> str:
-    """The shortest notation of a float: 1e6, 5e-5, 0.25."""
-    power = re.sub(r"\.?0*e([+-])0*", lambda match: "e" + match[1].strip("+"), f"{value:e}")
-    exact = math.isfinite(value) and value and float(power) == value and not 1e-3 <= abs(value) < 1e4
-    return power if exact else repr(value)
+        return f"{{ {', '.join(f'{key} = {_text(part)}' for key, part in _cells(value))} }}" if value else "{}"
+    return f"[{', '.join(map(_text, value))}]" if isinstance(value, list) else json.dumps(value, ensure_ascii=False)
 
 
 def file_of(rows: Sequence[Family], proof: str, *, proved: bool = True, digest: str = "") -> bytes:
@@ -813,17 +756,14 @@ def file_of(rows: Sequence[Family], proof: str, *, proved: bool = True, digest: 
     """
     head = {"proved_against" if proved else "tried_against": proof, **({"proved_for": digest} if digest else {})}
     stanzas = [stanza_of(row, title=title) for row, title in zip(rows, titles(rows), strict=True)]
-    lines = [f"{key} = {_text(value)}\n" for key, value in head.items()]
-    return "\n".join(["".join(lines), *stanzas]).encode()
+    return "\n".join(["".join(f"{key} = {_text(value)}\n" for key, value in head.items()), *stanzas]).encode()
 
 
 def titles(rows: Sequence[Family]) -> list[str]:
     """A stanza's name for each row, no two alike."""
     names: list[str] = []
     for row in rows:
-        name, number = row.name.replace(".", "-"), 2
-        title = ".".join(filter(None, (name, row.tower)))
-        while title in names:
-            title, number = ".".join(filter(None, (f"{name}-{number}", row.tower))), number + 1
-        names.append(title)
+        endings = ("", *(f"-{number}" for number in range(2, len(rows) + 1)))
+        tried = (".".join(filter(None, (row.name.replace(".", "-") + ending, row.tower))) for ending in endings)
+        names.append(next(title for title in tried if title not in names))
     return names

@@ -39,8 +39,7 @@ class Rows(Sequence[Family]):
     @cached_property
     def unsupported(self) -> dict[str, str]:
         """Why no row can describe an architecture, by model_type."""
-        stanzas = tomllib.loads((self.folder / UNSUPPORTED).read_text(encoding="utf-8")).values()
-        return {kind: stanza["refused"] for stanza in stanzas for kind in stanza["types"]}
+        return tomllib.loads((self.folder / UNSUPPORTED).read_text(encoding="utf-8"))
 
     def file(self, name: str) -> File:
         """One file, parsed."""
@@ -115,7 +114,7 @@ def own_folder() -> Path:
 
 
 def known_rows(families: str | Path | None = None, kinds: Collection[str] | None = None) -> tuple[Family, ...]:
-    """Every row, or those of `kinds`, model_types or names; what an earlier row reads, a later one does not.
+    """Every row, or the rows of `kinds`, model_types or names; what an earlier row reads, a later one does not.
 
     `families` is a file of rows, which come before the table's; a user's own come after.
     """
@@ -170,7 +169,7 @@ def _special(row: Family) -> Iterator[str]:
     yield from (label for label, there in labels.items() if there)
 
 
-# Which readings were compared with transformers' own attention: those of the census, and of the tests' tiny models.
+# Which readings were compared with transformers' own attention: in the census, and in the tests' tiny models.
 # The census is read when the first checkpoint is opened, not when weightscope is imported.
 
 RECORD = Path(__file__).parent / "architectures.csv"

@@ -16,7 +16,7 @@ from weightscope.results import SPECTRA, ShowsShapes, function_at, notebook
 from weightscope.tables import Column, Table
 
 # Cholesky of a Gram matrix squares the condition number: the smallest singular value is off by about eps / rcond^2 of
-# itself, rcond that of the triangle with unit columns. Here that is 1e-6.
+# itself, rcond the one of the triangle with unit columns. Here that is 1e-6.
 LEAST_RCOND = 1.5e-5
 # Rows of a factor that are brought to float64 at a time: half a megabyte at a head's usual width, so that they stay in
 # the cache between the conversion and the product, and no float64 copy of a whole factor is made.

@@ -407,7 +407,7 @@ class Layer:
         """What keys and values are made of: the memory in cross-attention, x itself elsewhere."""
         if self.cross == (memory is None):
             kind = "is cross-attention" if self.keys_of is None else f"attends to what enters layer {self.keys_of}"
-            problem = f"{kind}: say what it attends to, `memory=`" if self.cross else "has no memory"
+            problem = f"{kind}: say what to attend to, `memory=`" if self.cross else "has no memory"
             raise CheckpointError(f"layer {self.index} {problem}")
         return memory if self.cross else x
 
@@ -451,7 +451,7 @@ class Layer:
         memory : (m, d_memory) array, optional
             For cross-attention only: the encoder's output, at positions 0 .. m-1.
         added : (n, e) array or 0, optional
-            Positions that the model adds to the input of queries and (except in cross-attention) keys, not to that of
+            Positions that the model adds to the input of queries and (except in cross-attention) keys, not of
             values (DETR, section A.3). Layers that do so require it; 0 adds nothing.
         added_to_memory : (m, e) array or 0, optional
             Likewise for the keys of cross-attention.

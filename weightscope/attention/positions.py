@@ -42,7 +42,7 @@ class Buckets(ByDistance):
     furthest: int = 128  # From this distance on everything is in the last bucket
     times: int = 1  # How often it is added
     # All buckets are for keys before the query, those after it are in the bucket of distance 0; otherwise each
-    # direction has half of them.
+    # direction has half the buckets.
     causal: bool = False
 
     def __call__(self, delta: np.ndarray) -> np.ndarray:
@@ -121,7 +121,7 @@ class WindowBias(ShowsShapes):
         return CheckpointError(f"tokens are more than this layer's window of {height} x {width}")
 
 
-# Keys and values of distances, in addition to those of tokens.
+# Keys and values of distances, added to the tokens'.
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -159,7 +159,7 @@ class RelativeKeys(ShowsShapes):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RelativeValues(ShowsShapes):
-    """Values of distances (Shaw et al. 2018, eq. 3), weighted by the same attention as those of tokens."""
+    """Values of distances (Shaw et al. 2018, eq. 3), weighted by the same attention as the tokens'."""
 
     vectors: Callable[[np.ndarray], np.ndarray] = field(repr=False)  # (D,)
 

@@ -164,7 +164,7 @@ class GridRotation(Rotation):
     merge: int = 1
     window: int = 0  # Blocks follow in windows of this many rows and columns of them; 0 where they do not
     origin: float = 0.0  # Coordinate of the first row and column
-    centred: bool = False  # Coordinates are those of patches' centres from -1 to 1 over the image (DINOv3)
+    centred: bool = False  # Coordinates are of patches' centres from -1 to 1 over the image (DINOv3)
 
     def angles(self, positions: np.ndarray) -> np.ndarray:
         """Angles of tokens, shape (n, m): positions (n,)."""

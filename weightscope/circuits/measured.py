@@ -109,8 +109,8 @@ def behaviour(
     runner = open_runner(model, device=device)
     runner.observe(windows, on_text)
     runner.observe(repeated(model, framing), on_repeated)
-    for name, judge in JUDGED_ON.items():
-        did |= {name if on == judge else f"{name}_{on}": shares[name] for on, shares in on_each.items()}
+    for name, deciding in JUDGED_ON.items():
+        did |= {name if on == deciding else f"{name}_{on}": shares[name] for on, shares in on_each.items()}
     return did
 
 

@@ -203,17 +203,17 @@ def head_roles(model: Model, wired: Wiring, counts: str | Path | None = None) ->
     """Every score that the checkpoint allows, and the names."""
     scores, lacking = _without_wiring(model, wired.layers, wired.n_heads, counts)
     scores["reads_by_keys"], scores["read_by_keys"] = by_wiring(wired)
-    return HeadRoles(scores, *named(scores, ROLES if lacking is None else ROLES_BY_WIRING), lacking)
+    return HeadRoles(scores, *assign_names(scores, ROLES if lacking is None else ROLES_BY_WIRING), lacking)
 
 
 def head_names(model: Model) -> np.ndarray:
     """The names alone, (L, H); the wiring, most of the work, is looked at only where tokens give none, and in part."""
     scores, lacking = _without_wiring(model, np.array(model.attention_layers), model.config.n_heads)
     if lacking is None:
-        return named(scores, ROLES)[0]
+        return assign_names(scores, ROLES)[0]
     if len(model.attention_layers) > 1:  # else no head reads what another has written
         scores["reads_by_keys"], scores["read_by_keys"] = by_wiring(wiring_by_keys(model, _may_feed_keys))
-    return named(scores, ROLES_BY_WIRING)[0]
+    return assign_names(scores, ROLES_BY_WIRING)[0]
 
 
 Roles = dict[tuple[int, int], str]  # by layer and head
@@ -343,7 +343,7 @@ def _largest(values: np.ndarray, axes: tuple[int, int]) -> np.ndarray:
     return np.where(np.isfinite(largest), largest, np.nan)
 
 
-def named(scores: dict[str, np.ndarray], roles: Sequence[Role]) -> tuple[np.ndarray, np.ndarray]:
+def assign_names(scores: dict[str, np.ndarray], roles: Sequence[Role]) -> tuple[np.ndarray, np.ndarray]:
     """Names of heads, (L, H), and how sure they are, (3, L, H): scores (L, H)."""
     shape = next(iter(scores.values())).shape
     names, sure = np.full(shape, NO_NAME, object), np.full((3, *shape), np.nan)

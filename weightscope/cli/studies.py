@@ -237,8 +237,7 @@ def _kind(
     seed: int | None, device: str,
 ) -> Any:  # fmt: skip
     from weightscope.runner import open_runner
-    from weightscope.sinks.inputs import read_inputs
-    from weightscope.sinks.mechanisms import sink_mechanisms
+    from weightscope.sinks.mechanisms import read_inputs, sink_mechanisms
 
     chosen = read_inputs(model, text, images, n=inputs or 64, length=length or 256, seed=seed or 0)
     return sink_mechanisms(open_runner(model, device=device), chosen)

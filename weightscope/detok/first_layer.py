@@ -16,8 +16,7 @@ from weightscope.attention.layer import Head, Layer
 from weightscope.attention.maps import InnerNorm
 from weightscope.compute.cores import in_threads
 from weightscope.compute.device import open_device
-from weightscope.detok import paper
-from weightscope.detok.positions import FEWEST, PositionTerms, in_runs, position_numerators
+from weightscope.detok.positions import FEWEST, QUERY, PositionTerms, in_runs, position_numerators
 from weightscope.detok.sigma import SigmaStatistics, sigma_statistics
 from weightscope.embeddings import ids_of
 from weightscope.errors import CheckpointError
@@ -461,7 +460,7 @@ def position_terms(first: FirstLayer, query: int | None = None, unscaled: bool =
         problem = f"a {model.family.name} has no position embedding, hence no T^p and T^pp"
         raise CheckpointError(f"{problem}; {_instead(first.heads[0].layer)}", file=model.checkpoint.name)
     # At the last trained position T^p has a cliff of its own, so that a shorter model is looked at in mid-context.
-    query = min(paper.QUERY, max((len(positions) - 1) // 2, FEWEST - 1)) if query is None else query
+    query = min(QUERY, max((len(positions) - 1) // 2, FEWEST - 1)) if query is None else query
     if not FEWEST - 1 <= query < len(positions):
         problem = f"query position {query} is outside {FEWEST - 1} .. {len(positions) - 1}, the model's positions"
         raise CheckpointError(problem, file=model.checkpoint.name)

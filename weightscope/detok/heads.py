@@ -5,8 +5,7 @@ Where scoring every token takes too long, a stratified sample of tokens gives th
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -133,15 +132,6 @@ class TokenRoc(ShowsShapes):
 
     text: str
     curves: list[tuple[np.ndarray, np.ndarray]]  # (false positive rate, true positive rate)
-
-
-def single_tokens(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[str, int]:
-    """Ids, by their text, of those texts that are one token in this vocabulary."""
-    ids = {}
-    for text in texts:
-        with suppress(CheckpointError):
-            ids[text] = tokenizer.id_of(text)
-    return ids
 
 
 @phase("ROC curves")

@@ -1,10 +1,10 @@
 """The detokenization analysis as sections of a page, whose figures are drawn into files."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from weightscope.detok import figures, paper
+from weightscope.detok import figures
 from weightscope.detok.first_layer import TERMS
 from weightscope.detok.heads import BigramAuroc, TokenRoc
 from weightscope.detok.on_text import TextCheck
@@ -16,9 +16,31 @@ from weightscope.pages.style import save
 from weightscope.progress import phase
 from weightscope.tables import Column, Table
 
+# The detokenization paper's printed numbers, all of GPT-2's first layer.
+
+MODELS = ("gpt2", "openai-community/gpt2")
+HEADS_OF_FIG_2 = (7, 1)
+# Table 2, mean AUROC by head, and the same by frequency, to the three decimals of the authors' notes,
+# which give the second of four heads.
+AUROC = {
+    7: 0.876, 11: 0.806, 6: 0.793, 0: 0.732, 4: 0.694, 3: 0.634, 10: 0.615, 2: 0.549, 8: 0.445, 1: 0.404, 9: 0.401,
+    5: 0.286,
+}  # fmt: skip
+AUROC_BY_FREQUENCY = {7: 0.865, 3: 0.846, 4: 0.830, 6: 0.568}
+
 # Eq. 14: the terms of a score that depend on positions.
 EQUATIONS = "$$T^p(j) = frac(b_QK p_j^⊤, σ_j)$$ $$T^pp(i, j) = frac(p_i W_QK p_j^⊤, σ_i σ_j)$$"
 BARE_EQUATIONS = "$$T^p(j) = b_QK p_j^⊤$$ $$T^pp(i, j) = p_i W_QK p_j^⊤$$ Without $σ$, which needs token embeddings."
+
+
+def is_of_paper(model: str) -> bool:
+    """Whether this is the paper's model, by its name on the Hub."""
+    return model.partition("@")[0] in MODELS
+
+
+def present(heads: Iterable[int], n_heads: int) -> list[int]:
+    """Those of some heads that a layer has, each once."""
+    return [head for head in dict.fromkeys(heads) if head < n_heads]
 
 
 @phase("drawing figures")
@@ -32,11 +54,10 @@ def write_auroc_page(files: Files, auroc: BigramAuroc, curves: Sequence[TokenRoc
 def auroc_sections(files: Files, auroc: BigramAuroc, curves: Sequence[TokenRoc] = ()) -> list[Section]:
     """Table 2, with the paper's numbers if the model is the paper's, and the ROC curves of Fig. 2, if any."""
     table, counts = auroc.ranked, auroc.counts
-    of_paper = paper.is_of(auroc.model) and auroc.layer == 0
+    of_paper = is_of_paper(auroc.model) and auroc.layer == 0
     if of_paper:
         printed, by_frequency = (
-            np.array([means.get(head, np.nan) for head in table["head"]])
-            for means in (paper.AUROC, paper.AUROC_BY_FREQUENCY)
+            np.array([means.get(head, np.nan) for head in table["head"]]) for means in (AUROC, AUROC_BY_FREQUENCY)
         )
         differs = Column(
             "auroc_paper_differs", table["auroc_paper"] - printed, "auroc_paper less Table 2", format="+.3f"
@@ -57,7 +78,7 @@ def auroc_sections(files: Files, auroc: BigramAuroc, curves: Sequence[TokenRoc] 
     measured = table if of_paper else Filed(table, "heads.csv")
     sections = [Section("Which heads put words together", text, [drawn, measured])]
     if curves:
-        coloured = paper.there(paper.HEADS_OF_FIG_2, len(auroc.auroc)) if of_paper else table["head"][[0, -1]].tolist()
+        coloured = present(HEADS_OF_FIG_2, len(auroc.auroc)) if of_paper else table["head"][[0, -1]].tolist()
         which = "the paper's heads" if of_paper else "the best and the worst head"
         caption = f"ROC curves for single current tokens (Fig. 2): {which} in colour, the others in grey."
         drawn = Figure(save(figures.roc_figure(curves, coloured), files, "roc"), caption)

@@ -16,6 +16,7 @@ from weightscope.results import Result, ShowsShapes, function_at
 from weightscope.tables import Column, Table
 
 SHOWN = ("head", "t_p_slope", "t_p_linear_share", "t_pp_period", "t_pp_sinusoid_share", "recency", "near_mass")
+QUERY = 500  # the position i of the paper's Figs 3 and 4
 FEWEST = 8  # positions that a trend needs
 RUNS = 12  # of positions that a sentence lists
 CLIFF = 2 / 3  # of T^p at the position before: the last position has less where training hardly shaped it

@@ -20,8 +20,7 @@ from weightscope.metrics.spectra import affine_singular_values
 from weightscope.model import Model
 from weightscope.progress import bar
 from weightscope.runner.framing import framing_of
-from weightscope.runner.runner import Activations, Runner, open_runner
-from weightscope.runner.study import Study
+from weightscope.runner.runner import Activations, Runner, Study, open_runner
 from weightscope.tables import Column, Table, crossed
 from weightscope.text.kinds import TokenKinds, token_kinds
 from weightscope.text.sequences import Texts, paragraph_pairs

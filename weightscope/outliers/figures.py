@@ -12,9 +12,7 @@ from matplotlib.text import Annotation
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Bbox
 
-from weightscope.outliers.contributions import Contributions
-from weightscope.outliers.measure import OutlierAnalysis
-from weightscope.outliers.stream import DIMENSION_Z, Stream
+from weightscope.outliers.measure import DIMENSION_Z, Contributions, OutlierAnalysis, Stream
 from weightscope.pages import style
 from weightscope.tables import Table
 

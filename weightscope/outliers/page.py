@@ -14,9 +14,7 @@ from weightscope.files import Files, regular_file
 from weightscope.findings import spans
 from weightscope.formulas import plain
 from weightscope.outliers import figures
-from weightscope.outliers.contributions import Contributions
-from weightscope.outliers.measure import NAMED, OutlierAnalysis
-from weightscope.outliers.stream import DIMENSION_Z, Stream
+from weightscope.outliers.measure import DIMENSION_Z, NAMED, Contributions, OutlierAnalysis, Stream
 from weightscope.pages.page import Figure, Filed, Section, report
 from weightscope.pages.style import save
 from weightscope.tables import Column, Table

@@ -4,9 +4,9 @@ import inspect
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -17,7 +17,8 @@ from weightscope.embeddings import outside
 from weightscope.errors import CheckpointError, counted, first_line
 from weightscope.model import Model, as_model, overflow
 from weightscope.progress import bar, phase
-from weightscope.results import ShowsShapes
+from weightscope.provenance import Provenance
+from weightscope.results import Result, ShowsShapes
 from weightscope.runner.hooks import blocks_of, tower_of, watched
 from weightscope.runner.loading import import_torch, load_eager, room_for, torch_device
 
@@ -383,3 +384,22 @@ def _begun_at(runner: Runner, layer: int, entering: dict[int, Any]) -> Iterator[
     finally:
         for block in skipped:
             del block.forward
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Study(Result):
+    """What a run of a model has shown."""
+
+    model: str  # its name
+    source: str = ""  # where the inputs come from
+    provenance: Provenance = field(default_factory=Provenance, repr=False)
+
+    @classmethod
+    def of(cls, runner: Runner, **measured: Any) -> Self:
+        """The result of what was measured while the model ran."""
+        measured.setdefault("model", runner.model.title)
+        return cls(**measured, provenance=Provenance.of(runner.model.checkpoint))
+
+    def printed(self) -> Sequence[str]:
+        """The lines that a terminal shows."""
+        return [self.lead]

@@ -24,9 +24,7 @@ from weightscope.model import Model
 from weightscope.progress import bar
 from weightscope.run_identity import RunIdentity
 from weightscope.runner.framing import framing_of
-from weightscope.runner.runner import Activations, Intervention, Observer, Runner, losses_under, open_runner
-from weightscope.runner.study import Study
-from weightscope.sinks.inputs import CHARACTERS_A_TOKEN
+from weightscope.runner.runner import Activations, Intervention, Observer, Runner, Study, losses_under, open_runner
 from weightscope.sinks.strength import sink_strength
 from weightscope.sinks.updates import (
     Decomposition,
@@ -37,14 +35,10 @@ from weightscope.sinks.updates import (
     updates_of,
 )
 from weightscope.tables import Column, Table
-from weightscope.text.sequences import Framing, Texts, excerpts, token_windows
+from weightscope.text.sequences import CHARACTERS_A_TOKEN, Framing, Texts, excerpts, token_windows
 
 SAMPLE = 255  # tokens after the first
 SINKS_ABOVE = 0.3  # attention that the average query gives token 0; Gu et al. 2024 draw the line there
-
-
-# Of each, what the paper reports of most layers of its models (sections 3.1 to 3.3).
-IN_THE_PAPER = {"ratio": (0.2, 0.5), "spectral_sink": (0.8, 1.0), "variance_sink_mu": (1e-2, 1e-1)}
 
 
 class Predictor(NamedTuple):

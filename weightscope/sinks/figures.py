@@ -2,7 +2,7 @@
 4, 5, 6, 8 and 14 of the two-sink-mechanisms paper, and its lemmas."""
 
 from collections.abc import Sequence
-from itertools import product, zip_longest
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,6 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
@@ -21,17 +20,15 @@ from weightscope.pages.style import (
     COLOURS,
     COLUMN,
     DASHES,
-    MARKERS,
     in_our_style,
     index_along,
     layer_bar,
     layer_rows,
     layers_along,
-    plain,
     subplots,
     whole_numbers,
 )
-from weightscope.sinks.bias import ABLATED, IN_THE_PAPER, NONE, PATCHED, READINGS, SINKS_ABOVE, STARTS, SinkBias
+from weightscope.sinks.bias import ABLATED, NONE, PATCHED, READINGS, SINKS_ABOVE, STARTS, SinkBias
 from weightscope.sinks.mechanisms import MECHANISM_NAMES, SinkMechanisms
 from weightscope.sinks.strength import BROADCAST_RANK, BROADCAST_RATIO, MECHANISMS, NOP_RATIO
 
@@ -42,7 +39,6 @@ DIMENSIONS_SHOWN = 128  # more than a column's pixels can tell apart
 BOUND = 95  # the percentile of |u_others| at which colours end
 LARGE_CHANGE = 20  # in perplexity: an axis that goes beyond it is logarithmic
 SINK, CONTEXT, OTHERS = COLOURS[0], COLOURS[1], COLOURS[7]
-BAND = "#DDDDDD"
 # Of each predictor: what its axis says, and its bar where that is shorter.
 SHORT = {
     "qk_gap": (r"$\sigma_1\,/\,\sigma_2$ of $W_{QK}$",) * 2,
@@ -73,41 +69,12 @@ def updates_figure(bias: SinkBias) -> Figure:
         line(axis, f"{measure}_context", CONTEXT, "--", r"$u_{ctx}$, mean")
         line(axis, f"{measure}_others", OTHERS, ":", r"$u_{others}$, sum")
     line(axes[2], "variance_sink", SINK, "-.", r"$u_{sink}$, $\mu$ their own mean")
-    _measures_along(axes)
+    measures_along(axes)
     figure.legend(*axes[2].get_legend_handles_labels(), loc="outside upper center", ncols=4)
     return figure
 
 
-@in_our_style()
-def side_by_side_figure(models: Sequence[SinkBias]) -> Figure:
-    """Ratio, SpectralRatio and R of several models' layers in one figure, as the paper's Figs 2, 3 and 4 are."""
-    figure, axes = subplots(1, 3, figsize=(2 * COLUMN, 2.7))
-    for axis, (low, high) in zip(axes, IN_THE_PAPER.values(), strict=True):
-        axis.axhspan(low, high, color=BAND, linewidth=0)
-    for place, bias in enumerate(models):
-        layers, colour = bias.layers, COLOURS[place % len(COLOURS)]
-        marker = MARKERS[place % len(MARKERS)]
-        for axis, measure, of_sink in zip(axes, ("ratio", "spectral", "variance"), MEASURES, strict=True):
-            axis.plot(layers["layer"], layers[of_sink], color=colour, marker=marker, markersize=2.5)
-            if measure != "ratio":
-                axis.plot(layers["layer"], layers[f"{measure}_context"], "--", color=colour, linewidth=0.8)
-    _measures_along(axes)
-    names = [
-        Line2D([], [], color=COLOURS[place % len(COLOURS)], marker=MARKERS[place % len(MARKERS)], markersize=2.5,
-               label=plain(bias.model.removesuffix(".gguf")))
-        for place, bias in enumerate(models)
-    ]  # fmt: skip
-    drawn = [
-        Line2D([], [], color="black", label=r"$u_{sink}$, from token 0"),
-        Line2D([], [], color="black", linestyle="--", linewidth=0.8, label=r"$u_{ctx}$, mean of the others"),
-        Patch(color=BAND, label="paper: most layers of its five models"),
-    ]
-    rows = [entry for pair in zip_longest(names, drawn) for entry in pair if entry is not None]
-    figure.legend(handles=rows, loc="outside upper center", ncols=max(len(names), len(drawn)))
-    return figure
-
-
-def _measures_along(axes: Sequence[Axes]) -> None:
+def measures_along(axes: Sequence[Axes]) -> None:
     """Axes of Ratio, SpectralRatio and R by layer."""
     axes[0].set_ylabel(r"E$\|u_{sink}\|$ / E$\|u_{others}\|$")
     axes[0].set_ylim(bottom=0)

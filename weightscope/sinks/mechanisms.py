@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -19,25 +20,89 @@ from weightscope.errors import CheckpointError, counted
 from weightscope.formulas import plain
 from weightscope.metrics.norms import output_triangles
 from weightscope.metrics.spectra import spectral_gap, stable_rank
+from weightscope.model import Model
 from weightscope.progress import bar
-from weightscope.runner.runner import Activations, Runner
-from weightscope.runner.study import Study
-from weightscope.sinks import lemmas
-from weightscope.sinks.inputs import Inputs
+from weightscope.runner.framing import framing_of
+from weightscope.runner.runner import Activations, Runner, Study
 from weightscope.sinks.strength import (
     EVENT_SHARE,
     MECHANISMS,
+    against_stream,
+    alignment,
+    centred,
+    cosine,
     event_share,
+    first_direction,
     least_epsilon,
     mechanism,
     norms,
+    rank_one,
+    relative_spread,
     similarity_between_tokens,
     similarity_through,
     sink_row,
     sink_strength,
+    token_variance,
     value_norm_ratio,
+    variance_bound,
+    variance_of_weights,
 )
 from weightscope.tables import Column, Table
+from weightscope.text.kinds import Tokens, image_tokens, text_tokens
+from weightscope.text.sequences import CHARACTERS_A_TOKEN, Texts, paragraph_pairs, read_texts, token_windows
+from weightscope.text.tokenizer import shortened
+
+
+class Inputs(NamedTuple):
+    """Images or texts."""
+
+    sequences: dict[str, np.ndarray]  # (channels, height, width): By name
+    tokens: Tokens  # The kinds of the tokens made from them
+    note: str  # What they are and where they come from, in a sentence
+
+
+def read_inputs(
+    model: Model,
+    text: Sequence[Path] = (),
+    images: Path | None = None,
+    *,
+    n: int = 64,
+    length: int = 256,
+    seed: int = 0,
+) -> Inputs:
+    """Texts for a language model, images for a vision model: those given, or those that come with the package."""
+    if not model.family.inputs.tokens:
+        if text:
+            raise CheckpointError(f"{model.name} sees images, not texts")
+        return _image_inputs(model, images, n, seed)
+    if images is not None:
+        raise CheckpointError(f"{model.name} reads texts, not images")
+    return _text_inputs(model, read_texts(text, characters=CHARACTERS_A_TOKEN * n * length), n, length, seed)
+
+
+def _image_inputs(model: Model, path: Path | None, n: int, seed: int) -> Inputs:
+    """The first images of a folder, or scikit-learn's two photographs and crops."""
+    from weightscope.runner.images import image_processor, photographs, read_images
+
+    process = image_processor(model)
+    images = photographs(n, seed) if path is None else read_images(path, n)
+    source = "scikit-learn's two photographs and crops of them" if path is None else f"images from {path}"
+    note = f"Run on {len(images)} images: {source}; {process}."
+    return Inputs({name: process(image) for name, image in images.items()}, image_tokens(model), note)
+
+
+def _text_inputs(model: Model, texts: Texts, n: int, length: int, seed: int) -> Inputs:
+    """Pairs of paragraphs where the model's tokenizer frames them with special tokens, else windows of one length."""
+    framing = framing_of(model)
+    length = min(length, model.config.n_positions or length)
+    sequences = (paragraph_pairs if framing.takes_pairs else token_windows)(framing, texts.texts, n, length, seed)
+    if not sequences:
+        raise CheckpointError(f"the texts are too short for inputs of {length} tokens")
+    first = shortened(str(framing.tokenizer.tokens.get(int(sequences[0][0]))))
+    shape = f"at most {length} tokens each, pairs of paragraphs" if framing.takes_pairs else f"{length} tokens each"
+    note = f"Run on {len(sequences)} texts, {shape}, beginning with {first}, from {texts.source}."
+    return Inputs({f"text {index}": each for index, each in enumerate(sequences)}, text_tokens(framing.tokenizer), note)
+
 
 EPSILONS = (0.01, 0.1, 0.5)  # thresholds at which epsilon-sinks are counted (Definition 1)
 
@@ -350,7 +415,7 @@ class SinkObserver:
         kinds = np.stack([self.inputs.tokens.kinds(self.sequences[index], n) for index in seen.inputs])  # (b, n)
         of_kind = np.eye(len(self.inputs.tokens.names), dtype=bool)[kinds]  # (b, n, K)
         after = seen.x + seen.output
-        before = lemmas.token_variance(seen.x)  # (b,)
+        before = token_variance(seen.x)  # (b,)
         shape, sums = rank_measures(attention, updates, position)
         for name, values in {
             "position": position,
@@ -366,7 +431,7 @@ class SinkObserver:
             "between_after": similarity_between_tokens(after),
             "through": similarity_through(seen.x, after),
             "variance_before": before,
-            "variance_after": lemmas.token_variance(after),
+            "variance_after": token_variance(after),
             **norms_by_kind(seen.x, of_kind),
             **sums,
             **variance_measures(seen, updates, position, before),
@@ -402,9 +467,9 @@ def rank_measures(
     attention: np.ndarray, updates: np.ndarray, sink: np.ndarray
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Stable rank of Y = A u, and Lemma 3 of it: lengths over |Y|, singular values over sigma_1(Y); (b, H) each."""
-    singular, first = lemmas.first_direction(attention @ updates)
+    singular, first = first_direction(attention @ updates)
     written = np.sqrt(np.square(singular).sum(axis=-1))
-    fit = lemmas.rank_one(attention, updates, sink)
+    fit = rank_one(attention, updates, sink)
     largest = singular[..., 0]
     with np.errstate(divide="ignore", invalid="ignore"):
         return stable_rank(singular), {
@@ -415,7 +480,7 @@ def rank_measures(
             "residual_bound": fit.residual_bound / written,
             "leading": fit.leading / largest,
             "leading_bound": fit.leading_bound / largest,
-            "along": lemmas.cosine(first, sink_row(updates, sink)),
+            "along": cosine(first, sink_row(updates, sink)),
             "cancelled": fit.cancelled,
         }
 
@@ -432,18 +497,18 @@ def variance_measures(
     v = layer.inner_values(seen.x.reshape(b * n, d))  # (G, b n, r_v)
     v = np.repeat(v.reshape(len(v), b, n, -1), layer.n_heads // len(v), axis=0).swapaxes(0, 1)  # (b, H, n, r_v)
     gathered = seen.attention @ v
-    along = lemmas.centred(seen.x).astype(seen.x.dtype)[:, None] @ np.asarray(layer.w_o).swapaxes(1, 2)  # as gathered
-    covariance = (along * lemmas.centred(gathered)).sum(axis=-1).mean(axis=-1)
+    along = centred(seen.x).astype(seen.x.dtype)[:, None] @ np.asarray(layer.w_o).swapaxes(1, 2)  # as gathered
+    covariance = (along * centred(gathered)).sum(axis=-1).mean(axis=-1)
     written_by_sink = (sink_row(v, sink)[:, :, None] @ np.asarray(layer.w_o))[:, :, 0]  # (b, H, d)
-    of_written = lemmas.token_variance(seen.attention @ updates)
+    of_written = token_variance(seen.attention @ updates)
     self_attention = before[:, None]
     with np.errstate(divide="ignore", invalid="ignore"):
         return {
             "variance_change": (of_written + 2 * covariance) / self_attention,
-            "variance_sink": lemmas.variance_of_weights(seen.attention, updates, sink) / self_attention,
-            "variance_bound": lemmas.variance_bound(self_attention, seen.attention, updates, sink) / self_attention,
-            "against_stream": lemmas.against_stream(seen.x[:, None], written_by_sink),
-            "update_spread": lemmas.relative_spread(gathered),
+            "variance_sink": variance_of_weights(seen.attention, updates, sink) / self_attention,
+            "variance_bound": variance_bound(self_attention, seen.attention, updates, sink) / self_attention,
+            "against_stream": against_stream(seen.x[:, None], written_by_sink),
+            "update_spread": relative_spread(gathered),
         }
 
 
@@ -459,7 +524,7 @@ def routing_measures(seen: Activations, directions: np.ndarray, sink: np.ndarray
     read = layer.normalised(x)
     if layer.norm is not None and layer.norm.centred:
         read = read - read.mean(axis=-1, keepdims=True)
-    sink_alignment, other_alignment = lemmas.alignment(read.reshape(b, n, d), directions, sink)
+    sink_alignment, other_alignment = alignment(read.reshape(b, n, d), directions, sink)
     return {
         "key_ratio": value_norm_ratio(by_head(layer.keys(x)), sink),
         "query_similarity": similarity_between_tokens(by_head(layer.queries(x))),

@@ -14,6 +14,7 @@ from weightscope.errors import CheckpointError
 from weightscope.text.corpus import read_documents
 from weightscope.text.tokenizer import Tokenizer
 
+CHARACTERS_A_TOKEN = 5  # of English
 FEWEST_WORDS = 8  # of a paragraph; shorter ones are headings and captions
 FEWEST_IN_SENTENCE = 4  # words; shorter ones are headings and abbreviations
 SENTENCE_END = re.compile(r"""(?:(?<=[.!?])|(?<=[.!?]["'”’)]))\s+(?=\W?[^\Wa-z_])""")

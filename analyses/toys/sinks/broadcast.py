@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from analyses.toys.sinks.attention import Options, PreNormAttention, Registers, Trace, traces
-from analyses.toys.sinks.diagnosis import diagnose
+from analyses.toys.sinks.diagnosis import attention_shares, diagnose, strongest_sink
 from analyses.toys.sinks.training import WEIGHT_DECAY, Kept, Size, as_array, direction, seeded, train
-from weightscope.sinks import lemmas
 from weightscope.sinks import strength as sinks
 
 HELD_OUT = 256  # sequences
@@ -191,7 +190,7 @@ def train_broadcast(
 
 def matching(trace: Trace, selected: np.ndarray) -> float:
     """Share of sequences whose strongest sink is the selected token (appendix A.2)."""
-    sink = sinks.strongest_sink(sinks.attention_shares(trace.attention)).position[:, 0]
+    sink = strongest_sink(attention_shares(trace.attention)).position[:, 0]
     return round(float((sink == selected).mean()), 4)
 
 
@@ -220,7 +219,7 @@ def measured(trace: Trace, selected: np.ndarray, without: float) -> LayerMeasure
         similarity_before=float(sinks.similarity_between_tokens(trace.before).mean()),
         similarity_after=float(sinks.similarity_between_tokens(trace.after).mean()),
         key_ratio=float(sinks.value_norm_ratio(trace.keys, selected[:, None]).mean()),
-        update_spread=float(np.nanmean(lemmas.relative_spread(trace.attention @ trace.values))),
+        update_spread=float(np.nanmean(sinks.relative_spread(trace.attention @ trace.values))),
         diagonal=float(np.diagonal(trace.attention, axis1=-2, axis2=-1).mean()),
         loss_without=without,
     )
@@ -228,7 +227,7 @@ def measured(trace: Trace, selected: np.ndarray, without: float) -> LayerMeasure
 
 def example(layer_traces: list[Trace], selected: np.ndarray, n: int, sequences: int = 32) -> BroadcastExample:
     """The arrays of Fig. 3, without registers. The sequence shown has the median sink strength."""
-    strength = sinks.strongest_sink(layer_traces[-1].attention).strength[:, 0]
+    strength = strongest_sink(layer_traces[-1].attention).strength[:, 0]
     shown = np.argsort(strength)[len(strength) // 2]
     every = np.arange(len(selected))
     norms = np.stack([np.linalg.norm(trace.updates[:, 0], axis=-1) for trace in layer_traces])  # (layers, b, n)

@@ -14,8 +14,8 @@ from scipy.special import ndtri
 from torch import Tensor, nn
 
 from analyses.toys.sinks.attention import Options, PreNormAttention, Registers, Trace, traces
+from analyses.toys.sinks.diagnosis import attention_shares, update_stable_rank
 from analyses.toys.sinks.training import Kept, Size, as_array, direction, seeded, train
-from weightscope.sinks import lemmas
 from weightscope.sinks import strength as sinks
 
 HELD_OUT = 256  # sequences
@@ -119,7 +119,7 @@ def train_nop(
 
 def received(trace: Trace) -> np.ndarray:
     """Share of attention that each position receives, mean over sequences and queries, (n,)."""
-    return sinks.sink_strength(sinks.attention_shares(trace.attention)).mean(axis=(0, 1))
+    return sinks.sink_strength(attention_shares(trace.attention)).mean(axis=(0, 1))
 
 
 def measure(model: NopModel, task: Task, gate: Tensor, x: Tensor, run: NopRun) -> None:
@@ -130,15 +130,15 @@ def measure(model: NopModel, task: Task, gate: Tensor, x: Tensor, run: NopRun) -
     run.sink, run.strength = int(received(trace).argmax()), float(received(trace).max())
     flagged = as_array(task.flags(x, gate))  # (b, n - 1)
     given = slice(1, 1 + x.shape[1])  # rows of the tokens with a task
-    to_sink = sinks.attention_shares(trace.attention)[:, 0, given, run.sink]  # (b, n - 1)
+    to_sink = attention_shares(trace.attention)[:, 0, given, run.sink]  # (b, n - 1)
     run.flagged_attention = float(to_sink[flagged].mean())
     run.other_attention = float(to_sink[~flagged].mean())
     run.flagged_weight = float(np.abs(trace.attention[:, 0, given]).sum(axis=-1)[flagged].mean())
     sink = np.full(trace.attention.shape[:2], run.sink)  # (b, 1)
     run.ratio = float(sinks.value_norm_ratio(trace.updates, sink).mean())
     to_flagged = trace.attention[:, :, given] * flagged[:, None, :, None]  # other rows count for nothing
-    run.cancelled = float(np.nanmean(lemmas.rank_one(to_flagged, trace.updates, sink).cancelled))
-    run.rank = float(sinks.update_stable_rank(trace.attention, trace.updates).mean())
+    run.cancelled = float(np.nanmean(sinks.rank_one(to_flagged, trace.updates, sink).cancelled))
+    run.rank = float(update_stable_rank(trace.attention, trace.updates).mean())
     run.singular_values = [round(float(value), 5) for value in model.attention.qk(0).svdvals()]
     norms = np.linalg.norm(trace.updates[:, 0], axis=-1)  # (b, n + R)
     run.sink_norm = float(norms[:, run.sink].mean())

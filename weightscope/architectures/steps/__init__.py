@@ -74,7 +74,7 @@ class Step:
         return norm
 
     def apply(self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors) -> Layer:
-        """The layer with the mechanism, of the layer's tensors or the model's; it refuses what it cannot read."""
+        """The layer with the mechanism, of the layer's tensors or the model's; what cannot be read is refused."""
         return layer
 
     def caveat(self, layer: Layer) -> str:

@@ -1,4 +1,4 @@
-"""Keys and values of distances, in addition to those of tokens; see `attention.positions`."""
+"""Keys and values of distances, added to the tokens'; see `attention.positions`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -166,7 +166,7 @@ class NearKeys(Relative):
 
 @dataclass(frozen=True)
 class NearValues(Step):
-    """VITS's values of distances, added to those of tokens."""
+    """VITS's values of distances, added to the tokens'."""
 
     name = "near_values"
     place = Place.GATHERED
@@ -180,7 +180,7 @@ class NearValues(Step):
         return replace(layer, relative_values=RelativeValues(_near(tensors, config, self.tensor)))
 
     def caveat(self, layer: Layer) -> str:
-        return "values of distances, which a head adds to those of tokens (layer.relative_values)"
+        return "values of distances, which a head adds to the tokens' (layer.relative_values)"
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,15 @@
-"""Layers that attend to the keys and values of an earlier layer (Gemma 3n)."""
+"""Which keys a query sees: an earlier layer's, or the choice of an indexer."""
 
 from dataclasses import dataclass
 
 from weightscope.architectures.config import ModelConfig
-from weightscope.architectures.steps import Place, Step
+from weightscope.architectures.steps import Place, Reads, Step
 from weightscope.attention.layer import Layer
 
 
 @dataclass(frozen=True)
 class BorrowedKeys(Step):
-    """The last `num_kv_shared_layers` attend to keys and values of the last layer before them of their type.
+    """The last `num_kv_shared_layers` attend to keys and values of the last layer before them of their type (Gemma 3n).
 
     `architectures.layer` reads those modules under the other layer's name, with that layer's norm.
     """
@@ -31,6 +31,22 @@ class BorrowedKeys(Step):
         if layer.keys_of is None:
             return ""
         return (
-            f"keys and values are those of layer {layer.keys_of}: W_QK leads from what enters this layer to what "
+            f"keys and values are layer {layer.keys_of}'s: W_QK leads from what enters this layer to what "
             "enters that one, and W_VO back"
         )
+
+
+@dataclass(frozen=True)
+class Indexer(Step):
+    """A module that chooses which keys a query sees: part of the mask, and not read (DeepSeek-V3.2)."""
+
+    name = "indexer"
+    place = Place.MASK
+
+    module: str = "self_attn.indexer"
+
+    def reads(self) -> Reads:
+        return Reads(ignored=(self.module,))
+
+    def caveat(self, layer: Layer) -> str:
+        return "an indexer chooses which keys a query sees: scores are the model's where it sees, as with any mask"
