@@ -1,6 +1,7 @@
 """The role of every tensor, and its array in one convention, whatever layout and container it is stored in."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -142,6 +143,23 @@ def test_shape_that_a_role_cannot_have_is_refused(
     (tmp_path / "config.json").write_bytes((FIXTURES / "llama" / "config.json").read_bytes())
     with pytest.raises(CheckpointError, match=r"has (shape|no tensor)"):
         ws.open_model(tmp_path).tensors[key].array()
+
+
+EXPERTS = ("model.layers.0.mlp.experts.gate_up_proj", "model.layers.0.mlp.experts.down_proj")
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "phi3", "gpt2", "bloom", "deberta", "codegen"])
+def test_any_shape_is_read_as_listed_or_refused(name: str, tmp_path: Path) -> None:
+    stored = load_file(FIXTURES / name / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((FIXTURES / name / "config.json").read_bytes())
+    of_layer = [each for each in stored if "0." in each] + [*EXPERTS] * (name == "gpt_oss")
+    for hostile in of_layer:
+        for shape in ((), (3,), (16, 15), (2, 3, 5), (0,), (16, 0)):
+            save_file(stored | {hostile: np.ones(shape, np.float32)}, tmp_path / "model.safetensors")
+            tensors = ws.open_model(tmp_path).tensors
+            for label in [label for label in tensors.labels if tensors[label].name == hostile]:
+                with suppress(CheckpointError):
+                    assert tensors[label].array().shape == tensors[label].shape, (label, shape)
 
 
 def test_opening_a_model_names_nothing() -> None:

@@ -96,7 +96,7 @@ class NamedTensor:
         CheckpointError
             The tensor is broken, or its shape does not fit the config.
         """
-        return np.ascontiguousarray(self.read(), np.float32)
+        return np.asarray(self.read(), np.float32, order="C")
 
     def as_json(self) -> dict[str, Any]:
         """Its names, shape and how it is stored."""
@@ -340,7 +340,7 @@ class _Reader:
             words.append(f"gain counted from {0 if offset else 1}")
         words += [shared] if shared else []
         shape = tensor.shape
-        if TRANSPOSED in how:
+        if TRANSPOSED in how and len(shape) > 1:
             shape = (*shape[:-2], shape[-1], shape[-2])
         if (joined := self._joined(role, tensor, config, row)) is not None:
             shape = joined
@@ -401,7 +401,7 @@ class _Reader:
         plain, d = role.removesuffix(".bias"), config.d_model
         wanted = ""
         if role != plain or (plain.startswith("norm.") and not plain.endswith("memory")):
-            wanted = "" if len(shape) <= 2 else "at most two axes"
+            wanted = "" if 1 <= len(shape) <= 2 else "one axis or two"
             if role == plain and shape != (d,) and plain not in OF_ANY_WIDTH:
                 wanted = f"({d},)"
         elif plain in ("q", "k", "v", "gate", "up", "gate+up"):
@@ -585,6 +585,8 @@ def _unnamed(tensor: Tensor) -> NamedTensor:
 
 def _half(fused: NamedTensor, index: int, axis: int) -> np.ndarray:
     array = fused.array()
+    if axis < 0 or array.shape[axis] % 2:
+        raise CheckpointError(f"has shape {fused.shape}, which {fused.role} does not halve", tensor=fused.name)
     return np.split(array, 2, axis)[index]
 
 
