@@ -31,9 +31,8 @@ from benchmarks.synthetic import Sizes, write
 from weightscope.attention.factored import Triangle, core_singular_values, inner, triangle
 from weightscope.attention.layer import Layer
 from weightscope.audit.audit import AuditOptions, measure_task, measured_forms
-from weightscope.audit.batch import report_task
+from weightscope.audit.batch import FinishedLayers, report_task
 from weightscope.audit.measure import Arrays
-from weightscope.audit.resume import FinishedLayers
 from weightscope.compute import lapack
 from weightscope.compute.cores import in_threads
 from weightscope.compute.half import Weights

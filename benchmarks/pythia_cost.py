@@ -23,10 +23,9 @@ import numpy as np
 
 import weightscope as ws
 from weightscope.audit.audit import AuditOptions, measure_task
-from weightscope.audit.batch import Report, report_task
+from weightscope.audit.batch import FinishedLayers, Report, report_task
 from weightscope.audit.directions import AFFORDABLE, DEFAULT
-from weightscope.audit.resume import FinishedLayers
-from weightscope.engine.engine import beside_others
+from weightscope.engine import beside_others
 from weightscope.files import OutputFolder
 from weightscope.run_identity import RunIdentity
 

@@ -25,7 +25,7 @@ from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.tiny_models import FIXTURES, fixture
 from weightscope.attention.factored import inner
 from weightscope.audit.audit import AuditOptions
-from weightscope.audit.resume import FinishedLayers, layers_identity
+from weightscope.audit.batch import FinishedLayers, layers_identity
 from weightscope.circuits import passes
 from weightscope.cli import main
 from weightscope.compute import device as backend

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from weightscope.audit.resume import FinishedLayers
-from weightscope.checkpoint.remote import BlockCache
+from weightscope.audit.batch import FinishedLayers
+from weightscope.checkpoint.hub import BlockCache
 from weightscope.errors import CheckpointError
 from weightscope.files import HIDDEN, Files, Folder, OutputFolder, check_writable, new_file
 from weightscope.run_identity import RunIdentity

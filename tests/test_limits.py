@@ -32,7 +32,7 @@ NO_LIMITS = {
     "audit.figures.MOST_CURVES", "checkpoint.opening.MOST_ENTRIES",
     "checkpoint.gguf.LONGEST_LIST", "checkpoint.http.LARGEST_REQUEST", "checkpoint.http.LONGEST_WAIT",
     "checkpoint.storage.LARGEST_READ", "circuits.passes.MOST_PAIRS", "detok.on_text.MOST_DIFFERENCE",
-    "findings.MOST_OPEN", "metrics.auroc.MOST_SCORES", "metrics.low_rank.MOST_RANK",
+    "findings.MOST_OPEN", "metrics.auroc.MOST_SCORES", "metrics.spectra.MOST_RANK",
     "outliers.figures.MOST_IN_LEGEND", "outliers.figures.MOST_DRAWN", "outliers.figures.MOST_NAMED",
     "pages.style.MOST_DESCRIBED",
     "runner.runner.LARGEST_ERROR", "tensors.findings.LARGEST_RMS", "text.sandbox.MOST_CHILDREN",

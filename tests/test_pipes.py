@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from weightscope.audit.make_reference import read_checkpoints
+from weightscope.audit.batch import FinishedLayers, read_checkpoints
 from weightscope.audit.reference import Reference
-from weightscope.audit.resume import FinishedLayers
 from weightscope.checkpoint import open_checkpoint
-from weightscope.checkpoint.remote import BlockCache
+from weightscope.checkpoint.hub import BlockCache
 from weightscope.cli import main
 from weightscope.engine import open_engine
 from weightscope.errors import CheckpointError

@@ -19,8 +19,8 @@ from tests.support.hub_server import COMMIT, Hub
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.audit import batch
 from weightscope.audit.audit import AuditOptions
+from weightscope.audit.batch import layers_identity, results_identity
 from weightscope.audit.reference import OWN
-from weightscope.audit.resume import layers_identity, results_identity
 from weightscope.checkpoint import storage
 from weightscope.cli import main
 from weightscope.run_identity import DRAWN_WITH, TOKENIZER_FILES, RunIdentity, tokenizer_identity

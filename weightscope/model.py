@@ -181,19 +181,6 @@ def refuse_incomplete(model: "Model") -> None:
 class Model:
     """A checkpoint as a row of the table of architectures reads it.
 
-    Attributes
-    ----------
-    checkpoint : Checkpoint
-    reading : Reading
-        Which row, which part of config.json and which prefix.
-    config : ModelConfig
-    source : str
-        What was opened: an absolute path, or a Hub id with its revision.
-    where : Path or Repository
-        The file, folder or repository that it names.
-    tokenizer : str
-        Where its tokenizer is looked for: at `source`, if no other place was named.
-
     Examples
     --------
     >>> import weightscope as ws
@@ -208,11 +195,11 @@ class Model:
         row, checkpoint = reading.stated, opened.checkpoint
         if opened.adapter is not None:
             checkpoint = with_adapter(checkpoint, opened.adapter, row.heads.transposed)
-        self.checkpoint, self.reading = checkpoint, reading
-        self.source = opened.source or str(checkpoint.folder)
-        self.where = opened.where or checkpoint.folder
-        self.tokenizer = opened.tokenizer or self.source
-        self.config = reading.config
+        self.checkpoint, self.config = checkpoint, reading.config
+        self.reading = reading  # which row, which part of config.json and which prefix
+        self.source = opened.source or str(checkpoint.folder)  # an absolute path, or a Hub id with its revision
+        self.where = opened.where or checkpoint.folder  # the file, folder or repository that `source` names
+        self.tokenizer = opened.tokenizer or self.source  # where its tokenizer is looked for
         if reading.configured.refused:
             raise CheckpointError(f"{row.name} with {reading.configured.refused}", file=checkpoint.name)
         self._last: Layer | None = None

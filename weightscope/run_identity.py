@@ -184,10 +184,9 @@ def _in_words(fact: Any) -> str:
             return ", ".join(map(_in_words, fact[:FEW])) + (", ..." if len(fact) > FEW else "")
         case {"name": name, "size": size, "commit": commit}:
             return f"{name} of {size} bytes at {commit}"
-        case {"name": name, "size": size, "modified": nanoseconds, "sha256": digest}:
-            return f"{name} of {size} bytes, {_when(nanoseconds)}, SHA-256 {digest[:8]}..."
         case {"name": name, "size": size, "modified": nanoseconds}:
-            return f"{name} of {size} bytes, {_when(nanoseconds)}"
+            digest = f", SHA-256 {fact['sha256'][:8]}..." if "sha256" in fact else ""
+            return f"{name} of {size} bytes, {_when(nanoseconds)}{digest}"
         case {"name": name, "size": size}:
             return f"{name} of {size} bytes"
     return str(fact)[:64]

@@ -19,8 +19,8 @@ from analyses.inputs import out_option
 from weightscope.circuits.measured import N_TEXTS, TEXT_LENGTH, behaviour
 from weightscope.circuits.names import head_roles
 from weightscope.circuits.passes import wiring
+from weightscope.cli import options
 from weightscope.cli.command import EndsInOneLine
-from weightscope.cli.options import runner_device_option, text_option
 from weightscope.files import OutputFolder
 from weightscope.runner.framing import framing_of
 from weightscope.tables import Column, Table
@@ -68,9 +68,9 @@ def rows_of(model: ws.Model, did: dict[str, np.ndarray]) -> list[list[object]]:
     help="Folder, .safetensors or .gguf file, or Hub id.",
 )
 @click.option("--gpt2", type=click.Path(path_type=Path), help="GPT-2's attention, judged by what others published.")
-@text_option
+@options.text
 @out_option("out/head-roles")
-@runner_device_option
+@options.runner_device
 def main(models: tuple[str, ...], gpt2: Path | None, text: tuple[Path, ...], out: Path, device: str) -> None:
     """Score, run and judge the heads of several models, each by the thresholds of the others."""
     texts = read_texts(text, characters=20_000)

@@ -37,7 +37,7 @@ from weightscope.model import Opened
 from weightscope.progress import bar
 from weightscope.sources import folder_names
 from weightscope.tables import Table
-from weightscope.tensors.outside_maps import scale_findings
+from weightscope.tensors.findings import scale_findings
 
 FACTORS = ("q", "k", "v")
 OPTIONS = AuditOptions(deltas=(0,), directions=0)

@@ -16,8 +16,8 @@ from analyses.inputs import first_available, out_option
 from analyses.recipes import detok_tables
 from analyses.recipes.detok_tables import neighbour_section, printed_ranks, single_tokens
 from weightscope import CheckpointError
+from weightscope.cli import options
 from weightscope.cli.command import EndsInOneLine
-from weightscope.cli.options import device_option, text_option
 from weightscope.detok.first_layer import FirstLayer, position_terms, ranked
 from weightscope.detok.heads import counts_for, measure_heads, roc_curves
 from weightscope.detok.on_text import TextCheck, run_on_texts
@@ -36,9 +36,9 @@ EMBEDDED_TOKENS = ("ibility", "ement", "riety", "iamond", "ishop", "'t")
 @click.option("--model", "source", default="gpt2", show_default=True, help="Folder, .safetensors file or Hub id.")
 @click.option("--counts", "counts_file", type=click.Path(dir_okay=False, path_type=Path), help="Bigram counts to use.")
 @click.option("--shards", default=2, show_default=True, type=click.IntRange(1), help="Shards of OpenWebText to count.")
-@text_option
+@options.text
 @out_option("out/gpt2-detok")
-@device_option
+@options.device
 def main(source: str, counts_file: Path | None, shards: int, text: tuple[Path, ...], out: Path, device: str) -> None:
     """Run the analysis and write tables, figures and report.html into OUT."""
     # load

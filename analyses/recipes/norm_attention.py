@@ -14,8 +14,8 @@ from pathlib import Path
 import click
 
 from analyses.inputs import ENCODERS, first_available, out_option
+from weightscope.cli import options
 from weightscope.cli.command import EndsInOneLine
-from weightscope.cli.options import runner_device_option, text_option
 from weightscope.norms.measure import study_norms
 from weightscope.text.sequences import read_texts
 
@@ -24,10 +24,10 @@ SEQUENCES, LONGEST, SEED = 992, 128, 0  # as in the paper; the seed is ours
 
 @click.command("norm-attention", cls=EndsInOneLine)
 @click.option("--model", help="Folder, .safetensors or .gguf file, or Hub id.  [default: BERT, MPNet or MiniLM]")
-@text_option
+@options.text
 @out_option("out/norm-attention")
 @click.option("--inputs", "n", default=SEQUENCES, show_default=True, type=click.IntRange(1), help="How many sequences.")
-@runner_device_option
+@options.runner_device
 def main(model: str | None, text: tuple[Path, ...], out: Path, n: int, device: str) -> None:
     """Run the analysis and write tables, figures and report.html into OUT."""
     texts = read_texts(text)

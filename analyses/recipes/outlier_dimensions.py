@@ -15,8 +15,8 @@ from pathlib import Path
 import click
 
 from analyses.inputs import ENCODERS, first_available, out_option
+from weightscope.cli import options
 from weightscope.cli.command import EndsInOneLine
-from weightscope.cli.options import runner_device_option, text_option
 from weightscope.outliers.measure import study_outliers
 from weightscope.text.sequences import read_sentences
 
@@ -25,10 +25,10 @@ SENTENCES, SAMPLED, LONGEST, SEED = 1500, 100, 128, 0  # the size of STS-B's dev
 
 @click.command("outlier-dimensions", cls=EndsInOneLine)
 @click.option("--model", help="Folder, .safetensors or .gguf file, or Hub id.  [default: BERT, MPNet or MiniLM]")
-@text_option
+@options.text
 @out_option("out/outlier-dimensions")
 @click.option("--inputs", "n", default=SENTENCES, show_default=True, type=click.IntRange(1), help="How many sentences.")
-@runner_device_option
+@options.runner_device
 def main(model: str | None, text: tuple[Path, ...], out: Path, n: int, device: str) -> None:
     """Run the analysis and write tables, figures and report.html into OUT."""
     texts = read_sentences(text)

@@ -19,8 +19,8 @@ import numpy as np
 from analyses.inputs import first_available, out_option
 from analyses.recipes.sink_figures import IN_THE_PAPER, side_by_side_figure
 from weightscope import CheckpointError, Model, open_model
+from weightscope.cli import options
 from weightscope.cli.command import EndsInOneLine
-from weightscope.cli.options import runner_device_option, text_option
 from weightscope.files import Files, OutputFolder
 from weightscope.pages.page import Figure, Section
 from weightscope.pages.style import save
@@ -44,7 +44,7 @@ OWN_FIRST = (QWEN, *FAMILIES, *(paper for paper in PAPERS if paper[0].startswith
 @click.command("sink-bias", cls=EndsInOneLine)
 @click.option("--model", "sources", multiple=True, help="Folder, .safetensors or .gguf file, Hub id; may be repeated.")
 @click.option("--own-first", multiple=True, help="Like --model; each text begins with its own first token.")
-@text_option
+@options.text
 @click.option("--thorough", is_flag=True, help="40 texts instead of 12; 16 evaluated instead of 4.")
 @click.option(
     "--paper", is_flag=True,
@@ -52,7 +52,7 @@ OWN_FIRST = (QWEN, *FAMILIES, *(paper for paper in PAPERS if paper[0].startswith
     f"{', '.join(name for (name,) in PAPERS)} (about 45 GB of memory each).",
 )  # fmt: skip
 @out_option("out/sink-bias")
-@runner_device_option
+@options.runner_device
 def main(
     sources: Sequence[str], own_first: Sequence[str], text: tuple[Path, ...], thorough: bool, paper: bool, out: Path,
     device: str,

@@ -16,8 +16,8 @@ import click
 
 from analyses.inputs import ENCODERS, first_available, out_option
 from weightscope import CheckpointError, Model, open_model
+from weightscope.cli import options
 from weightscope.cli.command import EndsInOneLine
-from weightscope.cli.options import runner_device_option, text_option
 from weightscope.runner import open_runner
 from weightscope.sinks.mechanisms import read_inputs, sink_mechanisms
 
@@ -35,9 +35,9 @@ DEFAULTS = {
 @click.option("--model", "source", help="Folder, .safetensors or .gguf file, or Hub id. Four models by default.")
 @click.option("--tower", type=click.Choice(["text", "vision"]), help="Which half of a two-tower model.")
 @click.option("--images", type=click.Path(path_type=Path), help="Folder of images, for a vision model.")
-@text_option
+@options.text
 @out_option("out/sink-mechanisms")
-@runner_device_option
+@options.runner_device
 def main(
     source: str | None, tower: str | None, images: Path | None, text: tuple[Path, ...], out: Path, device: str
 ) -> None:

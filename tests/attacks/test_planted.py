@@ -15,8 +15,7 @@ from tests.support import tasks
 from tests.support.provenance import without_command
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.audit import batch
-from weightscope.audit.batch import KEPT, RESULT
-from weightscope.audit.resume import FinishedLayers
+from weightscope.audit.batch import KEPT, RESULT, FinishedLayers
 from weightscope.cli import main
 from weightscope.errors import CheckpointError
 from weightscope.files import HIDDEN, OutputFolder

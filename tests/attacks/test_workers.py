@@ -15,7 +15,7 @@ from weightscope.audit.batch import Job, audit_all
 from weightscope.circuits.passes import wiring
 from weightscope.detok.first_layer import FirstLayer
 from weightscope.detok.heads import measure_heads
-from weightscope.engine import Finished, ThisProcess
+from weightscope.engine import Cluster, Finished, ThisProcess
 from weightscope.errors import CheckpointError
 from weightscope.sources import Source
 from weightscope.text.counts import Counts
@@ -49,9 +49,8 @@ class Answering(ThisProcess):
 
     def in_words(self, error: Exception) -> Exception:
         """As of a cluster."""
-        cluster = pytest.importorskip("weightscope.engine.cluster", reason="Dask comes with the extra `cluster`")
         pytest.importorskip("distributed", reason="Dask comes with the extra `cluster`")
-        client = object.__new__(cluster.Cluster)
+        client = object.__new__(Cluster)
         client._address = "tcp://there:1"
         return client.in_words(error)
 

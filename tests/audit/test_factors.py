@@ -17,8 +17,7 @@ from tests.support.weights import package, shared
 from weightscope.audit.factor_findings import _unrelated, _unrelated_pairs
 from weightscope.embedded import FOLDER
 from weightscope.findings import Finding
-from weightscope.metrics.head_factors import factor_arrays, row_arrays
-from weightscope.metrics.profiles import cosines, profiles, share
+from weightscope.metrics.head_factors import cosines, factor_arrays, profiles, row_arrays, share
 
 
 def gaussian(rng: np.random.Generator, d: int, r: int, gain: np.ndarray | float = 1.0) -> np.ndarray:

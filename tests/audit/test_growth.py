@@ -10,7 +10,7 @@ import pytest
 import weightscope as ws
 from benchmarks.synthetic import Sizes, write
 from weightscope.audit.audit import AuditOptions, conclude, measure_task
-from weightscope.audit.resume import FinishedLayers
+from weightscope.audit.batch import FinishedLayers
 from weightscope.circuits import passes
 from weightscope.files import Folder
 from weightscope.run_identity import RunIdentity

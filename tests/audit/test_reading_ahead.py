@@ -11,7 +11,7 @@ from tests.support.hub_server import Hub
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.audit.audit import END, AuditOptions, measure_task, tensors_of_heads
 from weightscope.model import Model
-from weightscope.tensors.outside_maps import other_gains
+from weightscope.tensors.findings import other_gains
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 import weightscope as ws
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.audit import page as audit_page
-from weightscope.audit.make_reference import make_reference
+from weightscope.audit.batch import make_reference
 from weightscope.audit.measure import MeasuredHeads
 from weightscope.audit.reference import OWN, SHARES, Known, Reference, phrase, share_below, thirds_of
 from weightscope.cli import main
@@ -300,7 +300,7 @@ def test_a_checkpoint_under_two_names_counts_once(three: Path, tmp_path: Path) -
 
 def test_another_reference_is_another_page(three: Path, made: Path, tmp_path: Path) -> None:
     from weightscope.audit.audit import AuditOptions
-    from weightscope.audit.resume import results_identity
+    from weightscope.audit.batch import results_identity
 
     model = ws.open_model(three / "model-1")
     with_own, with_made = (results_identity(model, AuditOptions(reference=path)) for path in (None, str(made)))

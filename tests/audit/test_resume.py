@@ -17,7 +17,7 @@ from tests.support.provenance import without_footer
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.audit import batch
 from weightscope.audit.audit import AuditOptions, measure_task
-from weightscope.audit.resume import FinishedLayers, layers_identity
+from weightscope.audit.batch import FinishedLayers, layers_identity
 from weightscope.files import HIDDEN
 from weightscope.run_identity import RunIdentity
 

@@ -8,8 +8,7 @@ import pytest
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.audit import batch
 from weightscope.audit.audit import AuditOptions
-from weightscope.audit.batch import Job, Report, audit_all, report_of
-from weightscope.audit.resume import arrays_of
+from weightscope.audit.batch import Job, Report, arrays_of, audit_all, report_of
 from weightscope.engine import open_engine
 from weightscope.errors import CheckpointError
 from weightscope.sources import Source

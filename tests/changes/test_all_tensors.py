@@ -18,7 +18,7 @@ from weightscope.changes.all_tensors import TensorChanges, compare_tensors
 from weightscope.changes.rounding import CASTS, casts_between
 from weightscope.checkpoint import blocks
 from weightscope.cli import main
-from weightscope.metrics.low_rank import low_rank
+from weightscope.metrics.spectra import low_rank
 
 Weights = dict[str, np.ndarray]
 D = 128

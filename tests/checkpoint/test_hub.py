@@ -15,9 +15,8 @@ from tests.support.files import encode, write_shards
 from tests.support.hub_server import COMMIT, Hub
 from tests.support.large_models import GB, shape_of_70b
 from weightscope.checkpoint import http, open_checkpoint, resolve_folder
-from weightscope.checkpoint.hub import Repository
+from weightscope.checkpoint.hub import Ahead, BlockCache, Repository
 from weightscope.checkpoint.opening import downloaded
-from weightscope.checkpoint.remote import Ahead, BlockCache
 from weightscope.errors import CheckpointError
 from weightscope.text.tokenizer import Tokenizer
 
@@ -52,8 +51,8 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of 1 MB and requests of 4, so that 12 MB are many."""
-    monkeypatch.setattr("weightscope.checkpoint.remote.BLOCK", 1 << 20)
-    monkeypatch.setattr("weightscope.checkpoint.remote.LARGEST_REQUEST", 4 << 20)
+    monkeypatch.setattr("weightscope.checkpoint.hub.BLOCK", 1 << 20)
+    monkeypatch.setattr("weightscope.checkpoint.hub.LARGEST_REQUEST", 4 << 20)
 
 
 @pytest.fixture
@@ -183,7 +182,7 @@ def test_the_memory_for_what_was_fetched_ahead_is_bounded(
     remote: Hub, local: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ahead, checkpoint, room = Ahead(), open_checkpoint("owner/model"), 5 * D * D * 4
-    monkeypatch.setattr("weightscope.checkpoint.remote.AHEAD", room)
+    monkeypatch.setattr("weightscope.checkpoint.hub.AHEAD", room)
     for file in checkpoint.files:
         monkeypatch.setattr(file, "_ahead", ahead)
     checkpoint.prefetch(checkpoint)

@@ -12,7 +12,7 @@ from tests.support.embedded_heads import permuted, real
 from tests.support.figures import undrawn
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.changes.all_tensors import compare_tensors
-from weightscope.changes.directions import first_directions
+from weightscope.changes.tensor import first_directions
 from weightscope.cli import main
 from weightscope.compare.compare import Comparison
 from weightscope.findings import Finding, Member

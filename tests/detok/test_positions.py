@@ -27,7 +27,7 @@ from weightscope.detok.positions import (
     trends,
 )
 from weightscope.detok.sigma import sigma_statistics
-from weightscope.metrics.untrained import undertrained_rows
+from weightscope.metrics.outliers import undertrained_rows
 
 
 @settings(deadline=None, max_examples=60)

@@ -18,8 +18,7 @@ from tests.support import tasks
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.audit import batch
 from weightscope.audit.audit import AuditOptions
-from weightscope.audit.batch import Job
-from weightscope.audit.resume import FinishedLayers, layers_identity
+from weightscope.audit.batch import FinishedLayers, Job, layers_identity
 from weightscope.cli import main
 from weightscope.detok import heads as detok
 from weightscope.detok.first_layer import FirstLayer

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from tests.support import tasks
 from weightscope.cli import main
 from weightscope.compute.cores import usable_cores
-from weightscope.engine import Engine, Processes, ThisProcess, cluster
+from weightscope.engine import Cluster, Engine, Processes, ThisProcess
 from weightscope.errors import CheckpointError
 
 
@@ -129,7 +129,7 @@ def test_a_scheduler_that_does_not_answer_is_not_waited_for(listening: bool) -> 
 
 def test_a_task_that_kills_its_workers_is_the_fault_of_that_task_alone() -> None:
     distributed = pytest.importorskip("distributed", reason="Dask comes with the extra `cluster`")
-    engine = object.__new__(cluster.Cluster)
+    engine = object.__new__(Cluster)
     sentence = engine.in_words(distributed.KilledWorker("task", None, 3))
     assert isinstance(sentence, CheckpointError) and "4 workers died running one task" in str(sentence)
 
@@ -139,7 +139,7 @@ def test_cluster_that_does_not_close_in_time_is_abandoned() -> None:
         def close(self, timeout: float) -> None:
             raise TimeoutError(f"timed out after {timeout} s.")
 
-    engine = object.__new__(cluster.Cluster)
+    engine = object.__new__(Cluster)
     engine._client, engine._under_way = Client(), {}
     with pytest.raises(KeyboardInterrupt), engine:
         raise KeyboardInterrupt

@@ -12,7 +12,7 @@ from tests.support.hub_server import COMMIT, Hub
 from weightscope.audit import batch
 from weightscope.audit.audit import AuditOptions
 from weightscope.audit.batch import Job
-from weightscope.checkpoint.remote import RemoteFile
+from weightscope.checkpoint.hub import RemoteFile
 from weightscope.checkpoint.storage import LocalFile
 from weightscope.engine import Engine, Processes, ThisProcess
 from weightscope.errors import CheckpointError

@@ -15,8 +15,7 @@ import numpy as np
 from tests.fuzz.mutate import VALUES
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.audit.audit import AuditOptions, conclude, measure_task
-from weightscope.audit.batch import Job, Outcome, Report, report_of, summary_of
-from weightscope.audit.resume import FinishedLayers, arrays_of
+from weightscope.audit.batch import FinishedLayers, Job, Outcome, Report, arrays_of, report_of, summary_of
 from weightscope.errors import CheckpointError
 from weightscope.files import Files, Folder
 from weightscope.model import open_model

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from weightscope.metrics.outliers import row_norms
-from weightscope.metrics.untrained import judge_rows, two_groups, undertrained_rows
+from weightscope.metrics.outliers import judge_rows, row_norms, two_groups, undertrained_rows
 
 D = 96
 RNG = np.random.default_rng(0)

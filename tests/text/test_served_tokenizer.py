@@ -12,8 +12,7 @@ from weightscope.embedded import FOLDER
 from weightscope.errors import CheckpointError
 from weightscope.text import sandbox
 from weightscope.text.bigrams import count_bigrams
-from weightscope.text.sandbox import Sandbox
-from weightscope.text.sandbox_child import from_json
+from weightscope.text.sandbox import Sandbox, from_json
 from weightscope.text.tokenizer import Tokenizer, safe_cut
 
 tokenizers = pytest.importorskip("tokenizers", reason="needs the extra `bigrams`")

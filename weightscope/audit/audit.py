@@ -29,9 +29,8 @@ from weightscope.progress import bar, progress_shown
 from weightscope.provenance import Provenance
 from weightscope.results import Result
 from weightscope.tables import Column, Table, as_json
-from weightscope.tensors.findings import beside_findings, tensor_findings
+from weightscope.tensors.findings import beside_findings, other_gains, tensor_findings
 from weightscope.tensors.measure import Everything, read_everything
-from weightscope.tensors.outside_maps import other_gains
 
 END = -1  # follows the last layer: what is read after the layers
 BASELINE = "findings.csv"  # in the folder of an earlier audit

@@ -1,28 +1,197 @@
-"""Audits of many checkpoints into folders: tasks for an engine, one per layer and one that ends each audit."""
+"""Audits of many checkpoints into folders, and the reference that is made of many.
 
+An engine gets a task per layer, and one that ends each audit. Finished layers are on disk, one file each, so that a
+later run can continue an audit that was interrupted.
+"""
+
+import csv
+import hashlib
+import io
 import json
+import shutil
+import zipfile
+import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from itertools import pairwise
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from weightscope.audit.audit import END, RESULTS, AuditOptions, conclude, measure_task
-from weightscope.audit.measure import Arrays
-from weightscope.audit.resume import FinishedLayers, arrays_of, layers_identity, results_identity
+from weightscope.audit.measure import Arrays, MeasuredHeads
+from weightscope.audit.reference import OWN, Known, Reference
 from weightscope.engine import Engine, unexpected
-from weightscope.errors import CheckpointError, one_line, printable
-from weightscope.files import HIDDEN, Files, OutputFolder
+from weightscope.errors import CheckpointError, counted, one_line, printable
+from weightscope.files import HIDDEN, Files, OutputFolder, new_file, regular_file, writing
 from weightscope.findings import SEVERITIES, fails, finding_kinds
 from weightscope.model import Model
 from weightscope.progress import bar, phase
 from weightscope.provenance import Provenance
-from weightscope.sources import RESERVED, Source, folder_names
+from weightscope.run_identity import RunIdentity, content_identity, weights_digest, weights_size
+from weightscope.sources import RESERVED, Source, folder_names, read_list
 from weightscope.tables import Column, Link, Table
+from weightscope.text.tokenizer import Tokenizer
+
+DIGEST_BYTES = 32  # of SHA-256
+PLAIN = "biufcU"  # kinds of NumPy array: numbers and text, no objects
+UNREADABLE = (CheckpointError, OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error)
+
+
+class FinishedLayers:
+    """A folder with one file per finished layer, named for the `identity` of everything that its numbers depend on.
+
+    Each file appears complete under its name or not at all. Layers of other weights or options are discarded; layers of
+    this identity are kept with `resume`.
+    """
+
+    left: list[int]  # layers that are not finished
+    notice: str | None  # tells a person about discarded layers
+
+    def __init__(self, out: Path, identity: RunIdentity, layers: Sequence[int], resume: bool) -> None:
+        self._layers = list(layers)
+        self._identity = identity.digest.encode()
+        self.folder = out / HIDDEN / f"layers-{identity.digest[:16]}"
+        discarded = foreign = 0  # finished layers of this identity and of others
+        for folder in (out / HIDDEN).glob("layers-*"):
+            finished = sum(map(_is_finished, folder.glob("layer-*.npz")))
+            if folder != self.folder:
+                foreign += finished
+            elif not resume:
+                discarded += finished
+            else:
+                continue
+            with writing(folder, "removed"):
+                shutil.rmtree(folder)
+        self.notice = _notice(discarded, foreign, resume)
+        self.left = [layer for layer in self._layers if self.get(layer) is None]
+
+    def _file(self, layer: int) -> Path:
+        return self.folder / f"layer-{layer:04d}.npz"
+
+    def get(self, layer: int) -> dict[str, np.ndarray] | None:
+        """The arrays of a layer, or None where it is not finished or its file was changed since."""
+        try:
+            with regular_file(self._file(layer)) as file:
+                content = file.read()
+            arrays, digest = content[:-DIGEST_BYTES], content[-DIGEST_BYTES:]
+            if self._digest(arrays) != digest:
+                return None
+            with np.load(io.BytesIO(arrays), allow_pickle=False) as stored:
+                return arrays_of(dict(stored), layer)
+        except UNREADABLE:
+            return None
+
+    def put(self, layer: int, measured: Mapping[str, np.ndarray]) -> None:
+        """Keep a finished layer: an .npz, followed by its digest, which detects a single flipped bit."""
+        arrays = io.BytesIO()
+        np.savez(arrays, allow_pickle=False, **measured)
+        with new_file(self._file(layer), synced=False) as file:
+            file.write(arrays.getvalue() + self._digest(arrays.getvalue()))
+        self.left.remove(layer)
+
+    def _digest(self, arrays: bytes) -> bytes:
+        """SHA-256 of the identity and a layer: one that is copied from another folder has another."""
+        return hashlib.sha256(self._identity + arrays).digest()
+
+    def all(self) -> "LayersOnDisk":
+        """The arrays of every layer, once none is left."""
+        for layer in self._layers:
+            if not _is_finished(self._file(layer)):
+                raise self.removed(layer)
+        return LayersOnDisk(self, self._layers)
+
+    def removed(self, layer: int) -> CheckpointError:
+        """What happened to a finished layer that is not there; possible where a folder cannot be locked."""
+        problem = f"layer {layer} was finished, and another audit of this folder has removed it since"
+        return CheckpointError(f"{problem}; run one at a time", file=self.folder)
+
+    def clear(self) -> None:
+        """Remove the layers, once the results are written."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class LayersOnDisk(Mapping[int, Arrays]):
+    """Finished layers, read whenever they are asked for; a worker on another machine is sent all of them."""
+
+    def __init__(self, finished: FinishedLayers, layers: Sequence[int]) -> None:
+        self._finished, self._layers = finished, layers
+
+    def __getitem__(self, layer: int) -> Arrays:
+        if layer not in self._layers:
+            raise KeyError(layer)
+        measured = self._finished.get(layer)
+        if measured is None:
+            raise self._finished.removed(layer)
+        return measured
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._layers)
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)
+
+
+def _is_finished(path: Path) -> bool:
+    """Whether a file looks like a finished layer; a pipe is not waited for."""
+    try:
+        with regular_file(path) as file:
+            return zipfile.is_zipfile(file)
+    except UNREADABLE:
+        return False
+
+
+def arrays_of(answer: Any, layer: int) -> dict[str, np.ndarray]:
+    """A worker's answer for a layer, if it is a dictionary of plain arrays."""
+
+    def is_plain(name: Any, array: Any) -> bool:
+        is_name = isinstance(name, str) and name.isidentifier()
+        return is_name and isinstance(array, np.ndarray) and array.dtype.kind in PLAIN
+
+    if not (isinstance(answer, dict) and answer and all(is_plain(*item) for item in answer.items())):
+        raise unexpected(f"layer {layer}", type(answer).__name__, "arrays by name")
+    return answer
+
+
+def _notice(discarded: int, foreign: int, resume: bool) -> str | None:
+    if discarded:
+        return f"discards {counted(discarded, 'finished layer')} of an interrupted audit; `resume` would have kept them"
+    layers = counted(foreign, "finished layer")
+    if foreign and resume:
+        return f"starts afresh: discards {layers} of other options or weights"
+    if foreign:
+        return f"discards {layers} of an interrupted audit with other options or weights"
+    return None
+
+
+def layers_identity(model: Model, options: AuditOptions) -> RunIdentity:
+    """Everything that the numbers of a layer depend on: whether finished layers may be used again."""
+    return RunIdentity.of_model(
+        model,
+        layers=options.layers_of(model),
+        deltas=list(options.deltas),
+        window=options.window,
+        device=options.device,
+    )
+
+
+def results_identity(model: Model, options: AuditOptions) -> RunIdentity:
+    """Everything that an audit's tables and page depend on: whether finished results may be kept."""
+    asked = asdict(options) | {"layers": options.layers_of(model)}
+    read = {"reference": content_identity(Path(options.reference or OWN))}
+    read |= {name: content_identity(path) for name, path in options.lists.items()}
+    return layers_identity(model, options).of_pages(model, Tokenizer.place_of(model), asked=asked, **read)
+
+
+# Audits of a list
 
 REPORT = -1  # in place of a layer, in the key of the task that ends an audit
 KEPT = f"{HIDDEN}/summary.json"  # a checkpoint's row in a list's summary, for a later run that keeps its results
@@ -329,3 +498,76 @@ def summary_of(outcomes: Sequence[Outcome]) -> Table:
         } | (outcome.summary or {})  # fmt: skip
         rows.append([cells.get(column.name, "") for column in SUMMARY])
     return Table.of_rows(SUMMARY, rows)
+
+
+# A reference made from a list of checkpoints: each is measured, and identified by a digest of its weights.
+COLUMNS = tuple(field.name for field in fields(Known))
+MEASURED = AuditOptions(deltas=(0,), directions=0)  # a reference has no measures of rotated maps
+
+
+def read_checkpoints(path: Path) -> list[dict[str, str]]:
+    """One dictionary per checkpoint of a list: a .csv with a column `source`, or a text file of sources."""
+    if path.suffix.lower() != ".csv":
+        rows = [{"source": source} for source in read_list(path)]
+    else:
+        try:
+            with io.TextIOWrapper(regular_file(path), encoding="utf-8-sig", newline="") as file:
+                reader = csv.DictReader(file, strict=True)
+                columns = list(reader.fieldnames or [])
+                rows = [{name: value or "" for name, value in row.items() if name in COLUMNS} for row in reader]
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            raise CheckpointError(f"cannot be read as a list of checkpoints ({error})", file=path) from None
+        if "source" not in columns or set(columns) - set(COLUMNS):
+            expected = f"source and any of {', '.join(COLUMNS)} are expected"
+            raise CheckpointError(f"has the columns {printable(', '.join(columns))}; {expected}", file=path)
+    sources = [row["source"] for row in rows]
+    if not all(sources) or not sources or len(set(sources)) < len(sources):
+        raise CheckpointError("must name at least one checkpoint, each once, without empty lines", file=path)
+    return [
+        {"name": name} | {key: value for key, value in row.items() if value}
+        for name, row in zip(folder_names(sources), rows, strict=True)
+    ]
+
+
+def make_reference(path: Path) -> Reference:
+    """The reference of the checkpoints in a list."""
+    return Reference.of(list(_measured(read_checkpoints(path))))
+
+
+def _measured(rows: Sequence[dict[str, str]]) -> Iterator[tuple[Known, MeasuredHeads]]:
+    models = [
+        Source.named(row["source"]).open() for row in rows
+    ]  # so that a missing one is noticed before the first is measured
+    digests: dict[str, str] = {}
+    with bar(what="layers", unit="layer", total=sum(len(model.attention_layers) for model in models)) as layers:
+        for row, model in zip(rows, models, strict=True):
+            known = _known(row, model)
+            if known.sha256 in digests:
+                same = f"{known.name} and {digests[known.sha256]}"
+                raise CheckpointError(f"{same} have the same weights, which may be listed only once")
+            digests[known.sha256] = known.name
+            measured = {}
+            for index in model.attention_layers:
+                measured[index] = measure_task(lambda model=model: model, index, MEASURED)  # type: ignore[misc]
+                layers.update()
+            yield known, MeasuredHeads(measured, model.config.d_model)
+
+
+def _known(row: dict[str, str], model: Model) -> Known:
+    """What a reference records of a checkpoint; its weights must have the digest in the list, if that has one."""
+    digest = weights_digest(model)
+    if row.get("sha256", digest) != digest:
+        problem = f"has weights with SHA-256 {digest}; the list says {row['sha256'][:64]}"
+        raise CheckpointError(problem, file=model.checkpoint.name)
+    return Known(
+        name=row["name"],
+        source=row["source"],
+        licence=row.get("licence", ""),
+        origin=row.get("origin", ""),
+        sha256=digest,
+        size=weights_size(model),
+        family=model.family.name,
+        layers=len(model.attention_layers),
+        heads=model.config.n_heads,
+        d_model=model.config.d_model,
+    )

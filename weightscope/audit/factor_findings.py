@@ -13,8 +13,8 @@ import numpy as np
 
 from weightscope.audit.measure import MeasuredHeads
 from weightscope.findings import Finding, Member, aggregated, finding, indexed, of_head
+from weightscope.metrics.head_factors import FEWEST, cosines, profiles, share
 from weightscope.metrics.outliers import known_median, layer_medians, log_measure, off_trend, robust_z
-from weightscope.metrics.profiles import FEWEST, cosines, profiles, share
 from weightscope.model import Model
 
 FACTORS = ("W_Q", "W_K", "W_V", "W_O")

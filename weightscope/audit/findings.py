@@ -14,13 +14,20 @@ from weightscope.checkpoint import Tensor
 from weightscope.embeddings import BLOCK_BYTES
 from weightscope.errors import CheckpointError, counted, printable
 from weightscope.findings import Finding, Findings, Member, aggregated, finding, heads_and_tensors, indexed, of_head
-from weightscope.metrics.outliers import known_median, layer_medians, log_measure, off_trend, robust_z, row_norms
+from weightscope.metrics.outliers import (
+    Blocks,
+    judge_rows,
+    known_median,
+    layer_medians,
+    log_measure,
+    off_trend,
+    robust_z,
+    row_norms,
+)
 from weightscope.metrics.spectra import effective_rank
-from weightscope.metrics.untrained import Blocks, judge_rows
 from weightscope.model import Model, largest_weight, unchecked_blocks
 from weightscope.progress import phase
-from weightscope.tensors.findings import scale_finding
-from weightscope.tensors.outside_maps import scale_findings
+from weightscope.tensors.findings import scale_finding, scale_findings
 from weightscope.text.tokenizer import Tokenizer
 
 SQUARE_OVERFLOWS = 1.8e19  # in float32; no weight is this large on purpose

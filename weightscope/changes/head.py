@@ -16,15 +16,61 @@ from weightscope.attention.layer import Head, Layer
 from weightscope.attention.maps import Affine
 from weightscope.attention.rotation import Delta
 from weightscope.audit.measure import MAPS, Arrays
-from weightscope.changes.basis import Basis
-from weightscope.changes.thresholds import CLEAR, LIKELY_SAME, OTHER_FACTORS, THAN_MAPS, UNMOVED
+from weightscope.changes.thresholds import CLEAR, FLAT, LIKELY_SAME, OTHER_FACTORS, PERMUTED, THAN_MAPS, UNMOVED
 from weightscope.checkpoint import Checkpoint, Tensor
 from weightscope.checkpoint.lora import ChangeTensor, MergedTensor
 from weightscope.compute.cores import in_threads, one_blas_thread
-from weightscope.metrics.low_rank import low_rank
 from weightscope.metrics.spaces import relative_change, relative_size, space_angles
+from weightscope.metrics.spectra import low_rank
 from weightscope.model import Model
 from weightscope.results import ShowsShapes
+
+
+def is_folded(a: Layer, b: Layer) -> bool:
+    """Whether the norm before attention has a gain in a and none in b."""
+    gains = [q.norm.gamma if isinstance(q, Affine) and q.norm is not None else np.empty(0) for q in (a.q, b.q)]
+    if not all(map(len, gains)):
+        return False
+    spread = [float(gain.std()) / max(float(np.abs(gain.mean())), 1e-30) for gain in gains]
+    return spread[1] < FLAT * min(1.0, spread[0])
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Basis(ShowsShapes):
+    """How B's stream follows from A's: x_b = x_a R."""
+
+    rotation: np.ndarray | None = None  # (d, d); None if it is the identity, or unknown
+    known: bool = True
+
+    @property
+    def same(self) -> bool:
+        """Whether tensors of both can be compared directly."""
+        return self.rotation is None and self.known
+
+    @property
+    def permuted(self) -> bool:
+        """Whether dimensions are only in another order, and change signs."""
+        return self.rotation is not None and bool((np.abs(self.rotation).max(axis=1) > PERMUTED).all())
+
+    def turned(self, factor: np.ndarray) -> np.ndarray:
+        """A factor (d, r) of A in B's basis."""
+        return factor if self.rotation is None else self.rotation.T @ factor
+
+    def turned_map(self, w: Factored) -> Factored:
+        """R' W R: a map of A's stream as it acts on B's."""
+        return w if self.rotation is None else Factored(self.turned(w.left), self.turned(w.right))
+
+
+def basis_by_tokens(a: Model, b: Model) -> Basis:
+    """The rotation by orthogonal Procrustes over the tokens that both have (Schoenemann 1966)."""
+    x, y = a.embeddings, b.embeddings
+    n = min(x.n_tokens, y.n_tokens)
+    cross = np.zeros((a.config.d_model,) * 2)
+    for (_, of_a), (_, of_b) in zip(x.blocks(0, n), y.blocks(0, n), strict=True):
+        cross += a.into_stream(of_a).astype(np.float64).T @ b.into_stream(of_b)
+    u, _, vt = np.linalg.svd(cross)
+    return Basis((u @ vt).astype(np.float32))
+
 
 SAMPLED = 4  # heads of a layer by which its drift is known
 ROUNDING = 1e-12  # of the factors' norms: singular values of a change up to this are float64's rounding

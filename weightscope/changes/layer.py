@@ -13,12 +13,10 @@ from typing import NamedTuple
 import numpy as np
 
 from weightscope.attention.layer import Layer
-from weightscope.changes.basis import Basis, is_folded
-from weightscope.changes.directions import Along, first_directions
-from weightscope.changes.head import UNDRIFTED, Drift, drift, low_ranks
+from weightscope.changes.head import UNDRIFTED, Basis, Drift, drift, is_folded, low_ranks
 from weightscope.changes.pair import SAMPLED_ROWS, Pair, first_rows, pair_up, sample_rows, whole
 from weightscope.changes.rounding import FRACTION, precision
-from weightscope.changes.tensor import Change, compare_pairs, first_pass, new_grid
+from weightscope.changes.tensor import Along, Change, compare_pairs, first_directions, first_pass, new_grid
 from weightscope.changes.thresholds import (
     COPIED,
     COPIED_AND_TUNED,

@@ -9,7 +9,7 @@ import numpy as np
 
 from weightscope.checkpoint import Checkpoint, Tensor
 from weightscope.checkpoint.blocks import Block, batches, blocks_of, row_width
-from weightscope.metrics.low_rank import evenly_spread
+from weightscope.metrics.spectra import evenly_spread
 from weightscope.tensors.measure import why_unread
 
 SAMPLED_ROWS = 32  # rows of a matrix that are searched for a cast, a grid or a copy

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
-from itertools import islice
+from itertools import islice, pairwise
 from queue import Empty, Full, Queue
 from threading import Event, Thread
 from typing import Any
@@ -48,32 +48,27 @@ def exchange(
     Redirects are followed to https, or to the same host without leaving https; the token is sent to `url`'s server
     only. A HEAD request is not redirected to another server. `led_to` is where `url` has led to before, asked at once.
     """
-    return paced(_received(method, url, look, name, timeout, led_to, headers), name)
-
-
-def _received(
-    method: str, url: str, look: Look, name: str, timeout: float, led_to: str, headers: dict[str, str]
-) -> Generator[bytes, None, None]:
     from huggingface_hub.utils import build_hf_headers, get_session  # type: ignore[attr-defined]
 
+    def received(url: str) -> Generator[bytes, None, None]:
+        sent = build_hf_headers(library_name="weightscope") | {"accept-encoding": "identity"} | headers
+        for _ in range(MAX_REDIRECTS):
+            if origin(url) != first:
+                sent.pop("authorization", None)
+            with get_session().stream(method, url, headers=sent, timeout=timeout, follow_redirects=False) as response:
+                look(response, origin(url) != first)
+                if not redirects(response):
+                    yield from response.iter_raw()
+                    return
+                target = _allowed(url, response.headers["location"], name)
+                if method == "HEAD" and origin(target) != first:
+                    return
+                url = target
+                deque(islice(response.iter_raw(), 2), 0)  # read a short page, so that the connection can be reused
+        raise CheckpointError(f"the server redirects more than {MAX_REDIRECTS} times", file=name)
+
     first = origin(url)
-    sent = build_hf_headers(library_name="weightscope") | {"accept-encoding": "identity"}
-    sent |= {key.replace("_", "-"): value for key, value in headers.items()}
-    url = led_to or url
-    for _ in range(MAX_REDIRECTS):
-        if origin(url) != first:
-            sent.pop("authorization", None)
-        with get_session().stream(method, url, headers=sent, timeout=timeout, follow_redirects=False) as response:
-            look(response, origin(url) != first)
-            if not redirects(response):
-                yield from response.iter_raw()
-                return
-            target = _allowed(url, response.headers["location"], name)
-            if method == "HEAD" and origin(target) != first:
-                return
-            url = target
-            deque(islice(response.iter_raw(), 2), 0)  # read a short page, so that the connection can be reused
-    raise CheckpointError(f"the server redirects more than {MAX_REDIRECTS} times", file=name)
+    return paced(received(led_to or url), name)
 
 
 def redirects(response: Any) -> bool:
@@ -106,10 +101,6 @@ def origin(url: str) -> tuple[str, str, int]:
     return parts.scheme, parts.hostname or "", parts.port or {"http": 80, "https": 443}.get(parts.scheme, 0)
 
 
-class _End:
-    """Marks the end of the pieces."""
-
-
 def paced(pieces: Generator[bytes, None, None], name: str) -> Generator[bytes, None, None]:
     """Pieces received in a thread, refused once they come too slowly; time between our requests does not count.
 
@@ -133,7 +124,7 @@ def paced(pieces: Generator[bytes, None, None], name: str) -> Generator[bytes, N
                     hand_over(piece)
                     if given_up.is_set():
                         return
-            hand_over(_End())
+            hand_over(None)
         except BaseException as error:
             hand_over(error)
 
@@ -150,7 +141,7 @@ def paced(pieces: Generator[bytes, None, None], name: str) -> Generator[bytes, N
                 problem = f"the server sent {size} bytes in {waited + time.monotonic() - begun:.0f} s"
                 raise CheckpointError(f"{problem}; {LEAST_RATE} a second are expected", file=name) from None
             waited += time.monotonic() - begun
-            if isinstance(item, _End):
+            if item is None:
                 return
             if isinstance(item, BaseException):
                 raise item
@@ -179,8 +170,8 @@ def new_memory(span: Range) -> memoryview:
 class RangedFile:
     """A file read by HTTP ranges. `url`'s server gets the token; `etag` identifies the content; `size` is in bytes."""
 
-    def __init__(self, url: str, etag: str, size: int, name: str) -> None:
-        self.url, self.etag, self.size, self.name = url, etag, size, name
+    def __init__(self, url: str, etag: str, size: int, name: str, commit: str) -> None:
+        self.url, self.etag, self.size, self.name, self.commit = url, etag, size, name, commit
         self.bytes_fetched = 0  # of all answers so far
         self._lock = threading.Lock()
         self._etag_elsewhere: str | None = None
@@ -204,13 +195,22 @@ class RangedFile:
                 self._led_to = ""
                 failures = 1 if delivered > before else failures + 1
                 if failures >= ATTEMPTS:
+                    problem = str(error)
+                    if not isinstance(error, _BadAnswerError):
+                        why = ": ".join([type(error).__name__, *problem.splitlines()[:1]])
+                        problem = f"the server cannot be reached ({why})"
                     raise CheckpointError(
-                        f"{_reason(error)}, {ATTEMPTS} times in a row; try again later", file=self.name
+                        f"{problem}, {ATTEMPTS} times in a row; try again later", file=self.name
                     ) from None
                 wait = min(FIRST_WAIT * 2 ** (failures - 1) * random.uniform(0.75, 1.25), LONGEST_WAIT)
                 time.sleep(max(wait, min(getattr(error, "wait", 0.0), LONGEST_WAIT)))
             except OfflineModeIsEnabled:
                 raise CheckpointError("is not in the cache, and HF_HUB_OFFLINE is set", file=self.name) from None
+
+    def fetch_all(self, piece: int, take: Callable[[memoryview], object]) -> None:
+        """The whole file in order, in pieces of so many bytes, which are fetched again after a failure."""
+        for group in coalesce(list(pairwise([*range(0, self.size, piece), self.size])), LARGEST_REQUEST):
+            self.fetch(group, lambda _, content: take(content))
 
     def _complete(self, wanted: Sequence[Range], place: Place) -> Iterator[tuple[Range, memoryview]]:
         """The ranges that one answer's body completes."""
@@ -294,13 +294,6 @@ class RangedFile:
 def bare_etag(etag: str) -> str:
     """An etag without its weakness mark and quotes."""
     return etag.removeprefix("W/").strip('"')
-
-
-def _reason(error: Exception) -> str:
-    """What went wrong, for a message."""
-    if isinstance(error, _BadAnswerError):
-        return str(error)
-    return f"the server cannot be reached ({': '.join([type(error).__name__, *str(error).splitlines()[:1]])})"
 
 
 def coalesce(wanted: Sequence[Range], largest: int) -> list[list[Range]]:

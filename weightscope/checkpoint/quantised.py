@@ -205,6 +205,10 @@ class DequantisedTensor(WholeTensor):
         return self.parts[0].file
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        return self.by_key["weight"].shape
+
+    @property
     def parts(self) -> tuple[StoredTensor, ...]:
         return tuple(self.by_key.values())
 
@@ -255,10 +259,6 @@ class Fp8Tensor(DequantisedTensor):
     @property
     def dtype(self) -> str:
         return f"{self.by_key['weight'].dtype} x scale"
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.by_key["weight"].shape
 
     def check(self) -> None:
         if self.by_key["scale"].dtype not in (*FLOATS, "F8_E8M0"):
@@ -463,10 +463,6 @@ class Bnb8Tensor(DequantisedTensor):
     """bitsandbytes int8: W[i, j] * SCB[i] / 127."""
 
     dtype = "bitsandbytes int8"  # type: ignore[assignment]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.by_key["weight"].shape
 
     def check(self) -> None:
         if self.part("SCB", FLOATS, 1).shape != self.part("weight", ("I8",), 2).shape[:1]:

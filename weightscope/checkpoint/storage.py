@@ -22,7 +22,6 @@ from safetensors import SafetensorError, safe_open
 
 from weightscope.checkpoint.config import MAX_BYTES, parse_json
 from weightscope.checkpoint.formats import START, refuse_other_format
-from weightscope.checkpoint.hub import cached_identity
 from weightscope.compute.half import Half
 from weightscope.errors import CheckpointError
 from weightscope.files import open_regular
@@ -42,7 +41,8 @@ BITS = {
     "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
 }  # fmt: skip
 HALVES = ("F16", "BF16")
-SHA256 = re.compile(r"[0-9a-f]{64}")
+SHA256, COMMIT = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
+ETAG = re.compile(r"[0-9A-Za-z_=+-]{1,128}")
 _STORED_AS = {"F32": "<f4", "F64": "<f8", "F16": "<f2", "BF16": "<u2"}
 
 
@@ -119,6 +119,34 @@ def etag_digest(published: Mapping[str, Any] | None) -> str:
     """The etag of a file on the Hub where it is the file's SHA-256, as for LFS files; else empty."""
     etag = str((published or {}).get("etag", ""))
     return etag if SHA256.fullmatch(etag) else ""
+
+
+def file_identity(repository: str, commit: str, name: str, etag: str, size: int) -> dict[str, Any]:
+    """What tells one file on the Hub from another, the same wherever it is read."""
+    from huggingface_hub import constants
+
+    return {
+        "endpoint": constants.ENDPOINT, "repository": repository, "commit": commit,
+        "name": name, "etag": etag, "size": size,
+    }  # fmt: skip
+
+
+def cached_identity(path: Path, size: int) -> dict[str, Any] | None:
+    """The `file_identity` of a file in the Hub's cache, from its folders' names; None for any other file.
+
+    In the cache a file is a link to a blob named by its etag. A regular file there, or a folder of such a name in
+    another place, says nothing of its content.
+    """
+    from huggingface_hub import constants
+
+    match path.parts[-4:]:
+        case (folder, "snapshots", commit, name) if folder.startswith("models--") and path.is_symlink():
+            blob, root = path.resolve(), Path(constants.HF_HUB_CACHE).resolve() / folder
+            is_cached = path.parents[2].resolve() == root.resolve() and blob.parent == (root / "blobs").resolve()
+            if is_cached and COMMIT.fullmatch(commit) and ETAG.fullmatch(blob.name):
+                repository = folder.removeprefix("models--").replace("--", "/")
+                return file_identity(repository, commit, name, blob.name, size)
+    return None
 
 
 # Element types

@@ -5,20 +5,8 @@ from typing import Any
 
 import click
 
+from weightscope.cli import options
 from weightscope.cli.command import command
-from weightscope.cli.options import (
-    complete_source,
-    digest_option,
-    families_option,
-    json_option,
-    opened_model,
-    out_option,
-    say_digests,
-    tower_option,
-    with_engine,
-    with_source,
-    writable,
-)
 from weightscope.cli.terminal import end_with, headline
 
 
@@ -31,22 +19,17 @@ from weightscope.cli.terminal import end_with, headline
     ],
     first=True,
 )
-@click.argument("suspect", shell_complete=complete_source)
-@click.argument("bases", nargs=-1, required=True, metavar="BASE [BASE ...]", shell_complete=complete_source)
-@out_option
-@tower_option
-@families_option
-@digest_option
-@json_option
+@click.argument("suspect", shell_complete=options.complete_source)
+@click.argument("bases", nargs=-1, required=True, metavar="BASE [BASE ...]", shell_complete=options.complete_source)
+@options.out
+@options.tower
+@options.families
+@options.digest
+@options.json
 def lineage_command(
-    suspect: str,
-    bases: tuple[str, ...],
-    out: Path,
-    tower: str | None,
-    families: str | None,
-    digest: bool,
+    suspect: str, bases: tuple[str, ...], out: Path, tower: str | None, families: str | None, digest: bool,
     as_json: bool,
-) -> None:
+) -> None:  # fmt: skip
     """Find out from the weights alone whether SUSPECT and a BASE share an origin, and how they differ.
 
     SUSPECT and BASE are checkpoints or fingerprint files (.wsf, see `weightscope fingerprint`). A BASE may also be a
@@ -54,14 +37,14 @@ def lineage_command(
     """
     from weightscope.files import OutputFolder
     from weightscope.lineage.lineage import RESULTS, lineage
-    from weightscope.lineage.registry import prints_in
     from weightscope.lineage.sketches import is_fingerprint
+    from weightscope.lineage.verdict import prints_in
     from weightscope.sources import Source
 
     def opened(source: str) -> Any:
         if is_fingerprint(source) or prints_in(source):
             return source
-        return opened_model(Source.named(source, tower=tower, families=families, digest=digest))
+        return options.opened_model(Source.named(source, tower=tower, families=families, digest=digest))
 
     folder = OutputFolder(out, names=RESULTS)
     folder.refuse_foreign()
@@ -79,20 +62,20 @@ def lineage_command(
         "weightscope fingerprint LIST.txt --out fingerprints/ --jobs 2",
     ],
 )
-@with_source
+@options.with_source
 @click.option(
-    "--out", type=click.Path(path_type=Path), required=True, callback=writable,
+    "--out", type=click.Path(path_type=Path), required=True, callback=options.writable,
     help="Fingerprint file to write (.wsf); for a list of sources, the folder for their fingerprints.",
 )  # fmt: skip
-@with_engine
+@options.with_engine
 def fingerprint_command(named: Any, source: str, out: Path, engine: Any) -> None:
     """Write a fingerprint: what `weightscope lineage` needs to know about a checkpoint, without its weights.
 
     SOURCE may be a text file (.txt) that lists one source per line; the fingerprints then go into the folder --out.
     """
     from weightscope.errors import CheckpointError, counted
-    from weightscope.lineage.registry import make_prints
     from weightscope.lineage.sketches import SUFFIX, fingerprint
+    from weightscope.lineage.verdict import make_prints
     from weightscope.sources import folder_names, is_list, read_list
 
     if not is_list(source):
@@ -102,7 +85,7 @@ def fingerprint_command(named: Any, source: str, out: Path, engine: Any) -> None
             )
         sketches = fingerprint(named(source).open())
         sketches.save(out)
-        say_digests(sketches.read)
+        options.say_digests(sketches.read)
         headline(f"{sketches.name}: {counted(len(sketches.layer), 'head')}, {out.stat().st_size / 1e3:,.0f} kB")
         click.echo(out)
         return
@@ -110,7 +93,7 @@ def fingerprint_command(named: Any, source: str, out: Path, engine: Any) -> None
     failed = 0
     for name, problem, read in make_prints([named(each) for each in sources], folder_names(sources), out, engine):
         failed += bool(problem)
-        say_digests(read)
+        options.say_digests(read)
         click.echo(f"weightscope: {name}: {problem}" if problem else out / f"{name}{SUFFIX}", err=bool(problem))
     if failed:
         raise CheckpointError(f"{counted(failed, 'source')} of {len(sources)} could not be read")

@@ -7,25 +7,9 @@ from typing import Any
 
 import click
 
+from weightscope.cli import options
 from weightscope.cli.command import command, in_options
-from weightscope.cli.options import (
-    complete_limit,
-    complete_source,
-    device_option,
-    digest_option,
-    families_option,
-    family_option,
-    json_option,
-    opened_model,
-    out_option,
-    tokenizer_option,
-    tower_option,
-    whole_numbers,
-    with_engine,
-    with_source,
-    writable,
-)
-from weightscope.cli.terminal import end_with, headline, is_quiet, print_json, show
+from weightscope.cli.terminal import end_with, headline, is_quiet, print_json, show, write_text
 
 
 def _checked(context: click.Context, parameter: click.Parameter, limits: tuple[str, ...]) -> tuple[str, ...]:
@@ -39,7 +23,7 @@ def _checked(context: click.Context, parameter: click.Parameter, limits: tuple[s
 
 fail_on_option = click.option(
     "--fail-on", multiple=True, callback=_checked, metavar="error|warning|note|KIND",
-    shell_complete=complete_limit,
+    shell_complete=options.complete_limit,
     help="Exit with status 3 if there is a finding of this severity or worse, or of this kind; may be repeated. "
     "Findings are about attention, norms, biases and embeddings; with --all about every tensor.",
 )  # fmt: skip
@@ -55,51 +39,35 @@ ALL = "all"  # --tower all: every stack
     ],
     first=True,
 )
-@with_source
-@tokenizer_option
-@out_option
+@options.with_source
+@options.tokenizer
+@options.out
 @click.option("--layers", help="Layers to audit, such as 0-3 or 0,5,7-9; default: every attention layer.")
 @click.option("--deltas", default="0,1", show_default=True, help="Distances i - j at which a rotary W_QK is measured.")
-@click.option(
-    "--window", type=click.IntRange(1), default=64, show_default=True,
-    help="Number of distances over which a rotary W_QK is averaged.",
-)  # fmt: skip
-@click.option(
-    "--directions", type=click.IntRange(0), help="Singular directions of each map to project onto the tokens."
-)
+@options.number("--window", "Number of distances over which a rotary W_QK is averaged.", 64)
+@options.number("--directions", "Singular directions of each map to project onto the tokens.", least=0)
 @click.option("--all", "all_tensors", is_flag=True, help="Also read every tensor of the file, attention or not.")
-@click.option(
-    "--reference", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Reference to compare with (see `weightscope reference`); default: the one that ships with weightscope.",
-)  # fmt: skip
+@options.file_to_read(
+    "--reference",
+    "Reference to compare with (see `weightscope reference`); default: the one that ships with weightscope.",
+)
 @click.option("--resume", is_flag=True, help="Continue an interrupted audit; keep a finished one.")
 @fail_on_option
 @click.option(
     "--baseline", type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Folder of an earlier audit: with --fail-on, only findings that are new or worse fail.",
 )  # fmt: skip
-@click.option(
-    "--accept", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="File of findings that were judged, which do not fail: rows copied from findings.csv, or findings.json.",
-)  # fmt: skip
-@json_option
-@device_option
-@with_engine
+@options.file_to_read(
+    "--accept",
+    "File of findings that were judged, which do not fail: rows copied from findings.csv, or findings.json.",
+)
+@options.json
+@options.device
+@options.with_engine
 def audit_command(
-    named: Any,
-    source: str,
-    out: Path,
-    layers: str | None,
-    deltas: str,
-    reference: Path | None,
-    resume: bool,
-    fail_on: tuple[str, ...],
-    baseline: Path | None,
-    accept: Path | None,
-    as_json: bool,
-    engine: Any,
-    **more: Any,
-) -> None:
+    named: Any, source: str, out: Path, layers: str | None, deltas: str, reference: Path | None, resume: bool,
+    fail_on: tuple[str, ...], baseline: Path | None, accept: Path | None, as_json: bool, engine: Any, **more: Any,
+) -> None:  # fmt: skip
     """Measure the spectra of every head's W_QK and value-output map and report what stands out.
 
     SOURCE may be a text file (.txt) that lists one source per line: each is audited into its own folder within --out,
@@ -118,16 +86,16 @@ def audit_command(
         raise click.UsageError("--baseline and --out are one folder; the audit would overwrite its own baseline")
     files = {"reference": reference, "baseline": baseline, "accept": accept}
     more |= {name: None if path is None else path.absolute() for name, path in files.items()}
-    options = AuditOptions(
-        layers=None if layers is None else whole_numbers(layers, "--layers"),
-        deltas=whole_numbers(deltas, "--deltas"),
+    measured = AuditOptions(
+        layers=None if layers is None else options.whole_numbers(layers, "--layers"),
+        deltas=options.whole_numbers(deltas, "--deltas"),
         **more,
     )
     named_sources = [named(line) for line in read_list(Path(source))] if is_list(source) else [named(source)]
     if is_list(source) or named_sources[0].tower == ALL:
-        _audit_list(*_by_stack(named_sources), out, options, engine, resume, fail_on, as_json)
+        _audit_list(*_by_stack(named_sources), out, measured, engine, resume, fail_on, as_json)
         return
-    (outcome,) = audit_all([Job(named_sources[0], out)], options, engine, resume, lambda job, line: _say(line))
+    (outcome,) = audit_all([Job(named_sources[0], out)], measured, engine, resume, lambda job, line: _say(line))
     if outcome.error is not None:
         raise outcome.error
     if as_json:
@@ -183,15 +151,9 @@ def _by_stack(sources: Sequence[Any]) -> tuple[list[Any], list[str]]:
 
 
 def _audit_list(
-    sources: Sequence[Any],
-    names: Sequence[str],
-    out: Path,
-    options: Any,
-    engine: Any,
-    resume: bool,
-    fail_on: tuple[str, ...],
-    as_json: bool,
-) -> None:
+    sources: Sequence[Any], names: Sequence[str], out: Path, measured: Any, engine: Any, resume: bool,
+    fail_on: tuple[str, ...], as_json: bool,
+) -> None:  # fmt: skip
     """Print one line per source as it ends; exit with status 2 if any failed."""
     from tqdm import tqdm
 
@@ -202,7 +164,7 @@ def _audit_list(
     failed = 0
     stopped: list[str] = []
     results: list[dict[str, Any]] = []
-    for outcome in audit_list(sources, out, options, engine, resume, _say, names):
+    for outcome in audit_list(sources, out, measured, engine, resume, _say, names):
         name, row = outcome.job.out.name, outcome.summary
         if failures := _failures(outcome.findings_that_fail(fail_on), fail_on):
             stopped.append(f"{name}: {failures}")
@@ -238,13 +200,13 @@ def _audit_list(
     ],
     first=True,
 )
-@click.argument("sources", nargs=-1, required=True, shell_complete=complete_source)
-@out_option
-@family_option
-@tower_option
+@click.argument("sources", nargs=-1, required=True, shell_complete=options.complete_source)
+@options.out
+@options.family
+@options.tower
 @click.option("--base", help="Base model of the LoRA adapters among SOURCES; default: the first checkpoint.")
-@families_option
-@digest_option
+@options.families
+@options.digest
 @click.option("--across-families", is_flag=True, help="Also compare heads of different families.")
 @click.option("--all", "all_tensors", is_flag=True, help="Also compare every tensor of the files, attention or not.")
 @click.option(
@@ -253,21 +215,11 @@ def _audit_list(
     "fraction of its norm, or if the config decides another computation; with --all, any tensor.",
 )  # fmt: skip
 @fail_on_option
-@json_option
+@options.json
 def compare_command(
-    sources: tuple[str, ...],
-    out: Path,
-    family: str | None,
-    tower: str | None,
-    base: str | None,
-    families: str | None,
-    digest: bool,
-    across_families: bool,
-    all_tensors: bool,
-    max_change: float | None,
-    fail_on: tuple[str, ...],
-    as_json: bool,
-) -> None:
+    sources: tuple[str, ...], out: Path, base: str | None, across_families: bool, all_tensors: bool,
+    max_change: float | None, fail_on: tuple[str, ...], as_json: bool, **how: Any,
+) -> None:  # fmt: skip
     """Measure how every head moved from one checkpoint to the next, in the order given.
 
     With --max-change or --fail-on, the exit status is 3 if a limit is exceeded; the results are still written.
@@ -288,12 +240,7 @@ def compare_command(
         raise click.UsageError("--base is for LoRA adapters; none of these sources is one")
     base = base or (sources[0] if sources[0] not in adapters else None)
     bases = dict.fromkeys(adapters, base)
-    models = [
-        opened_model(
-            Source(source, family=family, tower=tower, base=bases.get(source), families=families, digest=digest)
-        )
-        for source in sources
-    ]
+    models = [options.opened_model(Source(source, base=bases.get(source), **how)) for source in sources]
     with folder:
         comparison = compare(*models, labels=sources, across_families=across_families, all_tensors=all_tensors)
         comparison.write_files(folder)
@@ -315,23 +262,20 @@ def compare_command(
     ["weightscope reference checkpoints.txt --out reference.npz"],
 )
 @click.argument("listed", metavar="LIST", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option(
-    "--out", type=click.Path(dir_okay=False, path_type=Path), required=True, callback=writable,
-    help="REF.npz to write; REF.csv, written next to it, lists the checkpoints it is made from.",
-)  # fmt: skip
+@options.file_to_write(
+    "--out", required=True, help="REF.npz to write; REF.csv, written next to it, lists the checkpoints it is made from."
+)
 def reference_command(listed: Path, out: Path) -> None:
     """Record how each measure is distributed over the heads of the checkpoints in LIST, for `audit --reference`.
 
     LIST is a text file with one source per line, or a .csv with the column source and, optionally, name, licence,
     origin and sha256.
     """
-    from weightscope.audit.make_reference import make_reference
-    from weightscope.files import new_file
+    from weightscope.audit.batch import make_reference
 
     reference = make_reference(listed)
     reference.save(out)
-    with new_file(out.with_suffix(".csv")) as file:
-        file.write(reference.table.csv().encode())
+    write_text(reference.table.csv(), out.with_suffix(".csv"))
     if not is_quiet():
         show(reference.table.select("name", "family", "layers", "heads", "d_model", "licence"))
     click.echo(out)

@@ -7,25 +7,9 @@ from typing import Any
 
 import click
 
+from weightscope.cli import options
 from weightscope.cli.command import command
-from weightscope.cli.options import (
-    csv_option,
-    delta_option,
-    device_option,
-    layer_option,
-    opened_model,
-    out_option,
-    say_caveats,
-    say_digests,
-    text_option,
-    token_id_option,
-    tokenizer_option,
-    with_engine,
-    with_model,
-    with_source,
-    writable,
-)
-from weightscope.cli.terminal import end_with, headline, is_quiet, show, write_csv
+from weightscope.cli.terminal import end_with, headline, is_quiet, show, write_text
 from weightscope.errors import CheckpointError, counted
 from weightscope.provenance import source_of
 
@@ -40,39 +24,26 @@ LONG = 600  # seconds; a run that will take longer says so first
         "weightscope detok gpt2/ --counts counts.npz --out detok/ --sample 2000",
     ],
 )
-@with_source
+@options.with_source
 @click.option(
-    "--counts",
-    type=click.Path(dir_okay=False, path_type=Path),
+    "--counts", type=click.Path(dir_okay=False, path_type=Path),
     help="Bigram counts (see `weightscope bigrams`); by default of the public-domain works that come with weightscope.",
-)
-@out_option
-@layer_option
-@delta_option
-@device_option
-@click.option(
-    "--sample",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Score N random current tokens, with 95 % confidence intervals; 2000 give +-0.01.",
+)  # fmt: skip
+@options.out
+@options.layer
+@options.delta
+@options.device
+@options.number(
+    "--sample", "Score N random current tokens, with 95 % confidence intervals; 2000 give +-0.01.", metavar="N"
 )
 @click.option("--token", "tokens", multiple=True, help="Draw the ROC curves of this token; may be repeated.")
-@token_id_option
-@tokenizer_option
-@with_engine
+@options.token_id
+@options.tokenizer
+@options.with_engine
 def detok(
-    named: Any,
-    source: str,
-    counts: Path | None,
-    out: Path,
-    layer: int,
-    delta: int,
-    device: str,
-    sample: int | None,
-    tokens: tuple[str, ...],
-    token_ids: tuple[int, ...],
-    engine: Any,
-) -> None:
+    named: Any, source: str, counts: Path | None, out: Path, layer: int, delta: int, device: str,
+    sample: int | None, tokens: tuple[str, ...], token_ids: tuple[int, ...], engine: Any,
+) -> None:  # fmt: skip
     """Compute the bigram AUROC of every head over the full vocabulary: tables, figures and a report."""
     from weightscope.detok.first_layer import FirstLayer
     from weightscope.detok.heads import (
@@ -86,7 +57,7 @@ def detok(
     from weightscope.files import OutputFolder
 
     opened = named(source)
-    model = opened_model(opened)
+    model = options.opened_model(opened)
     model.embeddings  # noqa: B018  refuse a checkpoint without tokens before counting
     first = FirstLayer(model, layer, delta, device)
     bigrams = counts_for(model, counts)
@@ -111,27 +82,19 @@ def detok(
         "weightscope neighbours embedded --token-id 11 --head 3 --top 5",
     ],
 )
-@with_model
+@options.with_model
 @click.argument("token", required=False)
-@token_id_option
-@tokenizer_option
+@options.token_id
+@options.tokenizer
 @click.option("--head", "heads", type=int, multiple=True, help="Only this head; may be repeated.")
-@click.option(
-    "--top", type=click.IntRange(1), default=10, show_default=True, help="Number of previous tokens per head."
-)
-@layer_option
-@delta_option
-@csv_option
+@options.number("--top", "Number of previous tokens per head.", 10)
+@options.layer
+@options.delta
+@options.csv
 def neighbours(
-    model: Any,
-    token: str | None,
-    token_ids: tuple[int, ...],
-    heads: tuple[int, ...],
-    top: int,
-    layer: int,
-    delta: int,
-    csv_file: Path | None,
-) -> None:
+    model: Any, token: str | None, token_ids: tuple[int, ...], heads: tuple[int, ...], top: int, layer: int,
+    delta: int, csv_file: Path | None,
+) -> None:  # fmt: skip
     """List the previous tokens that each head scores highest for TOKEN (write " Jackson" for a token with a space)."""
     from weightscope.detok.first_layer import FirstLayer, ranked
     from weightscope.tables import Table
@@ -146,14 +109,14 @@ def neighbours(
     _say_bare(first)
     table = ranked(first, tokenizer, ids, top, heads or None)
     if csv_file is not None:
-        write_csv(table, csv_file)
+        write_text(table.csv(), csv_file)
     columns = table.select("head", "rank", "score", "token", "joined").columns
     quoted = [replace(c, values=[*map(repr, c.values)]) if c.name == "token" else c for c in columns]
     if first.bare:
         quoted = [replace(c, symbol="score of bare embeddings") if c.name == "score" else c for c in quoted]
     show(Table(quoted))  # quotes show a leading space
-    say_digests(source_of(model.checkpoint))
-    say_caveats(first.attention.caveats)
+    options.say_digests(source_of(model.checkpoint))
+    options.say_caveats(first.attention.caveats)
 
 
 @command(
@@ -163,25 +126,19 @@ def neighbours(
         "weightscope positions gpt2/ --out positions/ --query 500 --head 7",
     ],
 )
-@with_model
-@out_option
+@options.with_model
+@options.out
 @click.option("--query", type=int, help="Query position i; default: 500, or the last position of a shorter model.")
 @click.option("--unscaled", is_flag=True, help="Numerators without 1/sigma; needs no token embedding.")
 @click.option("--head", "heads", type=int, multiple=True, help="Draw Fig. 3 for this head; may be repeated.")
-@tokenizer_option
+@options.tokenizer
 @click.option("--on-text", is_flag=True, help="Also run the model on text and draw Fig. 4 (needs PyTorch).")
-@text_option
-@device_option
+@options.text
+@options.device
 def positions(
-    model: Any,
-    out: Path,
-    query: int | None,
-    unscaled: bool,
-    heads: tuple[int, ...],
-    on_text: bool,
-    text: tuple[Path, ...],
-    device: str,
-) -> None:
+    model: Any, out: Path, query: int | None, unscaled: bool, heads: tuple[int, ...], on_text: bool,
+    text: tuple[Path, ...], device: str,
+) -> None:  # fmt: skip
     """Compute T^p and T^pp of every head at one query position, their trends, and the paper's Fig. 3."""
     from weightscope.detok.first_layer import FirstLayer, position_terms
     from weightscope.detok.on_text import run_on_texts
@@ -253,14 +210,10 @@ def _say_bare(first: Any) -> None:
 )
 @click.argument("corpus", nargs=-1, required=True)
 @click.option(
-    "--tokenizer",
-    required=True,
+    "--tokenizer", required=True,
     help="SOURCE of the tokenizer: tokenizer.json, vocab.json with merges.txt, or vocab.txt.",
-)
-@click.option(
-    "--out", type=click.Path(dir_okay=False, path_type=Path), required=True, callback=writable,
-    help="COUNTS.npz to write.",
 )  # fmt: skip
+@options.file_to_write("--out", required=True, help="COUNTS.npz to write.")
 def bigrams(corpus: tuple[str, ...], tokenizer: str, out: Path) -> None:
     """Count the bigrams of a corpus: text, JSON lines (.gz, .zst) and Parquet files, or folders with such files."""
     from weightscope.text.bigrams import count_bigrams

@@ -9,19 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from weightscope.cli import options
 from weightscope.cli.command import command
-from weightscope.cli.options import (
-    csv_option,
-    digest_lines,
-    families_option,
-    json_option,
-    say_digests,
-    with_source,
-    writable,
-)
-from weightscope.cli.terminal import Listed, headline, is_quiet, print_json, show, write_csv
+from weightscope.cli.terminal import Listed, headline, is_quiet, print_json, show, write_text
 from weightscope.errors import CheckpointError, printable, printable_lines, sized
-from weightscope.files import new_file
 from weightscope.provenance import source_of
 
 if TYPE_CHECKING:
@@ -38,13 +29,12 @@ if TYPE_CHECKING:
         "weightscope families --csv rows.csv",
     ],
 )
-@csv_option
+@options.csv
 @click.option(
-    "--new",
-    is_flag=True,
+    "--new", is_flag=True,
     help="Try the architectures of the installed transformers that the census does not cover (PyTorch).",
-)
-@families_option
+)  # fmt: skip
+@options.families
 def families_command(csv_file: Path | None, new: bool, families: str | None) -> None:
     """List the supported architectures: row, model_types, stack, and special features.
 
@@ -58,7 +48,7 @@ def families_command(csv_file: Path | None, new: bool, families: str | None) -> 
         return
     table = families_table(families)
     if csv_file is not None:
-        write_csv(table, csv_file)
+        write_text(table.csv(), csv_file)
     show(table)
     headline(standing())
 
@@ -87,14 +77,9 @@ def _newer() -> None:
         "weightscope adopt model/ --with training.model:Zephyrine --out row.toml",
     ],
 )
-@with_source
+@options.with_source
 @click.option("--save", is_flag=True, help="Save the rows where every command finds them.")
-@click.option(
-    "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
-    callback=writable,
-    help="Save the rows in this file; --families FILE reads it.",
-)
+@options.file_to_write("--out", help="Save the rows in this file; --families FILE reads it.")
 @click.option(
     "--with",
     "code",
@@ -127,7 +112,7 @@ def adopt_command(
         answer = adopted_with(replace(opened, digest=False), code, attention or "", shows=not is_quiet())
     else:
         answer = told(adopt(checkpoint), checkpoint)
-    say_digests(source_of(checkpoint))
+    options.say_digests(source_of(checkpoint))
     rows, proof = answer["stanzas"], answer["proof"]
     these = f"these {len(rows)} rows" if len(rows) > 1 else "this row"
     which = f"unproved at its own size (tiny models of {proof})" if answer["unproved"] else f"proved against {proof}"
@@ -141,8 +126,7 @@ def adopt_command(
     if save:
         _save(answer)
     if out is not None:
-        with new_file(out) as written:
-            written.write(answer["file"].encode())
+        write_text(answer["file"], out)
         click.echo(out)
 
 
@@ -154,8 +138,7 @@ def _save(answer: Mapping[str, Any]) -> None:
     if not name.replace("-", "_").replace(".", "_").isidentifier():
         raise CheckpointError(f"'{name}' cannot be the name of a file")
     file = own_folder() / f"{name}.toml"
-    with new_file(file) as written:
-        written.write(answer["file"].encode())
+    write_text(answer["file"], file)
     click.echo(file)
 
 
@@ -166,11 +149,8 @@ def _save(answer: Mapping[str, Any]) -> None:
         "weightscope draft model/ --out row.toml",
     ],
 )
-@with_source
-@click.option(
-    "--out", type=click.Path(dir_okay=False, path_type=Path), callback=writable,
-    help="Write the draft to this file; --families FILE reads it.",
-)  # fmt: skip
+@options.with_source
+@options.file_to_write("--out", help="Write the draft to this file; --families FILE reads it.")
 def draft_command(named: Any, source: str, out: Path | None) -> None:
     """Draft a row for an unknown architecture from the names and shapes of its tensors. Reads one layer.
 
@@ -181,12 +161,11 @@ def draft_command(named: Any, source: str, out: Path | None) -> None:
 
     checkpoint = named(source).checkpoint()
     text = drafted(checkpoint)
-    say_digests(source_of(checkpoint))
+    options.say_digests(source_of(checkpoint))
     if out is None:
         click.echo(text, nl=False)
         return
-    with new_file(out) as written:
-        written.write(text.encode())
+    write_text(text, out)
     click.echo(out)
 
 
@@ -200,12 +179,12 @@ def draft_command(named: Any, source: str, out: Path | None) -> None:
     ],
     first=True,
 )
-@with_source
+@options.with_source
 @click.option(
     "--check", is_flag=True, help="Read every tensor once and report what stands out; works for any architecture."
 )
 @click.option("--tensors", "by_role", is_flag=True, help="List every tensor of the file with its role. Headers only.")
-@json_option
+@options.json
 def inspect(named: Any, source: str, check: bool, by_role: bool, as_json: bool) -> None:
     """Show family, shapes, dtypes, and the bytes an audit would read.
 
@@ -236,7 +215,7 @@ def _list_tensors(source: "Source", as_json: bool) -> None:
     if as_json:
         print_json(Provenance.of(tensors.checkpoint).envelope(printable(lead)) | {"tensors": tensors.as_json()})
         return
-    say_digests(source_of(tensors.checkpoint))
+    options.say_digests(source_of(tensors.checkpoint))
     headline(printable(lead))
     show(tensors.table)
 
@@ -267,7 +246,7 @@ def _stored(checkpoint: "Checkpoint") -> Iterator[str]:
     dtypes = Counter(tensor.dtype for tensor in checkpoint.values())
     yield f"checkpoint  {printable(checkpoint.name)}: {len(checkpoint)} tensors, {sized(checkpoint.nbytes)}"
     yield f"dtypes      {', '.join(f'{count} {dtype}' for dtype, count in dtypes.most_common())}"
-    for number, line in enumerate(digest_lines(source_of(checkpoint))):
+    for number, line in enumerate(options.digest_lines(source_of(checkpoint))):
         yield f"{'' if number else 'SHA-256':<11} {line}"
     if checkpoint.weight_files.unread:
         yield f"beside      {checkpoint.weight_files.sentence}"

@@ -89,18 +89,21 @@ def check_settings_of_figures() -> None:
             raise CheckpointError(problem, file=file) from None
 
 
-out_option = click.option(
-    "--out", type=click.Path(file_okay=False, path_type=Path), required=True, callback=writable,
-    help="Folder for results.",
-)  # fmt: skip
-csv_option = click.option(
-    "--csv", "csv_file", type=click.Path(dir_okay=False, path_type=Path), callback=writable,
-    help="Also write the table to this file.",
-)  # fmt: skip
-layer_option = click.option("--layer", default=0, show_default=True, help="Layer to analyse.")
-delta_option = click.option(
-    "--delta", default=1, show_default=True, help="Distance i - j at which rotary heads compare tokens."
-)
+def number(name: str, help: str, default: int | None = None, least: int = 1, **more: Any) -> Callable[[Any], Any]:
+    """An option that is a whole number."""
+    limits = click.IntRange(least)
+    return click.option(name, type=limits, default=default, show_default=default is not None, help=help, **more)
+
+
+def file_to_read(name: str, help: str, **more: Any) -> Callable[[Any], Any]:
+    """An option that names a file that is there."""
+    return click.option(name, type=click.Path(exists=True, dir_okay=False, path_type=Path), help=help, **more)
+
+
+def file_to_write(*names: str, help: str, **more: Any) -> Callable[[Any], Any]:
+    """An option that names a file that is written."""
+    kind = click.Path(dir_okay=False, path_type=Path)
+    return click.option(*names, type=kind, callback=writable, help=help, **more)
 
 
 def _usable(context: click.Context, parameter: click.Parameter, device: str) -> str:
@@ -112,12 +115,6 @@ def _usable(context: click.Context, parameter: click.Parameter, device: str) -> 
     return device
 
 
-device_option = click.option(
-    "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, callback=_usable,
-    help="Device for the large matrix products.",
-)  # fmt: skip
-
-
 def _reachable(context: click.Context, parameter: click.Parameter, device: str) -> str:
     """Check that PyTorch is installed and reaches the device before anything is read."""
     from weightscope.runner.loading import check_device
@@ -126,36 +123,44 @@ def _reachable(context: click.Context, parameter: click.Parameter, device: str) 
     return device
 
 
-runner_device_option = click.option(
-    "--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, callback=_reachable,
-    help="Device for the model and the large matrix products.",
+def device_option(check: Callable[..., str], use: str) -> Callable[[Any], Any]:
+    """--device, checked before anything is read."""
+    kinds = click.Choice(["cpu", "cuda"])
+    return click.option("--device", type=kinds, default="cpu", show_default=True, callback=check, help=use)
+
+
+device = device_option(_usable, "Device for the large matrix products.")
+runner_device = device_option(_reachable, "Device for the model and the large matrix products.")
+out = click.option(
+    "--out", type=click.Path(file_okay=False, path_type=Path), required=True, callback=writable,
+    help="Folder for results.",
 )  # fmt: skip
-text_option = click.option(
+csv = file_to_write("--csv", "csv_file", help="Also write the table to this file.")
+layer = click.option("--layer", default=0, show_default=True, help="Layer to analyse.")
+delta = click.option(
+    "--delta", default=1, show_default=True, help="Distance i - j at which rotary heads compare tokens."
+)
+text = click.option(
     "--text", multiple=True, type=click.Path(path_type=Path),
     help="Text, folder of texts, JSON lines or Parquet; may be repeated. Default: the public-domain texts included.",
 )  # fmt: skip
-
-
-tokenizer_option = click.option("--tokenizer", help="SOURCE of the tokenizer, if it is not in the checkpoint's folder.")
-token_id_option = click.option(
+tokenizer = click.option("--tokenizer", help="SOURCE of the tokenizer, if it is not in the checkpoint's folder.")
+token_id = click.option(
     "--token-id", "token_ids", type=click.IntRange(0), multiple=True, help="Token id; may be repeated."
 )
-
-
-family_option = click.option(
+family = click.option(
     "--family", shell_complete=complete_family, help="Read the checkpoint as this family, whatever its config says."
 )
-tower_option = click.option(
+tower = click.option(
     "--tower", shell_complete=complete_tower,
     help="Attention stack to read, if there are several: text, vision, encoder, decoder, cross ...",
 )  # fmt: skip
-families_option = click.option(
+families = click.option(
     "--families", type=click.Path(exists=True, dir_okay=False, resolve_path=True),
     help="File of architecture rows, as written by `weightscope adopt --save`.",
 )  # fmt: skip
-
-json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON and nothing else.")
-digest_option = click.option("--digest", is_flag=True, help="Also read the files whole, for the SHA-256 of each.")
+json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON and nothing else.")
+digest = click.option("--digest", is_flag=True, help="Also read the files whole, for the SHA-256 of each.")
 
 
 def digest_lines(source: Mapping[str, Any]) -> list[str]:
@@ -184,11 +189,11 @@ def with_source(command: Callable[..., None]) -> Callable[..., None]:
 
     @click.argument("source", shell_complete=complete_source)
     @click.option("--revision", help="Branch, tag or commit on the Hub.")
-    @family_option
-    @tower_option
+    @family
+    @tower
     @click.option("--base", help="Base model of a LoRA adapter, if the adapter's config does not name it.")
-    @families_option
-    @digest_option
+    @families
+    @digest
     @wraps(command)
     def named(source: str, digest: bool, **options: Any) -> None:
         from weightscope.sources import HOW, Source
@@ -223,11 +228,7 @@ def with_engine(command: Callable[..., None]) -> Callable[..., None]:
         help="Run on this machine or on a Dask cluster.",
     )  # fmt: skip
     @click.option("--scheduler", help="Dask scheduler: tcp://HOST:PORT, or the scheduler file.")
-    @click.option(
-        "--jobs",
-        type=click.IntRange(1),
-        help="Number of processes on this machine; default: one, with a thread per core.",
-    )
+    @number("--jobs", "Number of processes on this machine; default: one, with a thread per core.")
     @wraps(command)
     def engaged(*arguments: Any, engine: str, scheduler: str | None, jobs: int | None, **options: Any) -> None:
         from weightscope.engine import open_engine

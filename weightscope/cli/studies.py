@@ -5,20 +5,8 @@ from typing import Any
 
 import click
 
+from weightscope.cli import options
 from weightscope.cli.command import command
-from weightscope.cli.options import (
-    device_option,
-    opened_model,
-    out_option,
-    runner_device_option,
-    say_caveats,
-    text_option,
-    tokenizer_option,
-    whole_numbers,
-    with_engine,
-    with_model,
-    with_source,
-)
 from weightscope.cli.terminal import headline, is_quiet, show
 
 
@@ -30,9 +18,9 @@ from weightscope.cli.terminal import headline, is_quiet, show
         "weightscope circuits model/ --out circuits/ --measure",
     ],
 )
-@with_source
-@tokenizer_option
-@out_option
+@options.with_source
+@options.tokenizer
+@options.out
 @click.option("--layers", help="Layers to analyse, such as 0-3 or 0,5,7-9; default: every attention layer.")
 @click.option(
     "--top",
@@ -50,8 +38,8 @@ from weightscope.cli.terminal import headline, is_quiet, show
     "--text", "texts", type=click.Path(exists=True, path_type=Path), multiple=True,
     help="Text to run it on, a file or a folder; default: public-domain prose.",
 )  # fmt: skip
-@device_option
-@with_engine
+@options.device
+@options.with_engine
 def circuits_command(
     named: Any,
     source: str,
@@ -69,9 +57,9 @@ def circuits_command(
     from weightscope.circuits.names import GIVEN
     from weightscope.files import OutputFolder
 
-    chosen = None if layers is None else whole_numbers(layers, "--layers")
+    chosen = None if layers is None else options.whole_numbers(layers, "--layers")
     opened = named(source)
-    model = opened_model(opened)
+    model = options.opened_model(opened)
     on_worker = opened.as_seen(model).elsewhere if engine.elsewhere else None
     with OutputFolder(out) as folder:
         result = circuits(model, chosen, top, device, counts, engine, on_worker)
@@ -87,7 +75,7 @@ def circuits_command(
         headline(f"{role}{often and f', {often}'}: {', '.join(scored)}")
     if result.accuracy is not None and not is_quiet():
         show(result.accuracy.table)
-    say_caveats(result.caveats)
+    options.say_caveats(result.caveats)
     click.echo(out / "report.html")
 
 
@@ -116,10 +104,10 @@ def finish(study: Any, out: Path) -> None:
         "weightscope norms bert/ --text books/ --inputs 100 --out norms/",
     ],
 )
-@with_model
-@tokenizer_option
-@out_option
-@text_option
+@options.with_model
+@options.tokenizer
+@options.out
+@options.text
 @click.option(
     "--inputs", default=992, show_default=True, type=click.IntRange(1), help="Number of inputs (pairs of paragraphs)."
 )
@@ -131,7 +119,7 @@ def finish(study: Any, out: Path) -> None:
     show_default=True,
     help="Random seed for the choice of texts, pairs and heads.",
 )
-@runner_device_option
+@options.runner_device
 def norms(model: Any, out: Path, text: tuple[Path, ...], inputs: int, length: int, seed: int, device: str) -> None:
     """Norm-based analysis: the norms of alpha f(x) compared with alpha, by kind of token.
 
@@ -150,10 +138,10 @@ def norms(model: Any, out: Path, text: tuple[Path, ...], inputs: int, length: in
         "weightscope outliers bert/ --inputs 200 --out outliers/",
     ],
 )
-@with_model
-@tokenizer_option
-@out_option
-@text_option
+@options.with_model
+@options.tokenizer
+@options.out
+@options.text
 @click.option(
     "--inputs",
     default=1500,
@@ -169,7 +157,7 @@ def norms(model: Any, out: Path, text: tuple[Path, ...], inputs: int, length: in
 @click.option(
     "--seed", type=click.IntRange(0), default=0, show_default=True, help="Random seed for the choice of sentences."
 )
-@runner_device_option
+@options.runner_device
 def outliers(
     model: Any, out: Path, text: tuple[Path, ...], inputs: int, sample: int, length: int, seed: int, device: str
 ) -> None:
@@ -190,14 +178,14 @@ def outliers(
         "weightscope sinks vit/ --question kind --images photos/ --out sinks/",
     ],
 )
-@with_model
-@tokenizer_option
+@options.with_model
+@options.tokenizer
 @click.option(
     "--question", type=click.Choice(["bias", "kind"]), required=True,
     help="bias: is the sink's update a constant? kind: is each sink a NOP or a broadcast?",
 )  # fmt: skip
-@out_option
-@text_option
+@options.out
+@options.text
 @click.option("--images", type=click.Path(path_type=Path), help="kind: a folder of images, for a vision model.")
 @click.option(
     "--inputs", type=click.IntRange(1), help="Number of inputs, texts or images.  [default: bias 12, kind 64]"
@@ -208,7 +196,7 @@ def outliers(
 @click.option("--thorough", is_flag=True, help="bias: 40 texts, 16 of them evaluated.")
 @click.option("--paper", is_flag=True, help="bias: the paper's sizes, 100 texts of 512 tokens and 100 evaluated.")
 @click.option("--own-first", is_flag=True, help="bias: do not prepend a first token; each text begins with its own.")
-@runner_device_option
+@options.runner_device
 def sinks(model: Any, question: str, out: Path, **options: Any) -> None:
     """Study attention sinks: whether their update is a constant bias, or what kind each sink is.
 

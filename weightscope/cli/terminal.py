@@ -40,12 +40,12 @@ def headline(sentence: object) -> None:
         click.echo(str(sentence))
 
 
-def write_csv(table: "Table", file: Path) -> None:
-    """Write all columns of a table as CSV, completely or not at all."""
+def write_text(text: str, file: Path) -> None:
+    """Write a file, completely or not at all."""
     from weightscope.files import new_file
 
     with new_file(file) as written:
-        written.write(table.csv().encode())
+        written.write(text.encode())
 
 
 def print_json(value: Any) -> None:

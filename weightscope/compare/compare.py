@@ -12,12 +12,18 @@ import numpy as np
 from weightscope.audit.audit import AuditOptions, measured_forms, measured_layer
 from weightscope.audit.findings import HEAD_FACTOR, HEAD_Z, heads_without_numbers, overflowing_layers
 from weightscope.audit.measure import MAPS, Arrays, MeasuredHeads
-from weightscope.changes.all_tensors import TensorChanges, compare_tensors
-from weightscope.changes.directions import Along
+from weightscope.changes.all_tensors import (
+    OtherChanges,
+    TensorChanges,
+    compare_tensors,
+    find_rescaled,
+    limited_changes,
+    other_changes,
+)
 from weightscope.changes.head import LIMITED, Stage, added_to, follow_heads, unmoved
 from weightscope.changes.layer import written_direction
-from weightscope.changes.outside_heads import OtherChanges, find_rescaled, limited_changes, other_changes
 from weightscope.changes.settings import SettingsChange, first_sentence, settings_change
+from weightscope.changes.tensor import Along
 from weightscope.changes.thresholds import UNMOVED
 from weightscope.changes.wiring import CircuitChanges, circuit_changes
 from weightscope.compare.deeds import IDENTICAL, along_one_direction, attention_changes, deed, moved_layers

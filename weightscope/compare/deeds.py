@@ -7,13 +7,11 @@ import numpy as np
 
 from weightscope.audit.measure import MAPS, Arrays, MeasuredHeads
 from weightscope.changes.all_tensors import between, changes_with_directions, spread
-from weightscope.changes.basis import basis_by_tokens, is_folded
-from weightscope.changes.directions import Along, changes_along_one_direction, one_direction
-from weightscope.changes.head import unmoved
+from weightscope.changes.head import basis_by_tokens, is_folded, unmoved
 from weightscope.changes.layer import layers_elsewhere
 from weightscope.changes.pair import pair_up
 from weightscope.changes.rounding import CASTS
-from weightscope.changes.tensor import UNKNOWN_SIZE, Change
+from weightscope.changes.tensor import UNKNOWN_SIZE, Along, Change, changes_along_one_direction, one_direction
 from weightscope.changes.thresholds import FAR, NEAR, SAME_SPECTRA, UNMOVED
 from weightscope.errors import CheckpointError, counted
 from weightscope.findings import Finding, Member, finding, indexed, spans

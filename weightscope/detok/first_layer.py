@@ -20,7 +20,7 @@ from weightscope.detok.positions import FEWEST, QUERY, PositionTerms, in_runs, p
 from weightscope.detok.sigma import SigmaStatistics, sigma_statistics
 from weightscope.embeddings import ids_of
 from weightscope.errors import CheckpointError
-from weightscope.metrics.untrained import undertrained_rows
+from weightscope.metrics.outliers import undertrained_rows
 from weightscope.model import Model, as_model, overflow
 from weightscope.progress import bar
 from weightscope.provenance import Provenance

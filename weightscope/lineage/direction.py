@@ -8,13 +8,12 @@ from math import prod, sqrt
 import numpy as np
 
 from weightscope.attention.factored import inner
-from weightscope.changes.directions import first_directions, one_direction
 from weightscope.changes.pair import Pair, first_rows
 from weightscope.changes.recomputed import Cells, way_from
-from weightscope.changes.tensor import Change
+from weightscope.changes.tensor import Change, first_directions, one_direction
 from weightscope.changes.thresholds import CONVERTED, EXPLAINED, ONE_DIMENSION, PROJECTED
 from weightscope.checkpoint import Tensor
-from weightscope.lineage.weights import WeightChanges
+from weightscope.lineage.differences import WeightChanges
 from weightscope.model import Model
 from weightscope.tensors.measure import BITS, why_unread
 

@@ -12,14 +12,13 @@ import numpy as np
 from weightscope.changes.thresholds import EXPLAINED
 from weightscope.errors import CheckpointError, counted, printable
 from weightscope.findings import listed, spans
-from weightscope.lineage.differences import Kind, structure_kinds, weight_kinds
+from weightscope.lineage.differences import Kind, WeightChanges, structure_kinds, weight_changes, weight_kinds
 from weightscope.lineage.direction import HOW, Proof, prove, without_layers
 from weightscope.lineage.matching import BACKGROUND, ROUTES
 from weightscope.lineage.shared_tensors import SharedTensors, find_shared_tensors
 from weightscope.lineage.shares import Shares, shares_of
 from weightscope.lineage.sketches import Sketches
 from weightscope.lineage.verdict import Base, Judged, Related, candidates, judge, print_of, sources
-from weightscope.lineage.weights import WeightChanges, weight_changes
 from weightscope.model import Model
 from weightscope.progress import progress_shown
 from weightscope.provenance import Provenance

@@ -10,7 +10,7 @@ import numpy as np
 from weightscope.checkpoint import Tensor
 from weightscope.checkpoint.blocks import Block, row_width
 from weightscope.lineage.verdict import Related
-from weightscope.metrics.low_rank import evenly_spread
+from weightscope.metrics.spectra import evenly_spread
 from weightscope.model import Model
 from weightscope.tensors.measure import why_unread
 

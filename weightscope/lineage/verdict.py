@@ -1,17 +1,117 @@
-"""Which bases a suspect shares attention heads with, if any, and why some comparisons stay undecided."""
+"""Which bases a suspect shares attention heads with, if any, and why some comparisons stay undecided.
+
+Of a folder of fingerprints only those most like the suspect, by sums over heads, are compared.
+"""
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from weightscope.errors import counted, printable
+import numpy as np
+
+from weightscope.engine import Engine
+from weightscope.errors import CheckpointError, counted, one_line, printable
+from weightscope.files import writing
 from weightscope.lineage.matching import FEWEST, ROUTES, SURE, Match, log_tail, matches, without_smallest
-from weightscope.lineage.registry import nearest, prints_in
-from weightscope.lineage.sketches import Sketches, fingerprint, is_fingerprint, load
+from weightscope.lineage.sketches import POINTS, SUFFIX, Sketches, fingerprint, is_fingerprint, load, stored
 from weightscope.model import Model
 from weightscope.progress import bar
+from weightscope.sources import Source
+
+COMPARED = 8  # fingerprints of a registry whose heads are compared
+OF_LAYERS = ("direct", "tokens", "spectra")
+
+
+def prints_in(source: str | Path) -> list[Path]:
+    """The fingerprint files in a folder, by name; none if it is not a folder, or holds a checkpoint."""
+    folder = Path(source)
+    is_registry = source != "" and folder.is_dir() and not (folder / "config.json").exists()
+    return sorted(folder.glob(f"*{SUFFIX}")) if is_registry else []
+
+
+def make_prints(
+    sources: Sequence[Source], names: Sequence[str], out: Path, engine: Engine
+) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Write a fingerprint of every source into a folder; yield its name, its problem if it failed, what was read."""
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+    waiting = list(zip(sources, names, strict=True))[::-1]
+    while waiting or engine.busy:
+        if waiting and engine.hungry:
+            source, name = waiting.pop()
+            engine.submit(name, _print_of, source)
+            continue
+        ended = engine.next()
+        made = ended.value if ended.error is None and isinstance(ended.value, Sketches) else None
+        if made is not None:
+            made.save(out / f"{ended.key}{SUFFIX}")
+        elif not isinstance(ended.error, CheckpointError | None):
+            raise ended.error
+        yield ended.key, "" if ended.error is None else one_line(ended.error), made.read if made else {"files": []}
+
+
+def _print_of(source: Source) -> Sketches:
+    """A fingerprint as a worker returns it."""
+    return replace(fingerprint(source.open()), source=None)
+
+
+class Nearest(NamedTuple):
+    """What a folder of fingerprints has for a suspect."""
+
+    bases: list[tuple[str, Sketches]]  # each with its file name
+    unread: list[str]  # why others were skipped, beginning with their names
+
+
+def nearest(suspect: Sketches, files: Sequence[Path], most: int = COMPARED) -> Nearest:
+    """The fingerprints most like a suspect, by sums of sketches and by spectra; damaged files are skipped.
+
+    Raises
+    ------
+    CheckpointError
+        No file could be read; the message is about the first.
+    """
+    likeness, distance = np.full(len(files), -np.inf), np.full(len(files), np.inf)
+    mine = {name: suspect.of_layers(name) for name in OF_LAYERS}
+    problems: dict[int, CheckpointError] = {}
+    with bar(files, "fingerprints", "file") as shown:
+        for k, file in enumerate(shown):
+            try:
+                theirs = _of_layers(file)
+            except CheckpointError as error:
+                problems[k] = error
+                continue
+            likeness[k] = 0
+            for name in ("direct", "tokens"):
+                x, y = mine[name], theirs[name]
+                if x.shape[1] and x.shape[1] == y.shape[1]:
+                    likeness[k] = max(likeness[k], float((x @ y.T).max(axis=1).mean()))
+            apart = np.abs(mine["spectra"][:, None] - theirs["spectra"][None]).mean(axis=2)
+            distance[k] = apart.min(axis=1).mean()
+    ranked = [np.argsort(by, kind="stable").tolist() for by in (-likeness, distance)]
+    chosen = [k for order in ranked for k in [k for k in order if k not in problems][:most]]
+    bases = []
+    for k in dict.fromkeys(chosen):
+        try:
+            bases.append((str(files[k]), load(files[k])))
+        except CheckpointError as error:
+            problems[k] = error
+    if not bases:
+        raise problems[min(problems)]
+    return Nearest(bases, [str(problems[k]) for k in sorted(problems)])
+
+
+def _of_layers(path: Path) -> dict[str, np.ndarray]:
+    """One row per layer of a fingerprint, without reading its heads."""
+    names = [f"layers_{name}" for name in OF_LAYERS]
+    rows = dict(zip(OF_LAYERS, stored(path, *names)[1], strict=True))
+    if any(array.ndim != 2 or not len(array) for array in rows.values()) or rows["spectra"].shape[1] != 2 * POINTS:
+        raise CheckpointError("is a damaged fingerprint: its layers have the wrong shape", file=path)
+    for name in ("direct", "tokens"):
+        rows[name] /= np.maximum(np.linalg.norm(rows[name], axis=1, keepdims=True), 1e-30)
+    return rows
+
 
 DOUBTFUL = 4.0  # z from which a likeness is no longer called chance
 OTHER_VOCABULARY = 0.1  # relative difference of sizes beyond which two vocabularies count as different

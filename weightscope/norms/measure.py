@@ -13,8 +13,7 @@ import numpy as np
 
 from weightscope.attention.factored import Triangle, triangle
 from weightscope.attention.layer import Layer
-from weightscope.metrics.by_kind import MeanByKind, counts_by_kind, sums_by_kind
-from weightscope.metrics.norms import output_triangles, value_norms
+from weightscope.metrics.norms import MeanByKind, counts_by_kind, output_triangles, sums_by_kind, value_norms
 from weightscope.metrics.rank_correlation import RankCorrelation, Spearman
 from weightscope.metrics.spectra import affine_singular_values
 from weightscope.model import Model

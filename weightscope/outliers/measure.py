@@ -21,7 +21,7 @@ from weightscope.attention.layer import Layer
 from weightscope.attention.rotation import Rotation
 from weightscope.compute.device import namespace, vecdot
 from weightscope.formulas import plain
-from weightscope.metrics.by_kind import MeanByKind, counts_by_kind
+from weightscope.metrics.norms import MeanByKind, counts_by_kind
 from weightscope.metrics.outliers import robust_z
 from weightscope.model import Model
 from weightscope.progress import bar

@@ -5,7 +5,7 @@ from pathlib import Path
 from weightscope.errors import CheckpointError, first_line
 from weightscope.model import Model
 from weightscope.runner.loading import NO_CODE, import_torch
-from weightscope.text.sandbox_child import Loaded
+from weightscope.text.sandbox import Loaded
 from weightscope.text.sequences import Framing
 from weightscope.text.tokenizer import Tokenizer
 

@@ -10,11 +10,9 @@ the length of the corpus.
 
 from __future__ import annotations
 
-import os
 import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -24,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import sparse
 
-from weightscope.compute.cores import in_threads, usable_cores
+from weightscope.compute.cores import environment, in_threads, usable_cores
 from weightscope.errors import CheckpointError
 from weightscope.progress import bar, progress_shown
 from weightscope.results import ShowsShapes
@@ -109,6 +107,7 @@ BATCH_PIECES = 2 << 10
 REMEMBERED = 64 << 20  # bytes of words, about; then they are forgotten
 BUFFER = 4 << 20  # pairs
 WORDS_UP_TO = 4  # cores; Python finds the words, one after the other, and more cores encode all of the text sooner
+ONE_CORE = {"TOKENIZERS_PARALLELISM": "false"}  # of the library, for a call: every thread has one of its own
 BORDER = -1  # stands before each document in a stream of token ids
 
 
@@ -129,7 +128,7 @@ def count_bigrams(
     with (
         progress_shown(progress),
         bar(what="bigrams", unit="B", total=total, unit_scale=True) as read,
-        _one_core(),
+        environment(ONE_CORE),
     ):
         split = safe_split(tokenizer)
         batches = batched(documents(files, read.update), safe_cut(tokenizer))
@@ -290,18 +289,3 @@ class PairSums:
     def _add_last_two(self) -> None:
         last = self._sums.pop()
         self._sums[-1] = self._sums[-1] + last
-
-
-@contextmanager
-def _one_core() -> Iterator[None]:
-    """Keep the tokenizers library from spreading a call over all cores: here every thread has a call of its own."""
-    name = "TOKENIZERS_PARALLELISM"
-    before = os.environ.get(name)
-    os.environ[name] = "false"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before

@@ -6,9 +6,7 @@ writes of such a matrix is read too; it does not say which tokenizer its rows ar
 """
 
 import json
-import struct
 import zipfile
-import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -16,6 +14,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from weightscope.checkpoint.packages import DAMAGE
 from weightscope.errors import CheckpointError, counted, printable
 from weightscope.files import Folder, regular_file
 
@@ -24,41 +23,23 @@ LARGEST_EXPANSION = 50
 SMALL = 64 << 20
 NAMED = 3  # files of a corpus that a sentence names
 ARRAYS = ("indptr", "indices", "data")
-
-# What zipfile and numpy.lib.format raise for bytes that are damaged, cut short, encrypted or made up.
-_DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, ValueError, RuntimeError, MemoryError)
+META = {"tokenizer_hash": str, "vocab_size": int, "documents": int, "tokens": int, "corpus_files": list}
 
 Int64s = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Counts:
-    """How often each token follows each other token.
+    """How often each token follows each other token."""
 
-    Attributes
-    ----------
-    indptr : array of shape (vocab_size + 1,), int64
-    indices : array of shape (pairs,), int64
-        Previous tokens, ascending within a row.
-    data : array of shape (pairs,), int64
-        Counts, all positive.
-    tokenizer_hash : str
-        Empty where the file does not say it.
-    corpus_files : tuple of str
-        Names, not paths.
-    documents, tokens : int
-    file : Path or None
-        Where the counts were loaded from.
-    """
-
-    indptr: Int64s
-    indices: Int64s
-    data: Int64s
-    tokenizer_hash: str
-    corpus_files: tuple[str, ...]
+    indptr: Int64s  # (vocab_size + 1,)
+    indices: Int64s  # (pairs,): previous tokens, ascending within a row
+    data: Int64s  # (pairs,): counts, all positive
+    tokenizer_hash: str  # empty where the file does not say it
+    corpus_files: tuple[str, ...]  # names, not paths
     documents: int
     tokens: int
-    file: Path | None = None
+    file: Path | None = None  # where the counts were loaded from
 
     def __repr__(self) -> str:
         return f"Counts({self.pairs:,} bigrams of {self.vocab_size:,} tokens, from {self.documents:,} documents)"
@@ -145,14 +126,8 @@ class Counts:
         CheckpointError
             It cannot be written there.
         """
-        meta = {
-            "tokenizer_hash": self.tokenizer_hash,
-            "vocab_size": self.vocab_size,
-            "documents": self.documents,
-            "tokens": self.tokens,
-            "corpus_files": list(self.corpus_files),
-        }
-        arrays = {"indptr": self.indptr, "indices": self.indices, "data": self.data, "meta": np.array(json.dumps(meta))}
+        meta = {name: getattr(self, name) for name in META}
+        arrays = {name: getattr(self, name) for name in ARRAYS} | {"meta": np.array(json.dumps(meta))}
         Folder(Path(path).parent).npz(Path(path).name, **arrays)
 
 
@@ -192,19 +167,12 @@ def load_counts(path: str | Path) -> Counts:
         _check_meta(meta, len(indptr) - 1, data)
     except _CountsError as error:
         raise CheckpointError(str(error), file=path) from None
-    except _DAMAGE as error:
+    except DAMAGE as error:
         problem = f"not a whole counts file, cut short or damaged ({error}); expected an .npz of bigram counts"
         raise CheckpointError(problem, file=path) from error
-    return Counts(
-        indptr,
-        indices,
-        data,
-        tokenizer_hash=meta["tokenizer_hash"],
-        corpus_files=tuple(meta["corpus_files"]),
-        documents=meta["documents"],
-        tokens=meta["tokens"],
-        file=path,
-    )
+    files = tuple(meta["corpus_files"])
+    known = {name: meta[name] for name in ("tokenizer_hash", "documents", "tokens")}
+    return Counts(indptr, indices, data, corpus_files=files, file=path, **known)
 
 
 class _CountsError(Exception):
@@ -306,10 +274,9 @@ def _check_matrix(indptr: Int64s, indices: Int64s, data: Int64s) -> None:
 
 
 def _check_meta(meta: Any, vocab_size: int, data: Int64s) -> None:
-    expected = {"tokenizer_hash": str, "vocab_size": int, "documents": int, "tokens": int, "corpus_files": list}
     if not isinstance(meta, dict):
         raise _CountsError(f"'meta' is a JSON {type(meta).__name__}; expected an object")
-    for key, kind in expected.items():
+    for key, kind in META.items():
         if type(meta.get(key)) is not kind:
             raise _CountsError(f"'meta' says {key} is {str(meta.get(key))[:60]!r}; expected {kind.__name__}")
     if not all(isinstance(name, str) for name in meta["corpus_files"]):

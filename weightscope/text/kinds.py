@@ -1,7 +1,6 @@
 """The kinds of tokens: CLS, registers and patches of an image; first, special and other tokens of a text."""
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -42,21 +41,6 @@ def token_kinds(framing: Framing) -> TokenKinds:
     return TokenKinds((*names, ". or ,", "other"), of_token)
 
 
-class Tokens(Protocol):
-    """The kinds of token in a model's inputs, and how to call a single one."""
-
-    @property
-    def names(self) -> tuple[str, ...]: ...
-
-    def kinds(self, sequence: np.ndarray, n: int) -> np.ndarray:
-        """Each token's kind, an index into `names`: (n,) int array for the n tokens made of a sequence."""
-        ...
-
-    def label(self, sequence: np.ndarray, position: int) -> str:
-        """One token in words."""
-        ...
-
-
 @dataclass(frozen=True)
 class ImageTokens:
     """Leading tokens, then patches row by row."""
@@ -69,10 +53,12 @@ class ImageTokens:
         return (*dict.fromkeys(self.leading), "patch")
 
     def kinds(self, sequence: np.ndarray, n: int) -> np.ndarray:
+        """Each token's kind, an index into `names`: (n,) int array for the n tokens made of a sequence."""
         before = [self.names.index(kind) for kind in self.leading]
         return np.array([*before, *[len(self.names) - 1] * (n - len(before))])
 
     def label(self, sequence: np.ndarray, position: int) -> str:
+        """One token in words."""
         if position >= len(self.leading):
             row, column = divmod(position - len(self.leading), sequence.shape[-1] // self.patch)
             return f"patch {row}, {column}"
@@ -98,6 +84,9 @@ class TextTokens(ShowsShapes):
 
     def label(self, sequence: np.ndarray, position: int) -> str:
         return self.tokenizer.text(int(sequence[position]))
+
+
+Tokens = ImageTokens | TextTokens  # the kinds of token in a model's inputs, and how to call a single one
 
 
 def image_tokens(model: Model) -> ImageTokens:

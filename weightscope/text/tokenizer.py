@@ -28,13 +28,15 @@ from weightscope.checkpoint.opening import (
 )
 from weightscope.embedded import FOLDER
 from weightscope.errors import CheckpointError, first_line
-from weightscope.text.sandbox import MOST_TOKENS, Sandbox, parsed
-from weightscope.text.sandbox_child import (
+from weightscope.text.sandbox import (
+    MOST_TOKENS,
+    Sandbox,
     byte_level_bpe,
     description,
     encode,
     encode_batch,
     from_json,
+    parsed,
     pieces_of,
     word_piece,
 )
@@ -71,9 +73,9 @@ class Tokenizer:
     file : path-like
         Named in errors.
     facts : dict
-        What `description` of sandbox_child says of it.
+        What `description` of sandbox says of it.
     ask : callable
-        Calls a function of sandbox_child on the library's own tokenizer, wherever that is.
+        Calls a function of sandbox on the library's own tokenizer, wherever that is.
     """
 
     def __init__(self, file: object, facts: dict[str, Any], ask: Callable[..., bytes]) -> None:

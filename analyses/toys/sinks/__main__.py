@@ -22,8 +22,8 @@ from analyses.toys.sinks import broadcast, nop, vit
 from analyses.toys.sinks.attention import GATES_AND_REGISTERS, VARIANTS
 from analyses.toys.sinks.page import write_toys_report
 from weightscope import CheckpointError
+from weightscope.cli import options
 from weightscope.cli.command import EndsInOneLine
-from weightscope.cli.options import runner_device_option
 from weightscope.files import Folder
 from weightscope.tables import Table
 
@@ -152,7 +152,7 @@ def table_of(runs: Runs) -> Table:
 @click.option("--only", type=click.Choice(STAGES), multiple=True, help="Toys to train; all by default.")
 @click.option("--seeds", default=3, show_default=True, type=click.IntRange(1), help="Trainings of each model.")
 @click.option("--paper-size", is_flag=True, help="The paper's sizes; for the ViT, the largest that mosaics can use.")
-@runner_device_option
+@options.runner_device
 @click.option("--redraw", is_flag=True, help="Train nothing; draw the results in OUT.")
 def main(out: Path, only: tuple[str, ...], seeds: int, paper_size: bool, device: str, redraw: bool) -> None:
     """Train the toys and write tables, figures and report.html into OUT."""
