@@ -22,6 +22,7 @@ COMMANDS = {  # what prints JSON: the schema of it, and the arguments
     "audit of a list": ("audits", ["list.txt"]),
     "compare": ("compare", ["model", "changed", "--all"]),
     "lineage": ("lineage", ["model", "changed", "embedded"]),
+    "inspect": ("inspect", ["model", "--tensors"]),
 }
 
 
@@ -56,7 +57,8 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     for name, (shape, arguments) in COMMANDS.items():
         given = [folder / argument if (folder / argument).exists() else argument for argument in arguments]
         with undrawn():
-            done = run(name.split()[0], *given, "--out", folder / name, "--json")
+            out = [] if shape == "inspect" else ["--out", folder / name]
+            done = run(name.split()[0], *given, *out, "--json")
         assert done.exit_code == (2 if shape == "audits" else 0), done.output
         results[shape] = json.loads(done.stdout)
         written = sorted(path for path in (folder / name).rglob("*.json") if ".weightscope" not in path.parts)
@@ -94,10 +96,10 @@ def test_what_commands_print_and_write_fits_its_schema(printed: dict[str, Any]) 
     assert printed["audits"][1]["error"]
 
 
-@pytest.mark.parametrize("shape", ["audit", "compare", "lineage"])
+@pytest.mark.parametrize("shape", ["audit", "compare", "lineage", "inspect"])
 def test_a_key_more_or_less_or_of_another_type_is_refused(shape: str, printed: dict[str, Any]) -> None:
     value, checks = printed[shape], validator(shape)
-    optional = {"tensors"}
+    optional = set() if shape == "inspect" else {"tensors"}
     for key in value:
         rest = {name: content for name, content in value.items() if name != key}
         assert checks.is_valid(rest) == (key in optional), key

@@ -7,7 +7,7 @@ from dataclasses import astuple, fields, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,9 @@ from weightscope.checkpoint.lora import Adapter, adapter_from, has_tokenizer, op
 from weightscope.checkpoint.opening import adapter_in, at_revision, existing, locate, open_at, resolved
 from weightscope.embeddings import Embeddings, Unembedding
 from weightscope.errors import CheckpointError, expected, printable, whole
+
+if TYPE_CHECKING:
+    from weightscope.architectures.names import Tensors
 
 __all__ = ["Embeddings", "Head", "Layer", "Model", "as_model", "open_model"]
 
@@ -255,11 +258,32 @@ class Model:
         known = self.reading.prefix
         return prefix_of(self.checkpoint, self.reading.configured) if known is None else known
 
-    def tensors(self, inner: str = "") -> LayerTensors:
+    def under(self, inner: str = "") -> LayerTensors:
         """The checkpoint's tensors under the model's prefix and `inner`."""
         config = self.config
         needed_by = f"{self.family.name} with width {config.d_model} and {config.n_heads} heads"
         return LayerTensors(self.checkpoint, self.prefix + inner, needed_by)
+
+    @cached_property
+    def tensors(self) -> "Tensors":
+        """Every tensor of the checkpoint under its role, those of other stacks too; nothing is read before `array()`.
+
+        Examples
+        --------
+        >>> import weightscope as ws
+        >>> model = ws.open_model("embedded")
+        >>> model.tensors["layer 1 o"].array().shape
+        (256, 256)
+        """
+        from weightscope.architectures.names import Tensors
+
+        stacks, own = {}, self.family.tower or "text"
+        for name, stack in self.stacks.items():
+            if self.is_read(stack):
+                own = name
+            elif stack.reading is not None:
+                stacks[name] = stack.reading.configured, stack.reading.config, stack.prefix
+        return Tensors(self.checkpoint, {own: (self.family, self.config, self.prefix)} | stacks)
 
     @cached_property
     def attention_layers(self) -> tuple[int, ...]:
@@ -287,7 +311,7 @@ class Model:
             raise CheckpointError(f"layer {index} is {kind}, not attention; {attending} are", file=self.checkpoint.name)
         if self._last is None or self._last.index != index:
             self.checkpoint.prefetch(tensor.name for tensor in self.attention_tensors(index))
-            self._last = read_layer(self.tensors(), self.family, self.config, index)
+            self._last = read_layer(self.under(), self.family, self.config, index)
         return self._last
 
     @cached_property
@@ -388,7 +412,7 @@ class Model:
             layer = layer.after(*self._after)
         if norm is None:
             return layer
-        return layer.after_norm(norm.read(self.tensors(), self.config, self.embedding_width if inputs.after else None))
+        return layer.after_norm(norm.read(self.under(), self.config, self.embedding_width if inputs.after else None))
 
     def into_stream(self, rows: np.ndarray) -> np.ndarray:
         """Rows of the token embedding (n, e) as they enter the residual stream without a position, (n, d).
@@ -400,7 +424,7 @@ class Model:
             return rows
         w, b = self._after
         norm = self._folded_norm
-        return (rows if norm is None else norm.read(self.tensors(), self.config, self.embedding_width)(rows)) @ w + b
+        return (rows if norm is None else norm.read(self.under(), self.config, self.embedding_width)(rows)) @ w + b
 
     def stream_norm(self, index: int) -> Norm | None:
         """The norm that the residual stream has just come out of when it enters a layer.
@@ -412,7 +436,7 @@ class Model:
             norm, inner = self.family.inputs.norm if self._after is None else None, ""
         else:
             norm, inner = self.family.norms.after, self.family.stored_name(self.config, index - 1)
-        return None if norm is None else norm.read(self.tensors(inner), self.config)
+        return None if norm is None else norm.read(self.under(inner), self.config)
 
     @cached_property
     def embedding_width(self) -> int:
@@ -431,7 +455,7 @@ class Model:
         family, config, inputs = self.family, self.config, self.family.inputs
         if not inputs.tokens:
             raise CheckpointError(f"{family.name} has no token embedding: it sees images", file=self.checkpoint.name)
-        tensors, e = self.tensors(), self.embedding_width
+        tensors, e = self.under(), self.embedding_width
         stored = self._token_name
         if stored not in self.checkpoint:
             names = ", ".join(prefix + inputs.tokens for prefix in dict.fromkeys((self.prefix, *family.prefixes)))
@@ -470,11 +494,11 @@ class Model:
             return inputs.formula and inputs.formula(self.config)
         stored = self.checkpoint.get(self.prefix + inputs.positions)
         if stored is not None and len(stored.shape) == 3:  # with a leading axis of one, as in ViT
-            return self.tensors().read(inputs.positions, (1, None, self.config.d_model))[0]
+            return self.under().read(inputs.positions, (1, None, self.config.d_model))[0]
         # A projection before the norm takes the sum where the norm folds, the token rows alone where there is no norm.
         summed = self._before is not None and inputs.norm is not None
         width = self.embedding_width if inputs.norm is not None else self.config.d_model
-        rows = self.tensors().read(inputs.positions, (None, width))
+        rows = self.under().read(inputs.positions, (None, width))
         offset = inputs.offset if isinstance(inputs.offset, int) else self.config.count(inputs.offset) + 1
         return rows[offset:] @ self._before if summed and self._before is not None else rows[offset:]
 
@@ -492,7 +516,7 @@ class Model:
         CheckpointError
             The family has no logits of tokens or makes them in another way, or the checkpoint has no unembedding.
         """
-        outputs, tensors, config = self.family.outputs, self.tensors(), self.config
+        outputs, tensors, config = self.family.outputs, self.under(), self.config
         if outputs is None:
             problem = f"{self.family.name} has no unembedding that is one matrix"
             raise CheckpointError(problem, file=self.checkpoint.name)
@@ -535,7 +559,7 @@ class Model:
         name, width = self.family.inputs.before, self.embedding_width
         if not name or width == self.config.d_model:
             return None
-        return self.tensors().read(name + ".weight", (self.config.d_model, width)).T
+        return self.under().read(name + ".weight", (self.config.d_model, width)).T
 
     @cached_property
     def _after(self) -> tuple[np.ndarray, np.ndarray] | None:
@@ -543,7 +567,7 @@ class Model:
         inputs, d, e = self.family.inputs, self.config.d_model, self.embedding_width
         if not inputs.after or (e == d and not inputs.always_projected):
             return None
-        tensors = self.tensors()
+        tensors = self.under()
         return tensors.read(inputs.after + ".weight", (d, e)).T, tensors.read(inputs.after + ".bias", (d,))
 
     @property

@@ -109,6 +109,30 @@ def test_gguf_weights_equal_the_originals(architecture: str, biases: bool, tmp_p
     assert checkpoint.nbytes == sum(w.nbytes for w in weights.values())
 
 
+@pytest.mark.parametrize(("architecture", "biases"), [("llama", True), ("qwen3", False)])
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_gguf_tensors_have_the_roles_of_their_originals(
+    architecture: str, biases: bool, kind: str, tmp_path: Path
+) -> None:  # fmt: skip
+    weights = hugging_face_weights(biases)
+    converted = ws.open_model(write_gguf(tmp_path / "model.gguf", weights, architecture, kind=kind))
+    (tmp_path / "original").mkdir()
+    save_file(weights, tmp_path / "original" / "model.safetensors")
+    (tmp_path / "original" / "config.json").write_text(json.dumps({**converted.checkpoint.config}))
+    original = ws.open_model(tmp_path / "original")
+    assert sorted(converted.tensors.labels) == sorted(original.tensors.labels)
+    for label in original.tensors.labels:
+        ours, theirs = (model.tensors[label] for model in (converted, original))
+        assert (ours.role, ours.layer, ours.shape) == (theirs.role, theirs.layer, theirs.shape)
+        error = 0 if kind == "F32" else np.abs(theirs.array()).max() / 100
+        np.testing.assert_allclose(ours.array(), theirs.array(), atol=error, rtol=0)
+    assert original.tensors["layer 0 q"].stored == "rotary halves"
+    words = ["packed Q8_0 (GGUF)"] * (kind != "F32") + [
+        "rotary neighbours" if architecture == "llama" else "rotary halves"
+    ]
+    assert converted.tensors["layer 0 q"].stored == ", ".join(words)
+
+
 def test_the_config_is_what_config_json_would_say(tmp_path: Path) -> None:
     config = opened(write_gguf(tmp_path / "model.gguf", hugging_face_weights())).config
     assert config == {

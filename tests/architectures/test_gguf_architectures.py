@@ -162,6 +162,27 @@ def test_weights_and_scores_come_back(case: Converted, tmp_path: Path) -> None:
         np.testing.assert_allclose(opened.layer(index).values(x), same.layer(index).values(x), atol=1e-5)
 
 
+@pytest.mark.parametrize("case", CASES, ids=named)
+def test_every_tensor_has_the_role_and_array_of_its_original(case: Converted, tmp_path: Path) -> None:
+    ours, theirs = ws.open_model(written(case, tmp_path / "model.gguf")).tensors, fixture(case.fixture).model.tensors
+    roles = [{(tensor.role, tensor.layer, tensor.shape) for tensor in tensors} for tensors in (ours, theirs)]
+    assert roles[0] == roles[1]
+    for label in theirs.labels:
+        np.testing.assert_allclose(ours[label].array(), theirs[label].array(), rtol=0, atol=2e-7, err_msg=label)
+
+
+def test_experts_of_a_gguf_file_have_roles(tmp_path: Path) -> None:
+    """All experts of a layer are in one tensor there, under ggml's names."""
+    case = next(case for case in CASES if case.fixture == "qwen3_moe")
+    gates, router = np.arange(2 * 8 * 16, dtype=np.float32).reshape(2, 8, 16), np.ones((2, 16), np.float32)
+    more = {"blk.0.ffn_gate_exps.weight": gates, "blk.1.ffn_gate_inp.weight": router}
+    tensors = ws.open_model(written(case, tmp_path / "model.gguf", **more)).tensors
+    assert not [tensor for tensor in tensors if tensor.role == tensor.name]
+    assert tensors["blk.0.ffn_gate_exps.weight"].role == "expert.gate" and tensors["layer 1 router"].shape == (2, 16)
+    np.testing.assert_array_equal(tensors["layer 0 expert 1 gate"].array(), gates[1])
+    assert "layer 0 expert 2 gate" not in tensors
+
+
 BESIDES = (
     ("granite", "residual_scale", "residual_multiplier"), ("granite", "logit_scale", "logits_scaling"),
     ("granite", "embedding_scale", "embedding_multiplier"), ("granite", "attention.scale", "attention_multiplier"),

@@ -330,7 +330,7 @@ def misfit(row: Family, checkpoint: Checkpoint) -> str:
     try:
         model = Model.of_row(checkpoint, row.but(origin=f"adopted, proved against {PROOF}"))
         types = {model.config.layer_types[index]: index for index in reversed(model.attention_layers)}
-        tensors = model.tensors()
+        tensors = model.under()
         shapes = _Shapes(tensors.checkpoint, tensors.prefix, tensors.needed_by)
         for index in model.attention_layers:
             if not model.attention_tensors(index):

@@ -104,6 +104,11 @@ class Family:
     scores: Scores = group("how scores are made", Scores())
     mlp: FeedForward | None = group("the feed-forward network; not inherited unless `mlp = true`", stated=True)
     parallel: bool = cell("attention and the network read the same stream", False)
+    also: Mapping[str, Names] = cell(
+        "modules by role that nothing is computed from; not inherited unless `also = true`: "
+        '{ router = "mlp.gate", "expert.{gate,up}" = "experts.{e}.{w1,w3}" }; "... as (in, out)" where stored so',
+        make=dict,
+    )
     config: FromConfig = group("what config.json calls things", FromConfig())
     images: Images | None = cell("how photographs are prepared: transformers' image processor and its settings", None)
     in_transformers: Mapping[str, Any] = cell(
@@ -151,6 +156,19 @@ class Family:
         return tuple(dict.fromkeys(filter(None, named)))
 
     @property
+    def stored_norms(self) -> dict[str, StoredNorm]:
+        """The norms around attention and the network, of what enters and of what leaves the model, by their roles."""
+        mlp, outputs = self.mlp, self.outputs
+        named = {
+            "norm.before": self.norms.before, "norm.after": self.norms.after, "norm.inputs": self.inputs.norm,
+            "norm.memory": self.memory and self.memory.norm,
+            "norm.mlp": mlp and mlp.norm, "norm.after_attention": mlp and mlp.after_attention,
+            "norm.attention_output": mlp and mlp.attention_norm, "norm.mlp_output": mlp and mlp.output_norm,
+            "norm.outputs": outputs and outputs.norm,
+        }  # fmt: skip
+        return {role: norm for role, norm in named.items() if norm}
+
+    @property
     def roles(self) -> dict[str, str]:
         """The module of each role that the row names, one that holds several as "q+k+v".
 
@@ -159,15 +177,10 @@ class Family:
         """
         heads, inputs, outputs, mlp = self.heads, self.inputs, self.outputs, self.mlp
         named = [("q", heads.q), ("k", heads.k), ("v", heads.v), ("o", heads.out)]
-        norms = [("norm.before", self.norms.before), ("norm.after", self.norms.after), ("norm.inputs", inputs.norm)]
         if self.scores.qk_norm:
             named += [("q_norm", self.scores.qk_norm.query), ("k_norm", self.scores.qk_norm.key)]
         if mlp:
             named += [("gate", mlp.gate), ("up", mlp.up), ("down", mlp.down)]
-            norms += [
-                ("norm.mlp", mlp.norm), ("norm.after_attention", mlp.after_attention),
-                ("norm.attention_output", mlp.attention_norm), ("norm.mlp_output", mlp.output_norm),
-            ]  # fmt: skip
         shared: dict[str, list[str]] = {}
         for role, module in named:
             shared.setdefault(module, []).append(role)
@@ -175,8 +188,7 @@ class Family:
         modules |= {"tokens": inputs.tokens, "positions": inputs.positions, "types": inputs.types}
         if outputs:
             modules["unembedding"] = next(iter(outputs.tokens), "")
-            norms += [("norm.outputs", outputs.norm)]
-        modules |= {role: norm.module for role, norm in norms if norm}
+        modules |= {role: norm.module for role, norm in self.stored_norms.items()}
         return {role: module.removesuffix(".weight") for role, module in modules.items() if module}
 
     @property

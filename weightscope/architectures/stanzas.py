@@ -52,6 +52,7 @@ PROOF = re.compile(
 )
 DIGEST = re.compile(r"([0-9a-f]{16})?", re.ASCII)
 NORMS = {"rms": False, "layer": True}  # by name: whether it centres
+EXPERT = "{e}"  # in the cell `also`: an expert's index
 BRACES = re.compile(r"([^{}]*)\{([^{}]*)\}([^{}]*)")
 BARE = re.compile(r"[A-Za-z0-9_-]+")
 NULL = "null"
@@ -223,9 +224,10 @@ class File:
         """The row of a stanza, as readers have it, and its aliases."""
         row, given = self.row(stanza), self.stanzas[stanza]
         row = row.but(**{group: None for group in STATED if group not in given})
+        row = row if "also" in given else row.but(also={})
         yield row
         for alias in _value(Names, given.get("alias", ()), f"[{stanza}] alias"):
-            same = replace(row, gguf=None, mlp=None)
+            same = replace(row, gguf=None, mlp=None, also={})
             yield same.but(name=alias, types=(alias,), config__defaults=values_of((alias,)))
 
     def row(self, stanza: str, above: tuple[str, ...] = ()) -> Family:
@@ -349,8 +351,10 @@ def read_changes(given: Mapping[str, Any], where: str) -> dict[str, Any]:
             changes[cells_of(Family)[name][0].name] = _conditions(name, value, place)
         elif name in groups() and value is False and NoneType in _alternatives(known[name]):
             changes[name] = None
-        elif name in STATED and value is True:
+        elif name in (*STATED, "also") and value is True:
             continue
+        elif name == "also":
+            changes[name] = _also(value, place)
         elif name not in (*groups(), "steps", "in_transformers"):
             changes[name] = _value(known[name], value, place)
         elif not isinstance(value, Mapping):
@@ -362,6 +366,26 @@ def read_changes(given: Mapping[str, Any], where: str) -> dict[str, Any]:
         else:
             changes |= {f"{name}__{cell}": part for cell, part in _parts(groups()[name], value, place).items()}
     return changes
+
+
+def _also(given: Any, where: str) -> dict[str, tuple[str, ...]]:
+    """The modules of each role, those that differ in braces one by one: "{gate,up}" = "mlp.{w1,w3}"."""
+    if not isinstance(given, Mapping) or len(given) > MOST_ITEMS:
+        raise MisfitError(where, given, f"a table of {MOST_ITEMS} roles at most")
+    modules: dict[str, tuple[str, ...]] = {}
+    for roles, value in given.items():
+        for module in value if isinstance(value, list) else [value]:
+            if not isinstance(module, str):
+                raise MisfitError(f"{where}.{roles}", module, "the name of a module")
+            names = module.replace(EXPERT, "<e>")
+            pairs = [(roles, names)]
+            if (braces := BRACES.fullmatch(roles)) is not None:
+                parts = [braces[1] + part + braces[3] for part in braces[2].split(",")]
+                pairs = [*zip(parts, _spread(names, parts, f"{where}.{roles}"), strict=True)]
+            for role, name in pairs:
+                _string((), role, where)
+                modules[role] = (*modules.get(role, ()), _string((), name, where).replace("<e>", EXPERT))
+    return modules
 
 
 def _step(name: str, given: Any, where: str) -> Step | None:

@@ -332,7 +332,7 @@ def outlier_gains(model: Model, layers: Sequence[int]) -> Iterator[Finding]:
         if norm is None:
             continue
         stem = model.family.stored_name(model.config, layer)
-        gains = np.abs(norm.read(model.tensors(stem), model.config).gamma)  # (d,)
+        gains = np.abs(norm.read(model.under(stem), model.config).gamma)  # (d,)
         usual = known_median(gains)
         z = robust_z(log_measure(gains))
         order = np.argsort(-gains, kind="stable")

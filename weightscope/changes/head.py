@@ -244,7 +244,7 @@ def added_to(a: Model, b: Model, index: int) -> Layer | None:
         return None
     stored = b.checkpoint
     changes = Checkpoint(stored.folder, stored.files, {**dict(stored.items()), **tensors}, stored.config, stored.name)
-    layer = read_layer(replace(b.tensors(), checkpoint=changes.unchecked()), family, b.config, index)
+    layer = read_layer(replace(b.under(), checkpoint=changes.unchecked()), family, b.config, index)
     return layer if all(isinstance(map_, Affine) for map_ in (layer.q, layer.k, layer.v)) else None
 
 

@@ -77,7 +77,7 @@ def why_no_stream(model: Model) -> str | None:
         _ = model.embeddings, model.positions
     except CheckpointError as error:
         return str(error)
-    inner = model.tensors(_layer_name(model, 0))
+    inner = model.under(_layer_name(model, 0))
     for module in filter(None, (row.up, row.down, row.gate)):
         if module + ".weight" not in inner:
             return f"no {module} in this checkpoint"
@@ -182,7 +182,7 @@ def first_token(model: Model) -> int:
 
 def attention_norm(model: Model, index: int) -> Norm | None:
     """The norm that a layer's attention output passes before it joins the stream, where the checkpoint has one."""
-    row, tensors = model.family.mlp, model.tensors(_layer_name(model, index))
+    row, tensors = model.family.mlp, model.under(_layer_name(model, index))
     stored = None if row is None else row.attention_norm
     return (
         None
@@ -199,7 +199,7 @@ def joining(model: Model, layer: Layer, written: np.ndarray) -> np.ndarray:
 
 def rest_of_layer(model: Model, row: FeedForward, index: int, before: np.ndarray, attended: np.ndarray) -> np.ndarray:
     """A layer's output (..., d), from its input and what its attention gives."""
-    tensors, d = model.tensors(_layer_name(model, index)), model.config.d_model
+    tensors, d = model.under(_layer_name(model, index)), model.config.d_model
     x = before + (attended if row.attention_norm is None else row.attention_norm.read(tensors, model.config)(attended))
     activation = next((value for key in row.activation_keys if (value := model.config.get(key))), row.activation)
     act = ACTIVATIONS.get(str(activation))

@@ -11,7 +11,7 @@ import click
 
 from weightscope.cli import options
 from weightscope.cli.command import command
-from weightscope.cli.terminal import Listed, headline, is_quiet, show, write_text
+from weightscope.cli.terminal import Listed, headline, is_quiet, print_json, show, write_text
 from weightscope.errors import CheckpointError, printable, printable_lines, sized
 from weightscope.provenance import source_of
 
@@ -175,6 +175,7 @@ def draft_command(named: Any, source: str, out: Path | None) -> None:
         "weightscope inspect openai-community/gpt2",
         "weightscope inspect embedded",
         "weightscope inspect model/ --check",
+        "weightscope inspect model.gguf --tensors --json",
     ],
     first=True,
 )
@@ -182,9 +183,41 @@ def draft_command(named: Any, source: str, out: Path | None) -> None:
 @click.option(
     "--check", is_flag=True, help="Read every tensor once and report what stands out; works for any architecture."
 )
-def inspect(named: Any, source: str, check: bool) -> None:
-    """Show family, shapes, dtypes, and the bytes an audit would read."""
+@click.option("--tensors", "by_role", is_flag=True, help="List every tensor of the file with its role. Headers only.")
+@options.json
+def inspect(named: Any, source: str, check: bool, by_role: bool, as_json: bool) -> None:
+    """Show family, shapes, dtypes, and the bytes an audit would read.
+
+    --tensors lists one line per tensor: its role, stack, layer and expert, its shape, and how the file stores it.
+    Tensors that no row names keep their name as role, and come last.
+    """
+    if as_json and not by_role:
+        raise click.UsageError("--json needs --tensors")
+    if check and by_role:
+        raise click.UsageError("--check and --tensors are two lists; ask for one")
+    if by_role:
+        _list_tensors(named(source), as_json)
+        return
     show(*(checked(named(source)) if check else describe(named(source).open())))
+
+
+def _list_tensors(source: "Source", as_json: bool) -> None:
+    """Print every tensor under its role; of no known family under its name alone, which the first line says."""
+    from weightscope.architectures.names import Tensors
+    from weightscope.provenance import Provenance
+
+    try:
+        model = source.open()
+        tensors, lead = model.tensors, model.tensors.lead
+    except CheckpointError as error:  # of no known family, or not whole
+        tensors = Tensors(source.checkpoint(), {})
+        lead = f"{tensors.lead} {error}"
+    if as_json:
+        print_json(Provenance.of(tensors.checkpoint).envelope(printable(lead)) | {"tensors": tensors.as_json()})
+        return
+    options.say_digests(source_of(tensors.checkpoint))
+    headline(printable(lead))
+    show(tensors.table)
 
 
 def checked(source: "Source") -> Iterator["str | Table"]:

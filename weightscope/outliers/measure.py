@@ -378,7 +378,7 @@ def _pre_norm_gains(model: Model, index: int) -> np.ndarray:
     norm = model.family.norm_of(index)
     if norm is None:
         return np.full(model.config.d_model, np.nan)
-    return norm.read(model.tensors(model.family.stored_name(model.config, index)), model.config).gamma
+    return norm.read(model.under(model.family.stored_name(model.config, index)), model.config).gamma
 
 
 def column_norms(w_q: np.ndarray, w_k: np.ndarray) -> np.ndarray:

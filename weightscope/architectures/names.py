@@ -1,0 +1,594 @@
+"""One name for every tensor of a checkpoint: its role, whatever container and layout it is stored in.
+
+| role | what |
+| --- | --- |
+| q, k, v, o | projections of attention; `q+k+v`, `k+v`, `q+output_gate` where one tensor holds several |
+| q_a, q_b, kv_a, kv_b, q_a_norm, kv_a_norm | DeepSeek's latents: to a latent, out of it, and its norm |
+| q_norm, k_norm | norms of queries and keys |
+| gate, up, down | the feed-forward network; `gate+up` where one tensor holds both |
+| router, router.correction | what chooses experts |
+| expert.gate, expert.up, expert.down | an expert; without an index where one tensor stacks all |
+| shared_expert.gate, .up, .down, .router | the expert that every token passes |
+| norm.before, norm.after | before attention; of a layer's output in post-norm models |
+| norm.mlp, norm.after_attention | before the network; between attention and the network in post-norm models |
+| norm.attention_output, norm.mlp_output | of what attention or the network gives, before it joins the stream |
+| norm.mlp_inner, mlp_scale | of the network's hidden units; LayerScale of what it gives |
+| norm.inputs, norm.outputs, norm.memory | of embeddings; before the unembedding; of cross-attention's second input |
+| tokens, positions, types, class, registers, patches, mask | what enters the first layer |
+| relative_positions | a table of biases by distance |
+| unembedding | the language-model head |
+| inputs.projection, outputs.projection | between the embedding's width and the model's |
+| the name of a step, as sinks or layer_scale | a mechanism that few architectures have; see docs/rows.md |
+
+`.bias` follows the role of a bias or a norm's beta. A norm that feeds attention and the network is norm.before.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from weightscope.architectures.cells import LEGACY, LayerTensors, Names, StoredNorm
+from weightscope.architectures.config import ModelConfig
+from weightscope.architectures.family import Family
+from weightscope.architectures.gguf import ROLES, RestoredTensor, keys_in_halves, queries_in_halves
+from weightscope.architectures.layouts import by_dimension_and_head, gated, separate
+from weightscope.architectures.numbers import in_layer
+from weightscope.architectures.rope import Rope
+from weightscope.attention.layer import Layer
+from weightscope.attention.maps import Affine
+from weightscope.checkpoint import Checkpoint, Tensor
+from weightscope.checkpoint.gguf import GgufTensor
+from weightscope.checkpoint.quantised import DequantisedTensor
+from weightscope.errors import CheckpointError, counted, printable
+from weightscope.tables import Table
+
+# Roles that are named within the model; all others within a layer.
+OF_MODEL = (
+    "tokens", "positions", "types", "class", "registers", "patches", "mask", "unembedding", "norm.inputs",
+    "norm.outputs", "inputs.projection", "outputs.projection",
+)  # fmt: skip
+# Modules of latent attention, by the last part of their names, in every architecture that has it.
+OF_LATENTS = {
+    "q_proj": "q", "q_a_proj": "q_a", "q_b_proj": "q_b", "kv_a_proj_with_mqa": "kv_a", "kv_b_proj": "kv_b",
+    "q_a_layernorm": "q_a_norm", "kv_a_layernorm": "kv_a_norm",
+}  # fmt: skip
+# ggml's names of what a mixture stores, which keep these names: all experts are in one tensor there.
+OF_GGUF = {
+    "ffn_gate_inp": "router", "exp_probs_b": "router.correction", "ffn_gate_exps": "expert.gate",
+    "ffn_up_exps": "expert.up", "ffn_down_exps": "expert.down", "ffn_gate_up_exps": "expert.gate+up",
+    "ffn_gate_shexp": "shared_expert.gate", "ffn_up_shexp": "shared_expert.up", "ffn_down_shexp": "shared_expert.down",
+    "ffn_gate_inp_shexp": "shared_expert.router",
+}  # fmt: skip
+OF_ANY_WIDTH = ("norm.inputs", "norm.outputs", "norm.mlp_inner")  # norms of other widths than the model's
+TRANSPOSED, ALTERNATING, FROM_ZERO = "(in, out)", "alternating", "counted from 0"
+HOW = (TRANSPOSED, ALTERNATING, FROM_ZERO)  # what a cell of `also` may say after "as"
+ABOVE = "../"  # before a module of `also` that is beside what the row calls a layer
+UNNAMED = "no row names it"
+OF_EXPERT = re.compile(r"(.*)expert (\d{1,6}) (.+)", re.ASCII)
+
+
+@dataclass(frozen=True)
+class NamedTensor:
+    """A tensor of the file under its role, or one of several that the file fuses."""
+
+    name: str  # in the checkpoint
+    role: str  # the name again where no row knows it
+    stack: str | None  # of the attention stack that it belongs to
+    layer: int | None
+    expert: int | None  # None where one tensor holds all experts
+    shape: tuple[int, ...]  # of `array()`
+    stored: str  # how the file has it, in words
+    read: Callable[[], np.ndarray] = field(repr=False, compare=False)
+
+    def array(self) -> np.ndarray:
+        """The tensor as float32 in one convention, whatever the container.
+
+        Matrices have a row for each output, queries and keys the order that transformers rotates; gains of norms are
+        what multiplies.
+
+        Raises
+        ------
+        CheckpointError
+            The tensor is broken, or its shape does not fit the config.
+        """
+        return np.asarray(self.read(), np.float32, order="C")
+
+    def as_json(self) -> dict[str, Any]:
+        """Its names, shape and how it is stored."""
+        keys = ("name", "role", "stack", "layer", "expert", "shape", "stored")
+        return {key: list(value) if key == "shape" else value for key in keys for value in [getattr(self, key)]}
+
+
+class Tensors:
+    """Every tensor of a checkpoint under its role: iteration gives one `NamedTensor` for each tensor of the file.
+
+    A key is a role with its place, or a tensor's name in the file: "layer 3 up", "layer 3 q" (of a fused tensor too),
+    "layer 3 expert 5 gate", "layer 0 norm.before", "tokens"; of another stack "vision layer 3 up". Nothing is read
+    before `array()`.
+
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+    stacks : mapping of str to (Family, ModelConfig, str)
+        The row as configured, the numbers and the prefix of each stack, the model's own first.
+
+    Raises
+    ------
+    CheckpointError
+        There is no tensor of that key; the message names near ones.
+
+    Examples
+    --------
+    >>> import weightscope as ws
+    >>> tensors = ws.open_model("embedded").tensors
+    >>> tensors["layer 1 q"].array().shape, tensors["layer 1 q"].stored
+    ((256, 256), 'transposed (in, out), fused q+k+v')
+    >>> [tensor.role for tensor in tensors][:3]
+    ['q+k+v.bias', 'q+k+v', 'o.bias']
+    """
+
+    def __init__(self, checkpoint: Checkpoint, stacks: Mapping[str, tuple[Family, ModelConfig, str]]) -> None:
+        self.checkpoint, self.own = checkpoint, next(iter(stacks), None)
+        self.readers = [_Reader(checkpoint, name, *stack) for name, stack in stacks.items()]
+
+    def __iter__(self) -> Iterator[NamedTensor]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __repr__(self) -> str:
+        unnamed = sum(tensor.role == tensor.name for tensor in self.rows)
+        return f"Tensors({len(self.rows)} tensors, {unnamed} of them without a role)"
+
+    @cached_property
+    def rows(self) -> tuple[NamedTensor, ...]:
+        """One for each tensor of the file, in its order; those that no row names are last."""
+        named: dict[str, NamedTensor] = {}
+        for reader in self.readers:
+            for tensor in reader.named():
+                named.setdefault(tensor.name, tensor)
+        left = [_unnamed(tensor) for name, tensor in self.checkpoint.items() if name not in named]
+        return (*(named[name] for name in self.checkpoint if name in named), *left)
+
+    @cached_property
+    def _by_label(self) -> dict[str, NamedTensor]:
+        """Every tensor and every part of a fused one by its label, or by its name where two have the same."""
+        labelled: dict[str, NamedTensor] = {}
+        for tensor in self.rows:
+            for part in (tensor, *self._parts(tensor)):
+                label = self.label(part)
+                labelled[label if label not in labelled else f"{label} {part.name}"] = part
+        return labelled
+
+    def label(self, tensor: NamedTensor) -> str:
+        """What this tensor is called here: its role and its place."""
+        role = tensor.role if tensor.expert is None else tensor.role.removeprefix("expert.")
+        stack = f"{tensor.stack} " if tensor.stack not in (None, self.own) else ""
+        layer = "" if tensor.layer is None else f"layer {tensor.layer} "
+        return f"{stack}{layer}{'' if tensor.expert is None else f'expert {tensor.expert} '}{role}"
+
+    @property
+    def lead(self) -> str:
+        """How many tensors there are, and how many have a role, in a sentence."""
+        unnamed = sum(tensor.role == tensor.name for tensor in self.rows)
+        rest = f"; {unnamed} have only the name in the file, since no row names them" if unnamed else ""
+        return f"{counted(len(self.rows), 'tensor')}, {len(self.rows) - unnamed} with a role{rest}."
+
+    @cached_property
+    def table(self) -> Table:
+        """One row per tensor, as text where it is a shape."""
+        shown = ("name", "role", "stack", "layer", "expert", "shape", "stored")
+        rows = [[_shown(getattr(tensor, name)) for name in shown] for tensor in self.rows]
+        return Table.of_rows(["tensor", *shown[1:]], rows)
+
+    def as_json(self) -> list[dict[str, Any]]:
+        """One object per tensor."""
+        return [tensor.as_json() for tensor in self.rows]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Every role with its place, those of fused tensors' parts too; experts of one tensor are not listed."""
+        return tuple(self._by_label)
+
+    def _parts(self, tensor: NamedTensor) -> tuple[NamedTensor, ...]:
+        reader = next((reader for reader in self.readers if reader.stack == tensor.stack), None)
+        return reader.parts(tensor) if reader and "+" in tensor.role and tensor.role != tensor.name else ()
+
+    def __contains__(self, key: object) -> bool:
+        try:
+            return isinstance(key, str) and bool(self[key])
+        except CheckpointError:
+            return False
+
+    def __getitem__(self, key: str | int) -> NamedTensor:
+        if isinstance(key, int):
+            return self.rows[key]
+        if (tensor := self._by_label.get(" ".join(key.split()))) is not None:
+            return tensor
+        if (tensor := next((tensor for tensor in self.rows if tensor.name == key), None)) is not None:
+            return tensor
+        if match := OF_EXPERT.fullmatch(key):
+            stacked = self._by_label.get(f"{match[1]}expert.{match[3]}")
+            if stacked is not None and len(stacked.shape) > 1 and int(match[2]) < stacked.shape[0]:
+                index = int(match[2])
+                how = f"{stacked.stored}, one tensor for all experts".removeprefix(", ")
+                read = partial(_expert, stacked, index)
+                return replace(stacked, expert=index, shape=stacked.shape[1:], stored=how, read=read)
+        near = get_close_matches(key, [*self._by_label, *self.checkpoint], n=3)
+        known = near or [*self._by_label][:3]
+        raise CheckpointError(
+            f"has no tensor '{key}'; {'near' if near else 'there'} are {', '.join(known)}", file=self.checkpoint.name
+        )
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, tuple):
+        return " x ".join(map(str, value))
+    return "" if value is None else printable(value)
+
+
+def _expert(stacked: NamedTensor, index: int) -> np.ndarray:
+    return stacked.array()[index]
+
+
+class _Module(NamedTuple):
+    """What a row says of a module."""
+
+    role: str
+    how: tuple[str, ...] = ()  # of HOW
+    norm: StoredNorm | None = None
+    has_any: bool = False  # whatever its tensors are called
+
+
+Patterns = list[tuple[re.Pattern[str], _Module]]  # of the names of experts' tensors
+
+
+def _stated(also: Mapping[str, Names]) -> dict[str, _Module]:
+    """What a cell `also` says of modules and tensors, by their names."""
+    modules: dict[str, _Module] = {}
+    for role, names in also.items():
+        for stated in names:
+            name, _, how = stated.partition(" as ")
+            modules[name] = _Module(role, tuple(word for word in HOW if word in how))
+    return modules
+
+
+class _Reader:
+    """The tensors of one stack: their roles, and their arrays."""
+
+    def __init__(self, checkpoint: Checkpoint, stack: str, family: Family, config: ModelConfig, prefix: str) -> None:
+        self.checkpoint, self.stack, self.family, self.config, self.prefix = checkpoint, stack, family, config, prefix
+        self._last: tuple[int, Layer] | None = None
+
+    # Which tensor has which role.
+
+    def named(self) -> Iterator[NamedTensor]:
+        """Every tensor that the row names, layers that share tensors once."""
+        yield from self._of_model()
+        if isinstance(next(iter(self.checkpoint.values()), None), GgufTensor | RestoredTensor):
+            yield from self._of_gguf()
+        seen: dict[str, list[int]] = {}
+        for index in range(self.config.n_layers):
+            seen.setdefault(self.prefix + self.family.stored_name(self.config, index), []).append(index)
+        for stem, layers in seen.items():
+            shared = f"shared by layers {', '.join(map(str, layers))}" if len(layers) > 1 else ""
+            config, row = in_layer(self.config, self.family, layers[0])
+            modules, patterns = modules_of(row)
+            for name in self.checkpoint.names_under(stem):
+                if found := _match(name.removeprefix(stem), modules, patterns):
+                    yield self._tensor(name, *found, layers[0], config, row, shared)
+            above = f"{stem.rstrip('.').rpartition('.')[0]}."
+            for module in (module for module in modules if module.startswith(ABOVE)):
+                for name in self.checkpoint.names_under(above + module.removeprefix(ABOVE) + "."):
+                    if found := _match(ABOVE + name.removeprefix(above), modules, patterns):
+                        yield self._tensor(name, *found, layers[0], config, row, shared)
+
+    def _of_model(self) -> Iterator[NamedTensor]:
+        row, checkpoint = self.family, self.checkpoint
+        modules, patterns = modules_of(row, of_model=True)
+        for module in modules:
+            for name in (self.prefix + module, *checkpoint.names_under(f"{self.prefix}{module}.")):
+                if name in checkpoint and (found := _match(name.removeprefix(self.prefix), modules, patterns)):
+                    yield self._tensor(name, *found, None, self.config, row, "")
+        ends = [i + 1 for i, letter in enumerate(self.prefix) if letter == "."]
+        names = [self.prefix[:end] + name for end in (*ends, 0) for name in (row.outputs.tokens if row.outputs else ())]
+        for name in dict.fromkeys((*names, *(name.removesuffix(".weight") + ".bias" for name in names))):
+            if name in checkpoint:
+                role = "unembedding.bias" if name.endswith(".bias") else "unembedding"
+                yield self._tensor(name, _Module(role), None, None, self.config, row, "")
+
+    def _of_gguf(self) -> Iterator[NamedTensor]:
+        """What keeps ggml's name because the row has no module of it."""
+        for name in self.checkpoint:
+            parts = re.fullmatch(r"blk\.(\d{1,7})\.(\w+)\.(weight|bias)", name, re.ASCII)
+            role = ({**ROLES, **OF_GGUF}.get(parts[2])) if parts else None
+            if parts and role and int(parts[1]) < self.config.n_layers:
+                index = int(parts[1])
+                role += ".bias" if parts[3] == "bias" and role != "router.correction" else ""
+                config, row = in_layer(self.config, self.family, index)
+                yield self._tensor(name, _Module(role), None, index, config, row, "")
+
+    def _tensor(
+        self,
+        name: str,
+        module: _Module,
+        expert: int | None,
+        layer: int | None,
+        config: ModelConfig,
+        row: Family,
+        shared: str,
+    ) -> NamedTensor:
+        tensor, how = self.checkpoint[name], module.how
+        role = module.role
+        words = [*packed_as(tensor)]
+        if self._is_transposed(module, name, row) and len(tensor.shape) > 1:
+            how = (*how, TRANSPOSED)
+            words.append(f"transposed {TRANSPOSED}")
+        if "+" in role and row.heads.layout is separate and not role.startswith(("gate", "expert", "shared")):
+            words.append(f"one matrix as {' and '.join(role.removesuffix('.bias').split('+'))}")
+        elif "+" in role:
+            words.append(f"fused {role.removesuffix('.bias')}{', rows alternating' if ALTERNATING in how else ''}")
+        words += [*_rotary(role, tensor, config, row, layer)]
+        if ("norm" in role) and not role.endswith(".bias"):
+            offset = module.norm.offset if module.norm else FROM_ZERO in how
+            words.append(f"gain counted from {0 if offset else 1}")
+        words += [shared] if shared else []
+        shape = tensor.shape
+        if TRANSPOSED in how and len(shape) > 1:
+            shape = (*shape[:-2], shape[-1], shape[-2])
+        if (joined := self._joined(role, tensor, config, row)) is not None:
+            shape = joined
+        read = partial(self._array, tensor, role, how, module.norm, layer, config, row, shape)
+        return NamedTensor(name, role, self.stack, layer, expert, shape, ", ".join(words), read)
+
+    @staticmethod
+    def _is_transposed(module: _Module, name: str, row: Family) -> bool:
+        role, last = module.role, name.rpartition(".")[0].rpartition(".")[2]
+        if TRANSPOSED in module.how:
+            return True
+        if role in ("gate", "up", "down", "gate+up"):
+            return row.mlp is not None and row.mlp.transposed
+        return bool({*role.split("+")} & {"q", "k", "v", "o"}) and last in row.heads.transposed
+
+    @staticmethod
+    def _joined(role: str, tensor: Tensor, config: ModelConfig, row: Family) -> tuple[int, ...] | None:
+        """The shape of a projection as a matrix where the file has no matrix."""
+        if role in ("q", "k", "v", "o") and len(tensor.shape) == 3:
+            wide = config.n_heads * config.head_dim
+            return (config.d_model, wide) if role == "o" else (wide, config.d_model)
+        return None
+
+    # Arrays.
+
+    def _array(
+        self,
+        tensor: Tensor,
+        role: str,
+        how: tuple[str, ...],
+        norm: StoredNorm | None,
+        layer: int | None,
+        config: ModelConfig,
+        row: Family,
+        shape: tuple[int, ...],
+    ) -> np.ndarray:
+        """A whole tensor in the one convention."""
+        plain = role.removesuffix(".bias")
+        letters = plain.split("+")
+        is_fused = len(letters) > 1 and row.heads.layout is not separate
+        if layer is not None and {*letters} & {"q", "k", "v"} and (is_fused or len(tensor.shape) == 3):
+            return np.concatenate([self._projection(layer, each, role != plain) for each in letters])
+        if plain == "o" and layer is not None and len(tensor.shape) == 3:
+            return self._projection(layer, "o", False)
+        self._check(tensor, role, shape, config, row)
+        array = tensor.read()
+        if TRANSPOSED in how and array.ndim > 1:
+            array = array.swapaxes(-1, -2)
+        if ALTERNATING in how:
+            axis = -1 if role != plain or array.ndim < 2 else -2
+            array = np.concatenate([_take(array, slice(i, None, 2), axis) for i in (0, 1)], axis)
+        if "norm" in plain and role == plain:
+            array = array + np.float32(norm.offset if norm else FROM_ZERO in how)
+        return array
+
+    def _check(self, tensor: Tensor, role: str, shape: tuple[int, ...], config: ModelConfig, row: Family) -> None:
+        """Refuse a shape that the role cannot have with this config."""
+        plain, d = role.removesuffix(".bias"), config.d_model
+        wanted = ""
+        if role != plain or (plain.startswith("norm.") and not plain.endswith("memory")):
+            wanted = "" if 1 <= len(shape) <= 2 else "one axis or two"
+            if role == plain and shape != (d,) and plain not in OF_ANY_WIDTH:
+                wanted = f"({d},)"
+        elif plain in ("q", "k", "v", "gate", "up", "gate+up"):
+            rows = {"q": config.n_heads, "k": config.n_kv_heads, "v": config.n_kv_heads, "gate+up": 2}.get(plain, 1)
+            inner = None if row.memory is not None and plain in ("k", "v") else d
+            if len(shape) != 2 or shape[0] % rows or (inner and shape[1] != inner):
+                wanted = f"(a multiple of {rows}, {inner or 'any'})"
+        elif plain in ("o", "down") and (len(shape) != 2 or shape[0] != d):
+            wanted = f"({d}, any)"
+        elif plain.startswith("expert."):
+            inner = shape[-2 if plain.endswith("down") else -1] if len(shape) in (2, 3) else 0
+            if inner != d or (plain.endswith("gate+up") and shape[-2] % 2):
+                wanted = f"{d} as the width"
+        if wanted:
+            raise tensor.refuse(f"has shape {shape}; the role {role} of {row.name} with width {d} needs {wanted}")
+
+    def parts(self, fused: NamedTensor) -> tuple[NamedTensor, ...]:
+        """The tensors that one tensor of the file fuses."""
+        whole, bias = fused.role.removesuffix(".bias"), ".bias" * fused.role.endswith(".bias")
+        kind, dot, rest = whole.rpartition(".")
+        roles, parts = rest.split("+"), []
+        for i, role in enumerate(roles):
+            if role in ("gate", "up"):
+                axis = len(fused.shape) - (1 if bias else 2)
+                shape = (*fused.shape[:axis], fused.shape[axis] // 2, *fused.shape[axis + 1 :]) if axis >= 0 else ()
+                read: Callable[[], np.ndarray] = partial(_half, fused, i, axis)
+            elif fused.layer is not None:
+                rows, d = self._rows(role, fused.layer), self.config.d_model
+                inner = d if self.family.memory is None or not fused.shape else fused.shape[-1]
+                shape = (rows,) if bias else ((d, rows) if role == "o" else (rows, inner))
+                read = partial(self._projection, fused.layer, role, bool(bias))
+            else:
+                continue
+            parts.append(replace(fused, role=f"{kind}{dot}{role}{bias}", shape=shape, read=read))
+        return tuple(parts)
+
+    def _rows(self, role: str, layer: int) -> int:
+        config, _ = in_layer(self.config, self.family, layer)
+        return (config.n_kv_heads if role in ("k", "v") else config.n_heads) * config.head_dim
+
+    def _projection(self, index: int, role: str, bias: bool) -> np.ndarray:
+        """One of the maps that the row's layout splits, (out, in), or its bias."""
+        config, family = in_layer(self.config, self.family, index)
+        if self._last is None or self._last[0] != index:
+            needed_by = f"{family.name} with width {config.d_model} and {config.n_heads} heads"
+            stem, maker = (self.prefix + family.stored_name(config, i) for i in (index, family.keys_of(config, index)))
+            lent = dict.fromkeys(family.of_keys, maker) if maker != stem else {}
+            layout = family.heads.layout(LayerTensors(self.checkpoint, stem, needed_by, lent), family, config)
+            self._last = index, layout
+        layer = self._last[1]
+        if role == "o":
+            if bias:
+                return layer.output_bias
+            w_o = np.asarray(layer.w_o)  # (H, r, d)
+            return w_o.reshape(-1, w_o.shape[-1]).T
+        affine = {"q": layer.q, "k": layer.k, "v": layer.v, "output_gate": layer.gate}[role]
+        if not isinstance(affine, Affine):
+            raise CheckpointError(f"has no matrix of {role}: it comes out of a latent", file=self.checkpoint.name)
+        if bias:
+            return affine.b.reshape(-1)
+        return affine.w.transpose(0, 2, 1).reshape(-1, affine.shape[1])
+
+
+def modules_of(row: Family, *, of_model: bool = False) -> tuple[dict[str, _Module], Patterns]:
+    """What a row names within a layer, or within the model: modules and tensors, and patterns of experts."""
+    modules: dict[str, _Module] = {}
+    patterns: Patterns = []
+    norms, qk_norm = row.stored_norms, row.scores.qk_norm
+    for role, name in row.roles.items():
+        if (role in OF_MODEL) == of_model:
+            norm = norms.get(role)
+            if qk_norm and role in ("q_norm", "k_norm"):
+                cells = {part.name for part in fields(StoredNorm)} & {part.name for part in fields(qk_norm)}
+                norm = StoredNorm(name, **{cell: getattr(qk_norm, cell) for cell in cells})
+            role = "q+output_gate" if role == "q" and row.heads.layout is gated else role
+            modules.setdefault(name, _Module(role, (), norm))
+    if of_model:
+        projections = (row.inputs.before, row.inputs.after, row.outputs.after if row.outputs else "")
+        roles = ("inputs.projection", "inputs.projection", "outputs.projection")
+        modules |= {module: _Module(role) for role, module in zip(roles, projections, strict=True) if module}
+        for step in row.steps:
+            modules |= {name: _Module(_of_step(step.name, name, step.reads().shared)) for name in step.reads().shared}
+    else:
+        _add_attention(row, modules)
+    for name, module in _stated(row.also).items():
+        if (module.role in OF_MODEL) != of_model:
+            continue
+        if "{e}" in name:
+            pattern = re.escape(name).replace(re.escape("{e}"), r"(\d{1,6})")
+            patterns.append((re.compile(pattern + r"(?:\.(weight|bias))?", re.ASCII), module))
+        else:
+            modules[name] = module
+    return modules, patterns
+
+
+def _add_attention(row: Family, modules: dict[str, _Module]) -> None:
+    """What a row's layout and steps read besides projections and norms."""
+    heads = row.heads
+    if heads.layout.__name__.startswith("latent"):
+        for module in (*heads.projections[:3], *heads.others):
+            last = module.rpartition(".")[2]
+            if last in OF_LATENTS:
+                modules[module] = _Module(OF_LATENTS[last])
+    if heads.layout is by_dimension_and_head:
+        modules.pop(heads.q, None)
+        modules |= {f"{heads.q}.{letter}": _Module(letter) for letter in "qkvo"}
+    if heads.layout.__name__ == "packed":
+        role = modules.pop(heads.q).role
+        modules |= {f"{heads.q}_weight": _Module(role), f"{heads.q}_bias": _Module(f"{role}.bias")}
+    for name in heads.loose:
+        last = name.rpartition(".")[2]
+        if name not in modules:
+            modules[name] = _Module({"q_bias": "q.bias", "v_bias": "v.bias"}.get(last, f"attention.{last}"))
+    for module in (*heads.others, *(name for name in heads.ignored if name)):
+        modules.setdefault(module, _Module(f"attention.{module.rpartition('.')[2]}"))
+    for step in row.steps:
+        reads = step.reads()
+        names = (*reads.modules, *reads.tensors)
+        for name in names:
+            if name and name not in modules:
+                modules[name] = _Module(_of_step(step.name, name, names), has_any=True)
+
+
+def _of_step(step: str, name: str, names: tuple[str, ...]) -> str:
+    """The role of what a step reads: its name, and the last part of the tensor's where it reads several."""
+    return step if len([*filter(None, names)]) == 1 else f"{step}.{name.removesuffix('.weight').rpartition('.')[2]}"
+
+
+def _match(rest: str, modules: Mapping[str, _Module], patterns: Patterns) -> tuple[_Module, int | None] | None:
+    """What a row says of a tensor, by its name within a layer or the model, and which expert's it is."""
+    if rest in modules:
+        return modules[rest], None
+    for pattern, module in patterns:
+        if match := pattern.fullmatch(rest):
+            bias = ".bias" if match[2] == "bias" else ""
+            return module._replace(role=module.role + bias), int(match[1])
+    name, _, kind = rest.rpartition(".")
+    found = modules.get(name)
+    if found is None:
+        listed = re.fullmatch(r"(.+)\.norms\.\d{1,6}", name, re.ASCII)
+        found = modules.get(listed[1]) if listed else None
+        if found is None or found.role not in ("q_norm", "k_norm"):
+            return None
+    gain, shift = (found.norm.gain, found.norm.shift) if found.norm else ("weight", "bias")
+    is_norm = "norm" in found.role
+    if kind in (gain, LEGACY[".weight"][1:] if is_norm else gain):
+        return found, None
+    if kind in (shift, "bias", LEGACY[".bias"][1:] if is_norm else shift):
+        return found._replace(role=f"{found.role}.bias"), None
+    return (found, None) if found.has_any else None
+
+
+# How a tensor is stored, in words.
+
+
+def packed_as(tensor: Tensor) -> Iterator[str]:
+    """The packing of a tensor that is not stored as floating-point numbers."""
+    stored = tensor.stored if isinstance(tensor, RestoredTensor) else tensor
+    if isinstance(stored, GgufTensor) and stored.dtype not in ("F32", "F16", "BF16", "F64"):
+        yield f"packed {stored.dtype} (GGUF)"
+    elif isinstance(stored, DequantisedTensor):
+        yield f"packed {stored.dtype}"
+
+
+def _rotary(role: str, tensor: Tensor, config: ModelConfig, row: Family, layer: int | None) -> Iterator[str]:
+    """In which order queries and keys have the pairs that rotate."""
+    if layer is None or not {*role.removesuffix(".bias").split("+")} & {"q", "k"}:
+        return
+    if isinstance(tensor, RestoredTensor) and tensor.undo in (queries_in_halves, keys_in_halves):
+        yield "rotary neighbours"
+        return
+    rotation = row.rope.rotation(config, layer) if isinstance(row.rope, Rope) else None
+    if rotation is not None:
+        yield f"rotary {'neighbours' if rotation.interleaved else 'halves'}"
+
+
+def _unnamed(tensor: Tensor) -> NamedTensor:
+    words = ", ".join((*packed_as(tensor), UNNAMED))
+    return NamedTensor(tensor.name, tensor.name, None, None, None, tensor.shape, words, tensor.read)
+
+
+def _half(fused: NamedTensor, index: int, axis: int) -> np.ndarray:
+    array = fused.array()
+    if axis < 0 or array.shape[axis] % 2:
+        raise CheckpointError(f"has shape {fused.shape}, which {fused.role} does not halve", tensor=fused.name)
+    return np.split(array, 2, axis)[index]
+
+
+def _take(array: np.ndarray, rows: slice, axis: int) -> np.ndarray:
+    return array[..., rows] if axis == -1 else array[..., rows, :]
