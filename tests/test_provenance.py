@@ -26,6 +26,7 @@ JSON = {
     "audit": ["audit", "A", "--out", "OUT", "--json"],
     "compare": ["compare", "A", "B", "--out", "OUT", "--json"],
     "lineage": ["lineage", "A", "B", "--out", "OUT", "--json"],
+    "inspect": ["inspect", "A", "--tensors", "--json"],
 }
 
 
@@ -46,7 +47,7 @@ def test_every_json_has_the_envelope(command: str, digest: bool, pair: tuple[Pat
     with undrawn():
         result = run(*arguments)
     assert result.exit_code == 0, result.output
-    folders = pair[: 1 if command == "audit" else 2]
+    folders = pair[: 1 if "B" not in JSON[command] else 2]
     envelope_in(result.stdout, arguments, *folders, digest=digest)
     assert set(JSON) == {name for name, each in main.commands.items() if "as_json" in {o.name for o in each.params}}
     if command == "lineage":
