@@ -112,7 +112,7 @@ def test_every_stack_of_a_known_type_is_found_again(kind: str, tmp_path: Path) -
 
 
 def test_a_refusal_tells_how_near_the_nearest_row_came() -> None:
-    unbiased = [row for row in FAMILIES if row.additive is None]
+    unbiased = [row for row in FAMILIES if row.positions.bias is None]
     with pytest.raises(
         ws.CheckpointError, match=r"no row reads it exactly; nearest: values are right; attention is off"
     ):

@@ -87,4 +87,4 @@ def test_eps_of_inner_norms_is_found_under_another_key(kind: str, tmp_path: Path
     made, _ = at_work(config_class(), SIZES[1:], seed=5, start=0)
     made.save_pretrained(tmp_path)
     adopted = adopt(open_checkpoint(tmp_path))
-    assert adopted.rows[0].keys["norm_eps"] == ("small_eps",) and not adopted.unproved
+    assert adopted.rows[0].config.keys["norm_eps"] == ("small_eps",) and not adopted.unproved
