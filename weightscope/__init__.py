@@ -10,6 +10,8 @@ Checkpoints and their heads
     `open_model`, `Model`, `Factored`, `CheckpointError`
 Every head of a checkpoint, and how heads move between checkpoints
     `audit`, `compare`
+Whether a copy is still the same model
+    `same`
 Where a checkpoint comes from, and what was done to it
     `lineage`
 What each head is, and which heads read what others write
@@ -30,6 +32,7 @@ is below it.
     cli                         one module for each group of commands; what they share
     sinks                       attention sinks: a constant bias, a NOP or a broadcast (PyTorch)
     lineage                     where a checkpoint comes from, and what was done to it
+    same                        is this still the same model: every tensor, the config and the tokenizer
     compare                     how far each head moved from one checkpoint to the next
     changes                     what changed between two checkpoints: tensors, heads, layers, wiring
     audit norms outliers        spectra of every head and what stands out; norms of alpha f(x); outlier dimensions
@@ -69,12 +72,13 @@ if TYPE_CHECKING:
     from weightscope.lineage.lineage import lineage
     from weightscope.model import Model, open_model
     from weightscope.runner.runner import open_runner
+    from weightscope.same.same import same
     from weightscope.tables import Table
     from weightscope.text.counts import load_counts
 
 __all__ = [
     "CheckpointError", "Factored", "FirstLayer", "Model", "Table", "audit", "bigram_auroc", "circuits", "compare",
-    "first_layer", "lineage", "load_counts", "neighbours", "open_model", "open_runner",
+    "first_layer", "lineage", "load_counts", "neighbours", "open_model", "open_runner", "same",
 ]  # fmt: skip
 __version__ = "0.2.0"
 
@@ -94,12 +98,13 @@ _HOMES = {
     "neighbours": "detok.first_layer",
     "open_model": "model",
     "open_runner": "runner.runner",
+    "same": "same.same",
 }
 
 
 # A room and the function that it is opened for share a name, as `audit`. Python binds a package's name when it is first
 # imported: imported and unbound here (a docstring each), it never hides the function, which __getattr__ finds.
-for _room in ("audit", "circuits", "compare", "lineage"):
+for _room in ("audit", "circuits", "compare", "lineage", "same"):
     import_module(f"weightscope.{_room}")
     del globals()[_room]
 

@@ -121,14 +121,14 @@ def streams(model: Model) -> Iterator[Stream]:
         attended = np.zeros_like(x)
         if index in model.attention_layers:
             layer = model.layer(index)
-            attention = np.stack([_attention(layer, each, causal=row.causal) for each in x])
+            attention = np.stack([attend(layer, each, causal=row.causal) for each in x])
             yield Stream(layer, x, attention)
             attended = np.stack([layer.output(averaged(a), each) for a, each in zip(attention, x, strict=True)])
         if index < last:
             x = rest_of_layer(model, row, index, x, attended)
 
 
-def _attention(layer: Layer, x: np.ndarray, *, causal: bool) -> np.ndarray:
+def attend(layer: Layer, x: np.ndarray, *, causal: bool) -> np.ndarray:
     """Attention of every head, learned sinks included: x (n, d) -> (H, n, n)."""
     from scipy.special import softmax  # SciPy takes a while to import
 

@@ -8,6 +8,7 @@ Requests are pickled by the parent, which is trusted; replies are JSON or number
 child. The child ends when its input does; the system kills it if a request takes too long.
 """
 
+import hashlib
 import json
 import os
 import pickle
@@ -311,6 +312,7 @@ def description(tokenizer: Any) -> dict[str, Any]:
         "added": [[index, token.content, token.rstrip, token.special] for index, token in added.items()],
         "model": [type(tokenizer.model).__name__]
         + [getattr(tokenizer.model, name, None) for name in ("unk_token", "continuing_subword_prefix")],
+        "model_sha256": hashlib.sha256(tokenizer.model.__getstate__()).hexdigest(),  # vocabulary, merges or scores
     } | {name: json.loads(step.__getstate__()) if (step := getattr(tokenizer, name)) else None for name in steps}
 
 

@@ -1,0 +1,71 @@
+"""The command same."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from weightscope.cli import options
+from weightscope.cli.command import command
+from weightscope.cli.terminal import print_json, show
+
+UP_TO = ("values", "rounding", "rounded", "quantisation", "quantised", "function")
+
+
+@command(
+    "Is this still the same model? Compares every tensor, the config and the tokenizer of two checkpoints.",
+    [
+        "weightscope same original/ converted.gguf",
+        "weightscope same original/ exported/ --up-to rounding --out same/",
+        "weightscope same org/model org/model-mlx-4bit --json",
+    ],
+    first=True,
+)
+@click.argument("a", metavar="A", shell_complete=options.complete_source)
+@click.argument("b", metavar="B", shell_complete=options.complete_source)
+@click.option("--up-to", type=click.Choice(UP_TO), default="function", show_default=True, metavar="VERDICT",
+              help="Weakest verdict that passes: values, rounding, quantisation or function.")  # fmt: skip
+@click.option("--sample", type=click.FloatRange(0, 1, min_open=True), default=1.0, metavar="SHARE",
+              help="Read this share of the values only, for a first look.")  # fmt: skip
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    callback=options.writable,
+    help="Folder for report.html, tables and figures.",
+)
+@options.tower
+@options.families
+@options.digest
+@options.json
+def same_command(
+    a: str, b: str, up_to: str, sample: float, out: Path | None, tower: str | None, families: str | None, digest: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Find out whether B holds the model that A holds, and what was done to each tensor that differs.
+
+    Verdicts, from strong to weak: same bytes, same values, rounded, quantised, same function; different; undecided.
+    Exit status 0 up to --up-to, 3 beyond it, 2 if a checkpoint cannot be read.
+    """
+    from weightscope.files import OutputFolder
+    from weightscope.same.same import Same, same
+    from weightscope.sources import Source
+
+    folder = None
+    if out is not None:
+        folder = OutputFolder(out, names=Same.FILES)
+        folder.refuse_foreign()
+    models = [
+        options.opened_model(Source.named(each, tower=tower, families=families, digest=digest)) for each in (a, b)
+    ]
+    result = same(*models, sample=sample, progress=True)
+    if folder is not None:
+        with folder:
+            result.write_files(folder)
+    if as_json:
+        print_json(result.as_json())
+    else:
+        show(*result.printed())
+        if out is not None:
+            click.echo(out / "report.html")
+    if not result.holds(up_to):
+        sys.exit(3)

@@ -1,0 +1,1 @@
+"""Is this still the same model? Every tensor, the config and the tokenizer of two checkpoints."""

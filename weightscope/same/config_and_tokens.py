@@ -1,0 +1,70 @@
+"""What decides the computation besides weights: config.json, and the tokenizer, which has a verdict of its own."""
+
+from typing import NamedTuple
+
+from weightscope.architectures.computed import COMPUTATION, UNKNOWN, Difference, differences, stated
+from weightscope.errors import CheckpointError, counted, printable
+from weightscope.model import Model
+from weightscope.text.tokenizer import Tokenizer
+
+TIED = "tie_word_embeddings"
+STEPS = ("normalizer", "pre_tokenizer", "decoder")
+
+
+class Settings(NamedTuple):
+    """The keys in which two configs differ, by what they decide."""
+
+    deciding: list[Difference]
+    unknown: list[Difference]  # keys whose effect is not known
+    idle: list[Difference]  # keys without effect on what is computed
+
+
+def compare_settings(a: Model, b: Model, *, same_head: bool) -> Settings:
+    """The keys in which two configs differ; whether a head is tied does not count where both heads are the same."""
+    found = differences(stated(a.checkpoint, a.row), stated(b.checkpoint, b.row))
+    found = [each for each in found if not (same_head and each.key.rpartition(".")[2] == TIED)]
+    kinds = {kind: [each for each in found if each.effect == kind] for kind in (COMPUTATION, UNKNOWN)}
+    rest = [each for each in found if each.effect not in kinds]
+    return Settings(kinds[COMPUTATION], kinds[UNKNOWN], rest)
+
+
+class Tokens(NamedTuple):
+    """What is known of two tokenizers."""
+
+    verdict: str  # "same", "different" or "not compared"
+    lead: str
+
+
+def compare_tokenizers(a: Model, b: Model) -> Tokens:
+    """Vocabulary, merges or other steps, and special tokens; weights say nothing of them."""
+    pair = []
+    for letter, model in (("A", a), ("B", b)):
+        try:
+            tokenizer = Tokenizer.at_hand(model)
+        except CheckpointError as error:
+            return Tokens("not compared", f"The tokenizer of {letter} cannot be read: {printable(error)}.")
+        if tokenizer is None:
+            why = Tokenizer.why_unreadable(model) or "there is none beside its weights"
+            return Tokens("not compared", f"The tokenizers were not compared: of {letter}, {printable(why)}.")
+        pair.append(tokenizer)
+    x, y = pair
+    parts = []
+    changed = sorted(index for index in {*x.tokens, *y.tokens} if x.tokens.get(index) != y.tokens.get(index))
+    if changed:
+        first = changed[0]
+        names = [printable(each.tokens.get(first, "nothing")) for each in pair]
+        parts.append(
+            f"{counted(len(changed), 'id')} have another token, the first {first} ('{names[0]}' in A, '{names[1]}' in B)"
+        )
+    special = [{each.tokens.get(index): added.special for index, added in each.added.items()} for each in pair]
+    if special[0] != special[1] and not changed:
+        parts.append("other special tokens")
+    models = [each.facts.get("model_sha256") for each in pair]
+    if None not in models and models[0] != models[1] and not changed:
+        parts.append("the same tokens, and other merges or scores")
+    steps = [name for name in STEPS if all(name in each.facts for each in pair) and x.facts[name] != y.facts[name]]
+    if steps:
+        parts.append(f"another {' and '.join(steps)}".replace("_", "-"))
+    if parts:
+        return Tokens("different", f"The tokenizers differ: {'; '.join(parts)}.")
+    return Tokens("same", f"The tokenizers have the same {counted(len(x.tokens), 'token')}.")

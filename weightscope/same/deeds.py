@@ -1,0 +1,299 @@
+"""What was done to a tensor: a catalogue of transformations T, tried until T(A) = B up to the stored precision.
+
+A deed acts along the first axis of an array: rows of a matrix, entries of a vector. Columns are the rows of the
+transpose, so each is written once. `find_deed` tries them on a few columns of all rows, or on a few rows of all columns.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from weightscope.metrics.spectra import evenly_spread
+
+MOST_SHIFTED = 16  # rows by which a vocabulary is looked for in another place
+SPREAD = 64  # rows or columns that a deed is tried on
+EXACT = 2e-6  # |T(A) - B| / |B| up to which float32 arrays are called equal: one rounding of each value
+CLEARER = 0.5  # times the error without a deed, at most, for one to be named
+BLOCKS = (256, 128, 64, 32, 16)  # neighbours that share a scale in quantised formats
+FEW = 0.5  # of the rows: where no more changed, these rows are described
+CONSTANT = 1e-3  # relative spread of a ratio or of an offset that is one number
+
+
+class Sizes(NamedTuple):
+    """What a deed has to know of the row that a tensor belongs to."""
+
+    role: str
+    n_heads: int = 1
+    n_kv_heads: int = 1
+    head_dim: int = 1
+    turned: int = 0  # dimensions of a head that a rotation turns; 0 without one
+
+    @property
+    def heads(self) -> int:
+        """Heads along the axis that this role divides into heads."""
+        return self.n_kv_heads if self.role.removesuffix(".bias") in ("k", "v", "k_norm") else self.n_heads
+
+
+class Deed(NamedTuple):
+    """A transformation that was found, and how far T(A) is from B."""
+
+    name: str
+    error: float
+    detail: str = ""
+
+
+Tried = Iterator[tuple[str, np.ndarray]]  # names of deeds, and T(x) for x (n, c)
+
+
+# Orders of rows.
+
+
+def neighbours(x: np.ndarray, heads: int, turned: int = 0) -> np.ndarray:
+    """Rows 0, r/2, 1, r/2 + 1 ... of each head, so that pairs that rotate together are neighbours: (n, c)."""
+    y = x.reshape(heads, -1, x.shape[-1])  # (H, r, c)
+    r = turned or y.shape[1]
+    pairs = y[:, :r].reshape(heads, 2, r // 2, -1).swapaxes(1, 2).reshape(heads, r, -1)
+    return np.concatenate([pairs, y[:, r:]], axis=1).reshape(x.shape)
+
+
+def halves(x: np.ndarray, heads: int, turned: int = 0) -> np.ndarray:
+    """The reverse of `neighbours`."""
+    y = x.reshape(heads, -1, x.shape[-1])
+    r = turned or y.shape[1]
+    pairs = y[:, :r].reshape(heads, r // 2, 2, -1).swapaxes(1, 2).reshape(heads, r, -1)
+    return np.concatenate([pairs, y[:, r:]], axis=1).reshape(x.shape)
+
+
+def other_rotary_layout(x: np.ndarray, sizes: Sizes) -> Tried:
+    """Queries or keys in the order of another rotation, by the right number of heads or a wrong one."""
+    if not {*sizes.role.removesuffix(".bias").split("+")} & {"q", "k", "q_norm", "k_norm", "q_b", "kv_a"}:
+        return
+    right = 1 if sizes.role in ("q_norm", "k_norm") and len(x) == sizes.head_dim else sizes.heads
+    for count in dict.fromkeys((right, sizes.n_heads, sizes.n_kv_heads, *(2**i for i in range(9)))):
+        if count < 1 or len(x) % (2 * count):
+            continue
+        wrong = "" if count == right else f", by {count} heads instead of {right}"
+        turned = {0, sizes.turned} if count == right and sizes.turned < len(x) // count else {0}
+        for part in sorted(turned, reverse=True):
+            if part % 2:
+                continue
+            yield f"rotary layout: halves to neighbours{wrong}", neighbours(x, count, part)
+            yield f"rotary layout: neighbours to halves{wrong}", halves(x, count, part)
+
+
+def other_fused_order(x: np.ndarray, sizes: Sizes) -> Tried:
+    """The parts of a fused tensor in another order, by group or in blocks."""
+    role = sizes.role.removesuffix(".bias").removeprefix("expert.").removeprefix("shared_expert.")
+    if role == "gate+up" and len(x) % 2 == 0:
+        yield "gate and up exchanged", np.roll(x, len(x) // 2, axis=0)
+        yield "gate and up interleaved", neighbours(x, 1)
+        yield "gate and up taken apart", halves(x, 1)
+    n, h, g = len(x), sizes.n_heads, sizes.n_kv_heads
+    if role != "q+k+v" or n % (h + 2 * g) or h % g:
+        return
+    r = n // (h + 2 * g)
+    q, k, v = np.split(x, [h * r, (h + g) * r])
+    blocks = dict(zip("qkv", (q, k, v), strict=True))
+    for order in ("kqv", "qvk", "vqk", "vkq", "kvq"):
+        yield f"q+k+v in the order {'+'.join(order)}", np.concatenate([blocks[letter] for letter in order])
+    grouped = np.concatenate([part.reshape(g, -1, x.shape[-1]) for part in (q, k, v)], axis=1)  # (G, (h/g + 2) r, c)
+    yield "q+k+v: from blocks to groups", grouped.reshape(x.shape)
+    groups = x.reshape(g, h // g + 2, r, -1)
+    parts = (groups[:, :-2], groups[:, -2:-1], groups[:, -1:])
+    yield "q+k+v: from groups to blocks", np.concatenate([part.reshape(-1, x.shape[-1]) for part in parts])
+    if h == g:
+        heads = x.reshape(3, h, r, -1).swapaxes(0, 1).reshape(x.shape)
+        yield "q+k+v: heads by head instead of by part", heads
+        yield "q+k+v: by part instead of by head", x.reshape(h, 3, r, -1).swapaxes(0, 1).reshape(x.shape)
+
+
+def swapped_places(x: np.ndarray, sizes: Sizes) -> Tried:
+    """Neighbours exchanged, as nibbles of a byte are; halves of blocks, as ggml's nibbles are."""
+    if len(x) % 2 == 0:
+        yield "nibbles swapped: neighbours exchanged", x.reshape(-1, 2, x.shape[-1])[:, ::-1].reshape(x.shape)
+    for block in (*BLOCKS, 8):
+        if len(x) % block == 0:
+            parts = x.reshape(-1, 2, block // 2, x.shape[-1])
+            yield f"nibbles swapped: halves of each {block} exchanged", parts[:, ::-1].reshape(x.shape)
+        if len(x) % block == 0 and block <= 16:
+            turned = x.reshape(-1, block, x.shape[-1])[:, ::-1].reshape(x.shape)
+            yield f"each {block} reversed: another order of bytes", turned
+    yield "reversed", x[::-1]
+
+
+def other_sign(x: np.ndarray, sizes: Sizes) -> Tried:
+    """All values negated."""
+    yield "negated", -x
+
+
+def moved_rows(x: np.ndarray, sizes: Sizes) -> Tried:
+    """Rows shifted by a few places, with zeros or around the end."""
+    if sizes.role.removesuffix(".bias") not in ("tokens", "unembedding", "positions"):
+        return
+    for by in (by for most in range(1, MOST_SHIFTED + 1) for by in (most, -most) if most < len(x)):
+        name = f"rows of the vocabulary shifted by {by}"
+        yield name, np.roll(x, by, axis=0)
+
+
+ORDERS: tuple[Callable[[np.ndarray, Sizes], Tried], ...] = (
+    other_rotary_layout, other_fused_order, other_sign, moved_rows, swapped_places,
+)  # fmt: skip
+
+
+def error_of(x: np.ndarray, y: np.ndarray) -> float:
+    """|x - y| / |y| in the Frobenius norm; infinite where one is not finite or y is zero and x is not."""
+    with np.errstate(all="ignore"):
+        size, apart = float(np.linalg.norm(y)), float(np.linalg.norm(np.subtract(x, y, dtype=np.float64)))
+    return (apart / size if size else (0.0 if apart == 0 else np.inf)) if np.isfinite(apart + size) else np.inf
+
+
+def places_of(x: np.ndarray, y: np.ndarray, block: int, tolerance: float) -> np.ndarray | None:
+    """The block of x that each block of y is, (n / block,), where each is another one: x, y (n, c)."""
+    if len(x) != len(y) or len(x) % block or len(x) // block < 2 or not np.isfinite(x).all() & np.isfinite(y).all():
+        return None
+    from scipy.spatial import cKDTree
+
+    rng = np.random.default_rng(0)
+    turn = rng.standard_normal((block * x.shape[1], min(8, block * x.shape[1]))).astype(np.float32)
+    of_x, of_y = (side.reshape(len(side) // block, -1).astype(np.float32) @ turn for side in (x, y))
+    _, places = cKDTree(of_x).query(of_y)
+    ordered = x.reshape(-1, block, x.shape[1])[places].reshape(x.shape)
+    return places if len({*places.tolist()}) == len(places) and error_of(ordered, y) <= tolerance else None
+
+
+def other_order(x: np.ndarray, y: np.ndarray, sizes: Sizes, tolerance: float) -> Deed | None:
+    """Heads, experts or rows in another order, found by the rows themselves."""
+    names = {sizes.head_dim: "heads in another order", 1: "rows in another order"}
+    for block, name in names.items():
+        places = places_of(x, y, block, tolerance) if block >= 1 and (block == 1 or len(x) > block) else None
+        if places is not None:
+            moved = int((places != np.arange(len(places))).sum())
+            ordered = x.reshape(-1, block, x.shape[1])[places].reshape(x.shape)
+            return Deed(name, error_of(ordered, y), f"{moved} of {len(places)} moved")
+    return None
+
+
+# Values.
+
+
+def rescaled(x: np.ndarray, y: np.ndarray, sizes: Sizes, tolerance: float) -> Deed | None:
+    """One number added or multiplied, or a factor for each row or each block of neighbours."""
+    if "norm" in sizes.role and not sizes.role.endswith(".bias"):
+        offset = float(np.median(y.astype(np.float64) - x))
+        for number in (1.0, -1.0, 2.0, -2.0):
+            if abs(offset - number) < 0.1 and error_of(x + np.float32(number), y) <= tolerance:
+                how = "added" if number > 0 else "subtracted"
+                twice = " twice" if abs(number) == 2 else ""
+                return Deed(f"norm: 1 {how}{twice}", error_of(x + np.float32(number), y))
+    with np.errstate(all="ignore"):
+        factor = float(np.vdot(x, y) / np.vdot(x, x))
+        if error_of(x * np.float32(factor), y) <= tolerance and factor != 0:
+            return Deed(
+                "scaled by one number: a scale missing or applied twice", error_of(x * factor, y), f"{factor:.6g}"
+            )
+        by_row = np.vecdot(x, y) / np.vecdot(x, x)  # (n,)
+    if x.shape[1] < 8 or not np.isfinite(by_row).all() or not by_row.any():
+        return None
+    by_row = by_row.astype(np.float32)
+    if error_of(x * by_row[:, None], y) <= tolerance:
+        detail = f"factors {by_row.min():.3g} to {by_row.max():.3g}"
+        return Deed(
+            "scaled by row: scales missing, inverted or of the wrong axis", error_of(x * by_row[:, None], y), detail
+        )
+    return None
+
+
+def scaled_in_blocks(x: np.ndarray, y: np.ndarray, tolerance: float) -> Deed | None:
+    """A factor for each block of neighbours along the last axis: x, y (n, width)."""
+    for block in BLOCKS:
+        if x.shape[1] % block or x.shape[1] == block:
+            continue
+        p, q = (side.reshape(-1, block).astype(np.float64) for side in (x, y))
+        with np.errstate(all="ignore"):
+            factors = np.nan_to_num(np.vecdot(p, q) / np.vecdot(p, p))[:, None]
+        if error_of(p * factors, q) <= tolerance:
+            detail = f"blocks of {block}, factors {factors.min():.3g} to {factors.max():.3g}"
+            return Deed("scaled by block: scales missing, inverted or exchanged", error_of(p * factors, q), detail)
+    return None
+
+
+def reinterpreted(x: np.ndarray, y: np.ndarray) -> Deed | None:
+    """A dtype read as another one, or bytes in the other order."""
+    single = np.ascontiguousarray(x, dtype=np.float32)
+    as_half = (single.view("<u4") >> 16).astype("<u2")
+    with np.errstate(all="ignore"):
+        readings = {
+            "BF16 read as F16": as_half.view("<f2").astype(np.float32),
+            "F16 read as BF16": (single.astype(np.float16).view("<u2").astype("<u4") << 16).view("<f4"),
+            "F32 with bytes in the other order": single.byteswap(),
+            "F16 with bytes in the other order": single.astype(np.float16).byteswap().astype(np.float32),
+            "BF16 with bytes in the other order": (as_half.byteswap().astype("<u4") << 16).view("<f4"),
+        }
+    for name, reading in readings.items():
+        if np.array_equal(reading, y, equal_nan=True):
+            return Deed(f"dtype reinterpreted: {name}", 0.0)
+    return None
+
+
+def few_rows(x: np.ndarray, y: np.ndarray, tolerance: float) -> Deed | None:
+    """What happened to some rows, where the others are as they were: NaN, zeros, a tail, rows of A in other places."""
+    with np.errstate(all="ignore"):
+        apart = np.linalg.norm(np.subtract(x, y, dtype=np.float64), axis=1)
+        sizes = np.linalg.norm(y.astype(np.float64), axis=1)
+        same = (apart <= tolerance * np.maximum(sizes, np.linalg.norm(x.astype(np.float64), axis=1))) | (apart == 0)
+    changed = np.flatnonzero(~same)
+    if not len(changed):
+        return None
+    where = f"{len(changed)} of {len(y)}, from {changed[0]}"
+    if np.isnan(y[changed]).any() or np.isinf(y[changed]).any():
+        return Deed("NaN or infinity", np.inf, where)
+    if not y[changed].any():
+        is_tail = changed[-1] == len(y) - 1 and len(changed) == len(y) - changed[0]
+        return Deed("zeros at the end: a truncated write" if is_tail and len(changed) < len(y) else
+                    "zeroed" if len(changed) == len(y) else "rows zeroed", 1.0, where)  # fmt: skip
+    if len(changed) > FEW * len(y):
+        return None
+    return Deed("other values in some rows", error_of(x, y), where)
+
+
+def find_deed(
+    rows: tuple[np.ndarray, np.ndarray], columns: tuple[np.ndarray, np.ndarray] | None, sizes: Sizes, tolerance: float
+) -> Deed | None:
+    """The deed that makes B of A: rows are a few columns of all rows (n, c), columns are all columns of a few rows.
+
+    columns: the transposes, (m, r) of A and B; None of a vector.
+    """
+    x, y = rows
+    views = [(x, y, "")] + ([(*columns, " (columns)")] if columns is not None else [])
+    if x.shape == y.shape:
+        limit = min(tolerance, CLEARER * error_of(x, y))
+        if deed := reinterpreted(x, y):
+            return deed
+        for before, after, along in views:
+            if (deed := few_rows(before, after, tolerance)) and not deed.name.startswith("other values"):
+                return deed._replace(name=deed.name + along)
+        for before, after, along in views:
+            for catalogue in ORDERS:
+                for name, made in catalogue(before, sizes):
+                    if (error := error_of(made, after)) <= limit:
+                        return Deed(name + along, error)
+            if deed := rescaled(before, after, sizes, limit):
+                return deed._replace(name=deed.name + along)
+        if columns is not None and (deed := scaled_in_blocks(columns[0].T, columns[1].T, limit)):
+            return deed
+        for before, after, along in views:
+            if deed := other_order(before, after, sizes, limit):
+                return deed._replace(name=deed.name + along)
+        for before, after, along in views:
+            if deed := few_rows(before, after, tolerance):
+                return deed._replace(name=deed.name + along)
+    return None
+
+
+def sampled(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A few columns of all rows (n, c), and all columns of a few rows, transposed: (m, r)."""
+    return (
+        matrix[:, evenly_spread(matrix.shape[1], SPREAD)],
+        matrix[evenly_spread(len(matrix), SPREAD)].T,
+    )

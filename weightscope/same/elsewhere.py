@@ -1,0 +1,90 @@
+"""Tensors of B that are A's from another place: another layer, another role, another expert, or another step's shard."""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from weightscope.changes.pair import first_rows
+from weightscope.same.deeds import EXACT, error_of
+from weightscope.same.judge import DIFFERENT, SAME_FUNCTION, Counterparts, Judged, tolerance_of
+
+ROWS = 4  # by which a tensor is recognised
+UNEXPLAINED = ("other values", "unrelated values")
+
+
+def find_elsewhere(judged: Sequence[Judged], parts: Sequence[Counterparts | None]) -> list[Judged]:
+    """The same verdicts, where a tensor that differs is another one of A's with that one as the deed."""
+    lost = [i for i, each in enumerate(judged) if _is_unexplained(each) and parts[i] is not None]
+    by_shape: dict[tuple[int, ...], list[Counterparts]] = defaultdict(list)
+    wanted = {parts[i].tensors.b.shape for i in lost}  # type: ignore[union-attr]
+    for each in parts:
+        if each is not None and each.tensors.a.shape in wanted:
+            by_shape[each.tensors.a.shape].append(each)
+    firsts = {id(each): first_rows(each.tensors.a, ROWS).astype(np.float32) for each in sum(by_shape.values(), [])}
+    result = list(judged)
+    for i in lost:
+        here = parts[i]
+        assert here is not None
+        rows, tolerance = first_rows(here.tensors.b, ROWS).astype(np.float32), tolerance_of(here.tensors)
+        if not rows.any() or np.ptp(rows) == 0:  # constants are alike everywhere
+            continue
+        near = [each for each in by_shape[here.tensors.b.shape] if each is not here
+                and error_of(firsts[id(each)], rows) <= max(tolerance, EXACT)]  # fmt: skip
+        if len({each.label for each in near}) == 1:
+            result[i] = replace(result[i], deed=_named(here, near[0]), detail=f"A's {near[0].label}")
+    return result
+
+
+def _is_unexplained(judged: Judged) -> bool:
+    return judged.verdict == DIFFERENT and judged.deed.startswith(UNEXPLAINED)
+
+
+def _named(here: Counterparts, origin: Counterparts) -> str:
+    """From which other place a tensor comes."""
+    if here.a.layer != origin.a.layer:
+        return f"a tensor of another layer: layer {origin.a.layer}" if origin.a.layer is not None else "another tensor"
+    if here.a.expert != origin.a.expert:
+        return f"experts in another order: expert {origin.a.expert}"
+    pair = {here.a.role.rpartition(".")[2], origin.a.role.rpartition(".")[2]}
+    return "gate and up exchanged" if pair == {"gate", "up"} else f"another role's tensor: {origin.a.role}"
+
+
+def name_shards(judged: Sequence[Judged], files: Sequence[str]) -> list[Judged]:
+    """The same verdicts; other values in all tensors of one file of several, and in no other, are that file's.
+
+    files: the file of B that each tensor is in.
+    """
+    changed = Counter(file for each, file in zip(judged, files, strict=True) if _is_unexplained(each))
+    total = Counter(files)
+    if len(total) < 2 or len(changed) != 1:
+        return list(judged)
+    ((file, count),) = changed.items()
+    if count < 0.8 * total[file] or count < 2:
+        return list(judged)
+    words = f"{each_file(file)} is of another step or model"
+    return [replace(each, deed="a shard of another step", detail=f"{words}; {each.detail}") if _is_unexplained(each)
+            else each for each in judged]  # fmt: skip
+
+
+def each_file(file: str) -> str:
+    """A file's name without its folder."""
+    return file.rpartition("/")[2]
+
+
+def reordered_experts(judged: Sequence[Judged]) -> list[Judged]:
+    """The same verdicts; experts in another order whose router has its rows in that order compute what they did."""
+    result = list(judged)
+    for layer in {each.layer for each in judged}:
+        experts = [
+            i for i, each in enumerate(judged) if each.layer == layer and "experts in another order" in each.deed
+        ]
+        routers = [i for i, each in enumerate(judged) if each.layer == layer and each.role.startswith("router")]
+        if not experts or not routers:
+            continue
+        moved = {judged[i].deed.startswith(("rows in another order", "experts in another order")) for i in routers}
+        if moved == {True} and len({judged[i].detail for i in (*routers, *experts) if judged[i].expert is None}) <= 1:
+            for i in (*experts, *routers):
+                result[i] = replace(result[i], verdict=SAME_FUNCTION)
+    return result

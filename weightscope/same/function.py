@@ -1,0 +1,117 @@
+"""Whether layers whose tensors differ compute the same: both are run on the same random inputs, one layer at a time.
+
+Heads or neurons in another order, factors in another basis, values negated or scaled between two matrices and norms
+folded into the next matrix change tensors and not what a layer adds to the stream. Equality on random inputs proves
+this but for coincidence, as it does of polynomials (Schwartz and Zippel): up to the rounding of float32.
+"""
+
+from collections.abc import Collection
+
+import numpy as np
+
+from weightscope.changes.head import Basis, basis_by_tokens
+from weightscope.circuits.stream import attend, rest_of_layer, why_no_stream
+from weightscope.errors import CheckpointError
+from weightscope.model import Model
+
+TOKENS = 6  # random inputs of a layer
+EQUAL = 1e-5  # |B - A| / |A| of what a layer adds to the stream, up to which float32's rounding explains it
+EQUAL_TURNED = 1e-4  # the same where the stream was rotated and the rotation is only known from float32 embeddings
+FOUND = 1e-4  # of embeddings in another basis: what the rounding of a rotation by float32 makes
+
+
+def basis_of(a: Model, b: Model) -> Basis | None:
+    """How B's stream follows from A's where the token embeddings say so; None where they do not."""
+    try:
+        basis = basis_by_tokens(a, b)
+        _, x = next(iter(a.embeddings.blocks()))
+        _, y = next(iter(b.embeddings.blocks()))
+    except (CheckpointError, ValueError):
+        return None
+    n = min(len(x), len(y))
+    turned = a.into_stream(x[:n]) @ basis.rotation
+    apart = np.linalg.norm(turned - b.into_stream(y[:n])) / (np.linalg.norm(turned) or 1.0)
+    if apart > FOUND:
+        return None
+    rotation = basis.rotation
+    if basis.permuted and rotation is not None:  # exactly, without the rounding of a singular value decomposition
+        exact = np.zeros_like(rotation)
+        places = np.abs(rotation).argmax(axis=1)
+        exact[np.arange(len(places)), places] = np.sign(rotation[np.arange(len(places)), places])
+        return Basis(exact)
+    return basis
+
+
+def basis_in_words(basis: Basis) -> str:
+    """What happened to the stream's coordinates."""
+    return "the stream's coordinates permuted" if basis.permuted else "the stream's coordinates rotated"
+
+
+def why_not_run(a: Model, b: Model) -> str:
+    """Why layers of these models cannot be run here; empty if they can."""
+    for model in (a, b):
+        if why := why_no_stream(model):
+            return why
+    if a.config.d_model != b.config.d_model or a.config.n_layers != b.config.n_layers:
+        return "they have other sizes"
+    return ""
+
+
+def apart(a: Model, b: Model, index: int, basis: Basis) -> tuple[float, float]:
+    """|B - A| / |A| of what attention and then the rest of a layer add to random inputs; infinite where unknown."""
+    x = np.random.default_rng(index).standard_normal((TOKENS, a.config.d_model)).astype(np.float32)
+    try:
+        before = _added(a, index, x, np.zeros(0))
+        after = _added(b, index, _turned(x, basis), _turned(before[0], basis))
+    except CheckpointError:
+        return float("inf"), float("inf")
+    sizes = [_relative(_turned(p, basis), q) for p, q in zip(before, after, strict=True)]
+    return sizes[0], sizes[1]
+
+
+def _turned(x: np.ndarray, basis: Basis) -> np.ndarray:
+    """Vectors of A's stream as B has them."""
+    return x if basis.rotation is None else x @ basis.rotation
+
+
+def _relative(before: np.ndarray, after: np.ndarray) -> float:
+    with np.errstate(all="ignore"):
+        size, moved = np.linalg.norm(before), np.linalg.norm(after - before)
+        return float(np.nan_to_num(moved / size, nan=np.inf)) if size else float("inf" if moved else 0.0)
+
+
+def _added(model: Model, index: int, x: np.ndarray, attended: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What attention adds to inputs (n, d), and what the rest of the layer adds after it, or after `attended`."""
+    row = model.family.mlp
+    assert row is not None  # `why_not_run` has said so
+    written = np.zeros_like(x)
+    if index in model.attention_layers:
+        layer = model.layer(index)
+        written = layer.output(attend(layer, x, causal=row.causal), x)
+    given = attended if attended.size else written
+    return written, rest_of_layer(model, row, index, x, given) - x - given
+
+
+def last_apart(a: Model, b: Model, basis: Basis) -> float:
+    """|B - A| / |A| of the logits of random outputs of the last layer, token by token."""
+    x = np.random.default_rng(0).standard_normal((TOKENS, a.config.d_model)).astype(np.float32)
+    y = x if basis.rotation is None else x @ basis.rotation
+    moved, size = 0.0, 0.0
+    try:
+        blocks = zip(a.unembedding.blocks(), b.unembedding.blocks(), strict=True)
+        for (_, before), (_, after) in blocks:
+            p, q = before @ x.T, after @ y.T
+            moved, size = moved + float(np.square(q - p).sum()), size + float(np.square(p).sum())
+    except (CheckpointError, ValueError):
+        return float("inf")
+    return float(np.sqrt(moved / size)) if size else float("inf")
+
+
+def same_layers(a: Model, b: Model, indices: Collection[int], basis: Basis) -> list[int]:
+    """The layers that compute the same up to rounding."""
+    return [index for index in indices if max(apart(a, b, index, basis)) <= allowed(basis)]
+
+
+def allowed(basis: Basis) -> float:
+    """How far apart what is computed may be."""
+    return EQUAL if basis.rotation is None or basis.permuted else EQUAL_TURNED

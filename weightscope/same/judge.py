@@ -1,0 +1,299 @@
+"""One tensor of A and its counterpart in B: the strongest of the verdicts that can be proved, or what was done to it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import prod, sqrt
+from typing import NamedTuple
+
+import numpy as np
+
+from weightscope.architectures.names import NamedTensor
+from weightscope.changes.pair import Pair
+from weightscope.changes.recomputed import Cells, way_from
+from weightscope.changes.rounding import CASTS, FRACTION, precision
+from weightscope.changes.tensor import Change, change_of, classify, unchanged
+from weightscope.checkpoint import Tensor
+from weightscope.checkpoint.blocks import Block
+from weightscope.checkpoint.checkpoint import DerivedTensor, StoredTensor, WholeTensor
+from weightscope.same.deeds import EXACT, SPREAD, Deed, Sizes, find_deed, sampled
+from weightscope.tensors.measure import BITS, why_unread
+
+# From strong to weak; a whole model has the weakest of its tensors'.
+SAME_BYTES, SAME_VALUES, ROUNDED, QUANTISED = "same bytes", "same values", "rounded", "quantised"
+SAME_FUNCTION, UNDECIDED, DIFFERENT = "same function", "undecided", "different"
+VERDICTS = (SAME_BYTES, SAME_VALUES, ROUNDED, QUANTISED, SAME_FUNCTION, UNDECIDED, DIFFERENT)
+LARGEST_WHOLE = (
+    1 << 24
+)  # values of a tensor that a deed is looked for in as a whole; of larger ones in rows and columns
+SEARCHED = 2.0  # times the error of rounding to the nearest, at most, that a format makes which searches its codes
+PACKED = 0.2  # |error| / |x| of a packing whose grid is not known
+MARGIN = 2.0  # times the error that rounding makes: tolerance of a deed
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A tensor of B, or of A alone, and what it is."""
+
+    role: str
+    layer: int | None
+    expert: int | None
+    name_a: str  # in A's file; empty where it lacks it
+    name_b: str
+    verdict: str  # of VERDICTS
+    deed: str = ""  # what was done, or how it is proved
+    size: float = 0.0  # |B - A| / |A|
+    detail: str = ""
+    stack: str | None = None
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """Its name in B's file, or in A's."""
+        return self.name_b or self.name_a
+
+    def as_json(self) -> dict[str, object]:
+        """As same.json lists it."""
+        return {
+            "tensor": self.name_b, "name_a": self.name_a, "role": self.role, "stack": self.stack, "layer": self.layer,
+            "expert": self.expert, "verdict": self.verdict, "deed": self.deed, "size": self.size, "detail": self.detail,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Canonical(DerivedTensor, WholeTensor):
+    """A tensor in the one convention of `NamedTensor.array`, where two files store it in different ways."""
+
+    named: NamedTensor
+    stored: Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.named.shape
+
+    def read(self) -> np.ndarray:
+        return self.named.array()
+
+    def unchecked(self, noted: set[str]) -> Tensor:
+        return self
+
+
+class Counterparts(NamedTuple):
+    """The same role in two files, and the tensors to compare."""
+
+    label: str
+    a: NamedTensor
+    b: NamedTensor
+    tensors: Pair
+    sizes: Sizes
+    share: float = 1.0  # of the blocks that are compared
+
+
+def judge(parts: Counterparts) -> Judged:
+    """Compare one tensor: values, roundings, cells of a quantisation, and then the catalogue of deeds."""
+    pair = parts.tensors
+    if why := why_unread(pair.a) or why_unread(pair.b):
+        return _judged(parts, UNDECIDED, "cannot be read", detail=why)
+    if pair.a.shape != pair.b.shape:
+        return _other_shape(parts)
+    if _same_bytes(parts):
+        return _judged(parts, SAME_VALUES)
+    change = unchanged(pair.a, pair.b)
+    for part in _sampled_blocks(parts):
+        change = change.and_then(change_of(part))
+    if not change.values_changed:
+        return _judged(parts, SAME_VALUES)
+    if change.casts:
+        cast, rounded = min(change.casts, key=lambda each: (list(CASTS).index(each[0]), each[1]))
+        return _judged(parts, ROUNDED, f"{rounded} to {_way(cast)}", change.change)
+    if parts.share < 1:
+        return _judged(parts, UNDECIDED, "differs in the sample", change.change)
+    return _quantised(parts, change) or _done(parts, change)
+
+
+def _way(cast: str) -> str:
+    """A cast, with its way of rounding."""
+    return f"{cast.removesuffix(', cut off')} (cut off)" if cast.endswith("cut off") else f"{cast} (to nearest even)"
+
+
+def _judged(parts: Counterparts, verdict: str, deed: str = "", size: float = 0.0, detail: str = "") -> Judged:
+    b = parts.b
+    return Judged(b.role, b.layer, b.expert, parts.a.name, b.name, verdict, deed, size, detail, b.stack, parts.label)
+
+
+def _same_bytes(parts: Counterparts) -> bool:
+    """Whether both are stored alike and hold the same bytes."""
+    x, y = parts.tensors.a, parts.tensors.b
+    if (
+        not (isinstance(x, StoredTensor) and isinstance(y, StoredTensor))
+        or type(x) is not type(y)
+        or x.dtype != y.dtype
+    ):
+        return False
+    if x.nbytes != y.nbytes or parts.share < 1:
+        return False
+    step = 1 << 22
+    return all(np.array_equal(x.raw(i, min(i + step, x.nbytes)), y.raw(i, min(i + step, x.nbytes)))
+               for i in range(0, x.nbytes, step))  # fmt: skip
+
+
+def _sampled_blocks(parts: Counterparts) -> Iterator[tuple[Pair, int, int]]:
+    """All blocks, or evenly spread ones."""
+    blocks = list(parts.tensors.blocks())
+    step = max(1, round(1 / parts.share))
+    yield from blocks[::step]
+
+
+# Quantised
+
+
+def _quantised(parts: Counterparts, change: Change) -> Judged | None:
+    """Whether one is the other quantised: every value in the cell of its original; or nearly, where a format searches."""
+    pair = parts.tensors
+    if len(pair.a.shape) < 2 or not np.isfinite(change.moved):
+        return None
+    for letter, older, newer in (("B", pair.a, pair.b), ("A", pair.b, pair.a)):
+        with np.errstate(all="ignore"):
+            way = way_from(older, newer, (), Cells())
+        if way == "quantised":
+            how = f"{letter} quantised" + (f" ({newer.dtype})" if newer.dtype not in BITS else "")
+            return _judged(parts, QUANTISED, how, change.change, "every value in the cell of its original")
+        if newer.ends() is not None:
+            ratio = _searched(older, newer)
+            if ratio <= SEARCHED:
+                detail = f"error {ratio:.2f} times that of rounding to the nearest in the worst row; not every value in its cell"
+                return _judged(parts, QUANTISED, f"{letter} quantised by search ({newer.dtype})", change.change, detail)
+    return None
+
+
+def _searched(older: Tensor, newer: Tensor) -> float:
+    """The worst row's error over that of rounding each value to the nearest of its stored grid."""
+    first, last, levels = newer.ends() or (newer, newer, 1)
+    width, worst = newer.shape[-1], 0.0
+    for _, start, stop in Pair(older, newer).blocks():
+        x, y, low, high = (Block(each, start, stop).values().astype(np.float64) for each in (older, newer, first, last))
+        if len(x) % width:
+            return np.inf
+        step = np.abs(high - low) / max(levels - 1, 1)
+        apart = np.square(x - y).reshape(-1, width).sum(axis=1)
+        usual = (np.square(step) / 12).reshape(-1, width).sum(axis=1)
+        with np.errstate(all="ignore"):
+            ratios = np.sqrt(np.where(apart > 0, apart / usual, 0.0))
+        worst = max(worst, float(np.nan_to_num(ratios, nan=np.inf).max(initial=0.0)))
+    return worst
+
+
+# Deeds
+
+
+def _done(parts: Counterparts, change: Change) -> Judged:
+    """What was done to a tensor that is neither rounded nor quantised."""
+    pair = parts.tensors
+    tolerance = tolerance_of(pair)
+    rows, columns = _views(pair)
+    deed = find_deed(rows, columns, parts.sizes, tolerance)
+    if deed is None or deed.name.startswith("other values"):
+        classified = classify(pair, change) if np.isfinite(change.moved) else change
+        deed = _as_deed(classified, deed)
+    return _judged(parts, DIFFERENT, deed.name, change.change, deed.detail)
+
+
+def _as_deed(change: Change, deed: Deed | None) -> Deed:
+    """A change that no transformation explains, as `compare` calls it."""
+    if change.kind == "low rank":
+        return Deed("low-rank update, as of a LoRA merged or unmerged", change.change, f"rank {change.rank}")
+    if deed is not None:
+        return deed
+    alike = "" if not change.is_matrix else f"cosine {change.cosine:.3f}"
+    name = "other values" if change.is_tuned else "unrelated values"
+    return Deed(name, change.change, alike)
+
+
+def tolerance_of(pair: Pair) -> float:
+    """|error| / |x| that the storage of both may make."""
+    errors = [EXACT]
+    for tensor in (pair.a, pair.b):
+        if (ends := tensor.ends()) is not None:
+            _, start, stop = next(Pair(tensor, tensor).blocks())
+            values, low, high = (Block(each, start, stop).values().astype(np.float64) for each in (tensor, *ends[:2]))
+            step = float(np.sqrt(np.mean(np.square(high - low)))) / max(ends[2] - 1, 1)
+            errors.append(step / sqrt(12) / (float(np.sqrt(np.mean(np.square(values)))) or 1.0))
+        elif tensor.dtype in FRACTION or tensor.dtype in ("F32", "F64"):
+            held = precision(_first_values(tensor))
+            errors.append(2.0 ** -min(FRACTION.get(held, 23), FRACTION.get(tensor.dtype, 23)) / sqrt(12))
+        else:
+            errors.append(PACKED)
+    return MARGIN * max(errors)
+
+
+def _first_values(tensor: Tensor) -> np.ndarray:
+    stop = min(prod(tensor.shape), 1 << 16)
+    values = Block(tensor, 0, prod(tensor.shape) if isinstance(tensor, WholeTensor) else stop).values()
+    return values[:stop].astype(np.float32)
+
+
+def _views(pair: Pair) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray] | None]:
+    """Of both a few columns of all rows (n, c), and all columns of a few rows, transposed (m, r)."""
+    shape = pair.a.shape
+    if len(shape) < 2:
+        x, y = (Block(tensor, 0, prod(shape)).values().reshape(-1, 1) for tensor in (pair.a, pair.b))
+        return (x, y), None
+    sides = []
+    for tensor in (pair.a, pair.b):
+        width = shape[-1]
+        if prod(shape) <= LARGEST_WHOLE:
+            whole = Block(tensor, 0, prod(shape)).values().reshape(-1, width)
+            sides.append(sampled(whole.astype(np.float32, copy=False)))
+            continue
+        columns = np.unique(np.linspace(0, width - 1, min(SPREAD, width)).astype(int))
+        every = max(1, prod(shape[:-1]) // SPREAD)
+        across, along, row = [], [], 0
+        for _, start, stop in Pair(tensor, tensor).blocks():
+            block = Block(tensor, start, stop).values().reshape(-1, width)
+            across.append(block[:, columns])
+            along.append(block[-row % every :: every])
+            row += len(block)
+        sides.append((np.concatenate(across), np.concatenate(along).T))
+    (x, p), (y, q) = sides
+    return (x, y), (p, q)
+
+
+# Tensors of other shapes, and of one file alone
+
+
+def _other_shape(parts: Counterparts) -> Judged:
+    """Rows added or cut, a transpose, or another shape."""
+    pair = parts.tensors
+    a, b = pair.a.shape, pair.b.shape
+    shapes = f"{' x '.join(map(str, a))} in A, {' x '.join(map(str, b))} in B"
+    if len(a) == len(b) == 2 and a == b[::-1] and prod(a) <= LARGEST_WHOLE:
+        x, y = (Block(tensor, 0, prod(a)).values() for tensor in (pair.a, pair.b))
+        if np.array_equal(x.reshape(a).T, y.reshape(b)):
+            return _judged(parts, DIFFERENT, "transposed", float("nan"), shapes)
+    if pair.problem:
+        return _judged(parts, DIFFERENT, "another shape", float("nan"), shapes)
+    change = unchanged(pair.a, pair.b)
+    for part in pair.blocks():
+        change = change.and_then(change_of(part))
+    what = "rows cut" if b[0] < a[0] else "rows added"
+    rest = "" if not change.values_changed or change.casts else f"; the others differ ({change.change:.2g})"
+    return _judged(parts, DIFFERENT, f"{what}: {abs(a[0] - b[0])}", float("nan"), shapes + rest)
+
+
+def alone(tensor: NamedTensor, label: str, *, in_a: bool) -> Judged:
+    """A tensor that only one file has."""
+    names = (tensor.name, "") if in_a else ("", tensor.name)
+    about = (tensor.role, tensor.layer, tensor.expert, *names)
+    rest = {"stack": tensor.stack, "label": label}
+    which = "A" if in_a else "B"
+    if tensor.role.endswith(".bias") and prod(tensor.shape) <= LARGEST_WHOLE:
+        with np.errstate(all="ignore"):
+            if not tensor.array().any():
+                return Judged(*about, SAME_VALUES, f"a bias of zeros, only in {which}", **rest)  # type: ignore[arg-type]
+        deed = "bias dropped" if in_a else "bias added"
+        return Judged(*about, DIFFERENT, deed, float("nan"), f"only in {which}", **rest)  # type: ignore[arg-type]
+    return Judged(*about, DIFFERENT, f"only in {which}", float("nan"), **rest)  # type: ignore[arg-type]
+
+
+def as_same_function(judged: Judged, why: str) -> Judged:
+    """A changed tensor whose layer computes what it did."""
+    return replace(judged, verdict=SAME_FUNCTION, detail="; ".join(filter(None, (judged.detail, why))))

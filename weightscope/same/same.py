@@ -1,0 +1,370 @@
+"""Is this still the same model? One verdict for two checkpoints, and what it rests on."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from weightscope.architectures.layer import NO_WEIGHTS
+from weightscope.architectures.names import NamedTensor, Tensors
+from weightscope.changes.head import Basis
+from weightscope.changes.pair import Pair
+from weightscope.compute.cores import in_threads
+from weightscope.errors import CheckpointError, counted, printable
+from weightscope.findings import listed
+from weightscope.model import Model, as_model
+from weightscope.progress import bar, progress_shown
+from weightscope.provenance import Provenance
+from weightscope.results import Result
+from weightscope.same.config_and_tokens import Settings, Tokens, compare_settings, compare_tokenizers
+from weightscope.same.deeds import Sizes
+from weightscope.same.elsewhere import find_elsewhere, name_shards, reordered_experts
+from weightscope.same.function import allowed, basis_in_words, basis_of, last_apart, same_layers, why_not_run
+from weightscope.same.judge import (
+    DIFFERENT,
+    QUANTISED,
+    ROUNDED,
+    SAME_BYTES,
+    SAME_FUNCTION,
+    SAME_VALUES,
+    UNDECIDED,
+    VERDICTS,
+    Canonical,
+    Counterparts,
+    Judged,
+    alone,
+    as_same_function,
+    judge,
+)
+from weightscope.tables import Column, Table, as_json
+
+UP_TO = {"values": SAME_VALUES, "rounded": ROUNDED, "quantised": QUANTISED, "rounding": ROUNDED,
+         "quantisation": QUANTISED, "function": SAME_FUNCTION}  # fmt: skip
+NAMED = 3  # tensors, keys or kinds that the lead names
+HEADS = ("unembedding",)
+LAST = ("norm.outputs", "norm.outputs.bias", "unembedding", "unembedding.bias", "outputs.projection")
+
+
+class ConfigKey(NamedTuple):
+    """A key of the config that decides what is computed, or may, and differs."""
+
+    config: str
+    a: Any
+    b: Any
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Same(Result):
+    """Whether two checkpoints hold the same model.
+
+    `verdict` is "same bytes", "same values", "rounded", "quantised", "same function", "undecided" or "different";
+    `tensors` has one entry for each tensor, `differences` those that differ, the worst first.
+    """
+
+    name_a: str
+    name_b: str
+    verdict: str
+    tensors: Sequence[Judged]
+    settings: Settings
+    tokens: Tokens
+    not_compared: Sequence[str]  # names of tensors that were not compared, and why
+    sample: float
+    provenance: Provenance
+
+    FIGURE: ClassVar[str] = "same.figures:same_figure"
+    PAGE: ClassVar[str] = "same.page:write_same_page"
+    TABLES: ClassVar[dict[str, Callable[["Same"], Any]]] = {
+        "same.json": lambda same: same.as_json(),
+        "tensors.csv": lambda same: same.table,
+    }
+    FILES: ClassVar[tuple[str, ...]] = (*TABLES, "report.html", "same.png", "same.svg", "same.figure.csv")
+
+    @property
+    def about(self) -> str:
+        """The two checkpoints and the verdict."""
+        return f"{self.name_a} and {self.name_b}: {self.verdict}"
+
+    @cached_property
+    def differing(self) -> list[Judged]:
+        """The tensors that are not the same, the worst first."""
+        different = [each for each in self.tensors if each.verdict in (DIFFERENT, UNDECIDED)]
+        return sorted(different, key=lambda each: (each.verdict != DIFFERENT, -np.nan_to_num(each.size, nan=np.inf)))
+
+    @cached_property
+    def counts(self) -> Counter[str]:
+        """How many tensors have each verdict."""
+        return Counter(each.verdict for each in self.tensors)
+
+    @property
+    def lead(self) -> str:
+        """The verdict in a sentence, and what it rests on."""
+        a, b = printable(self.name_a), printable(self.name_b)
+        total = counted(len(self.tensors), "tensor")
+        looked = "" if self.sample == 1 else f" A first look at {self.sample:.0%} of the values; the rest was not read."
+        rest = self._rest
+        if self.verdict == SAME_BYTES:
+            return f"{b} is {a}: the files hold the same bytes."
+        if self.verdict == SAME_VALUES:
+            return f"{b} is {a}: all {total} have the same values.{rest}{looked}"
+        if self.verdict in (ROUNDED, QUANTISED):
+            deeds = Counter(each.deed for each in self.tensors if each.verdict in (ROUNDED, QUANTISED))
+            named = listed([f"{count} {deed}" for deed, count in deeds.most_common()], NAMED)
+            same = self.counts[SAME_VALUES]
+            named += f", and {same} with the same values" if same else ""
+            return f"{b} is {a}, {self.verdict}: of {total}, {named.replace('A ', f'{a} ').replace('B ', f'{b} ')}.{rest}{looked}"
+        if self.verdict == SAME_FUNCTION:
+            deeds = Counter(each.deed for each in self.tensors if each.verdict == SAME_FUNCTION)
+            return f"{b} computes what {a} does: {listed([*deeds], NAMED)}, undone and compared.{rest}{looked}"
+        keys = [*self.settings.deciding, *self.settings.unknown]
+        if self.verdict == UNDECIDED:
+            why = listed([f"{each.name}: {each.deed}" for each in self.differing] or
+                         [f"{key.key} in config.json differs, and its effect is not known" for key in keys], NAMED)  # fmt: skip
+            return f"Whether {b} is {a} is undecided: {printable(why)}.{rest}{looked}"
+        parts = []
+        if self.differing:
+            worst = self.differing[0]
+            kinds = Counter(each.deed for each in self.differing)
+            more = listed([f"{count} {deed}" for deed, count in kinds.most_common()], NAMED)
+            parts.append(f"{len(self.differing)} of {total} differ ({more}), the worst {worst.name}: {worst.deed}")
+        if self.settings.deciding:
+            parts.append(
+                f"config.json computes something else ({listed([str(key) for key in self.settings.deciding], NAMED)})"
+            )
+        return f"{b} is not {a}: {printable('; '.join(parts))}.{rest}{looked}"
+
+    @property
+    def _rest(self) -> str:
+        """What the verdict does not rest on."""
+        return f" Not compared: {listed([*map(printable, self.not_compared)], NAMED)}." if self.not_compared else ""
+
+    def holds(self, up_to: str = "function") -> bool:
+        """Whether the verdict is at least as strong as this."""
+        return VERDICTS.index(self.verdict) <= VERDICTS.index(UP_TO[up_to])
+
+    @property
+    def config(self) -> list[ConfigKey]:
+        """The keys that differ and decide what is computed, or may."""
+        return [ConfigKey(each.key, each.a, each.b) for each in (*self.settings.deciding, *self.settings.unknown)]
+
+    @cached_property
+    def table(self) -> Table:
+        """One row per tensor; its csv() is tensors.csv."""
+        rows = [(each.name_b, each.name_a, each.role, each.layer if each.layer is not None else np.nan, each.verdict,
+                 each.deed, each.size, each.detail) for each in self.tensors]  # fmt: skip
+        return Table.of_rows(COLUMNS, rows)
+
+    def printed(self) -> list[str | Table]:
+        """What the terminal shows, from top to bottom."""
+        parts: list[str | Table] = [self.lead, self.tokens.lead]
+        if self.settings.idle:
+            keys = listed([printable(each.key) for each in self.settings.idle], NAMED)
+            parts.append(f"Config keys without effect on what is computed also differ: {keys}.")
+        return [*parts, self.worst(20)] if self.differing else parts
+
+    def worst(self, most: int) -> Table:
+        """The tensors that differ, the worst first."""
+        rows = [(each.name, each.role, np.nan if each.layer is None else each.layer, each.deed, each.size, each.detail)
+                for each in self.differing[:most]]  # fmt: skip
+        return Table.of_rows([column for column in COLUMNS if column.name in SHOWN], rows)
+
+    def __str__(self) -> str:
+        return "\n".join(part if isinstance(part, str) else part.text() for part in self.printed())
+
+    def shown(self) -> list[Table]:
+        """The tensors that differ."""
+        return [self.worst(20)]
+
+    def as_json(self) -> dict[str, Any]:
+        """What `weightscope same --json` prints and same.json holds."""
+        differences = [each.as_json() for each in self.differing] + [key._asdict() for key in self.config]
+        return dict(as_json(self.provenance.envelope(self.lead) | {
+            "verdict": self.verdict, "a": self.name_a, "b": self.name_b, "sample": self.sample,
+            "differences": differences,
+            "compared": {"count": len(self.tensors), "verdicts": dict(self.counts)},
+            "not_compared": {"count": len(self.not_compared), "names": list(self.not_compared)},
+            "tokenizer": {"verdict": self.tokens.verdict, "lead": self.tokens.lead},
+            "idle_config": [each.key for each in self.settings.idle],
+            "tensors": [each.as_json() for each in self.tensors],
+        }))  # fmt: skip
+
+
+COLUMNS = (
+    Column("tensor", meaning="Its name in B's file."), Column("name_a", symbol="in A"), Column("role"),
+    Column("layer", format=".0f"), Column("verdict"), Column("deed", meaning="What was done to it."),
+    Column("size", symbol="$‖ΔW‖/‖W‖$", meaning="Frobenius norm of B - A, relative to A.", format=".3g"),
+    Column("detail"),
+)  # fmt: skip
+SHOWN = ("tensor", "role", "layer", "deed", "size", "detail")
+
+
+def same(a: Model | str | Path, b: Model | str | Path, *, sample: float = 1.0, progress: bool = False) -> Same:
+    """Find out whether two checkpoints hold the same model, and what was done to each tensor that differs.
+
+    Every tensor of both is compared under its role, whatever the container, and the keys of config.json that decide
+    what is computed; the tokenizers have a verdict of their own. Memory is that of one tensor of each.
+
+    Parameters
+    ----------
+    a, b : Model, str or Path
+        The original and the copy: models, or what `open_model` opens.
+    sample : float
+        Share of the values to read, for a first look; 1 reads all.
+    progress : bool
+        Show a progress bar.
+
+    Raises
+    ------
+    CheckpointError
+        One of them cannot be read, or `sample` is not above 0 and at most 1.
+
+    Examples
+    --------
+    >>> import weightscope as ws
+    >>> result = ws.same("embedded", "embedded")
+    >>> result.verdict
+    'same bytes'
+    """
+    if not 0 < sample <= 1:
+        raise CheckpointError(f"`sample` is {sample}; it has to be above 0 and at most 1")
+    a, b = as_model(a), as_model(b)
+    with progress_shown(progress):
+        judged, left = _judged(a, b, sample)
+        tokens = compare_tokenizers(a, b)
+    head = [each for each in judged if each.role in HEADS]
+    settings = compare_settings(a, b, same_head=all(each.verdict != DIFFERENT for each in head))
+    verdict = max((each.verdict for each in judged), key=VERDICTS.index, default=UNDECIDED)
+    if verdict in (SAME_BYTES, SAME_VALUES):
+        verdict = SAME_BYTES if _same_files(a, b) else SAME_VALUES
+    if settings.unknown:
+        verdict = max(verdict, UNDECIDED, key=VERDICTS.index)
+    if settings.deciding:
+        verdict = DIFFERENT
+    return Same(
+        a.name, b.name, verdict, judged, settings, tokens, left, sample, Provenance.of(a.checkpoint, b.checkpoint)
+    )
+
+
+def _same_files(a: Model, b: Model) -> bool:
+    """Whether the files of weights and config.json of both are the same bytes."""
+    x, y = a.checkpoint, b.checkpoint
+    if x.config.stored != y.config.stored or [file.size for file in x.files] != [file.size for file in y.files]:
+        return False
+    return all(
+        p.path == q.path or (p.header.sha256 == q.header.sha256 and list(p.tensors) == list(q.tensors))
+        for p, q in zip(x.files, y.files, strict=True)
+    )
+
+
+def _judged(a: Model, b: Model, sample: float) -> tuple[list[Judged], list[str]]:
+    """Every tensor of both with its verdict, and the names of those that were not compared."""
+    pairs, only_a, only_b = pair_by_role(a, b)
+    parts: list[Counterparts | None] = [_counterparts(a, b, *pair, sample) for pair in pairs]
+    judged = []
+    with bar(what="tensors", total=len(parts), unit="tensor") as shown:
+        for each in in_threads(judge, parts):  # type: ignore[arg-type]
+            judged.append(each)
+            shown.update()
+    judged = name_shards(find_elsewhere(judged, parts), [each.tensors.b.file.path.name for each in parts if each])
+    judged = reordered_experts(judged)
+    heads = [_tied_head(a, b, *each) for each in ((only_a, True), (only_b, False))]
+    for lost, in_a, tied in ((only_a, True, heads[0]), (only_b, False, heads[1])):
+        for tensor, label in lost:
+            if NO_WEIGHTS.fullmatch(tensor.role):
+                continue
+            judged.append(
+                tied if tied is not None and tensor.role == "unembedding" else alone(tensor, label, in_a=in_a)
+            )
+    left = [f"{each.name} ({each.detail or each.deed})" for each in judged if each.verdict == UNDECIDED]
+    return _same_function(a, b, judged), left
+
+
+def pair_by_role(
+    a: Model, b: Model
+) -> tuple[list[tuple[str, NamedTensor, NamedTensor]], list[tuple[NamedTensor, str]], list[tuple[NamedTensor, str]]]:
+    """Counterparts by role, fused ones whole where both fuse alike; and the tensors that only one has."""
+    sides = [{model.tensors.label(tensor): tensor for tensor in model.tensors} for model in (a, b)]
+    x, y = sides
+    pairs = [(label, tensor, y[label]) for label, tensor in x.items() if label in y]
+    done = {label for label, _, _ in pairs}
+    rest = [{label: part for label, tensor in side.items() if label not in done for label, part in _parts(model.tensors, label, tensor)}
+            for side, model in zip(sides, (a, b), strict=True)]  # fmt: skip
+    x, y = rest
+    pairs += [(label, tensor, y[label]) for label, tensor in x.items() if label in y]
+    return (
+        pairs,
+        [(tensor, label) for label, tensor in x.items() if label not in y],
+        [(tensor, label) for label, tensor in y.items() if label not in x],
+    )
+
+
+def _parts(tensors: Tensors, label: str, tensor: NamedTensor) -> Iterator[tuple[str, NamedTensor]]:
+    parts = tensors._parts(tensor)
+    if not parts:
+        yield label, tensor
+    for part in parts:
+        yield tensors.label(part), part
+
+
+def _counterparts(a: Model, b: Model, label: str, x: NamedTensor, y: NamedTensor, sample: float) -> Counterparts:
+    """The tensors to compare: as they are stored where both files store them alike, else in the one convention."""
+    raw = a.checkpoint.unchecked()[x.name], b.checkpoint.unchecked()[y.name]
+    alike = _how(x) == _how(y) and raw[0].shape == raw[1].shape and x.role == y.role and x.shape == y.shape
+    plain = all(tensor.role == label.rpartition(" ")[2] or tensor.role == tensor.name or True for tensor in (x, y))
+    pair = Pair(*raw) if alike and plain else Pair(Canonical(x, raw[0]), Canonical(y, raw[1]))
+    config = b.config
+    rotation = b.rotations.get(y.layer or 0) if y.layer in b.rotations else None
+    turned = 0 if rotation is None else 2 * len(rotation.frequencies)
+    return Counterparts(
+        label, x, y, pair, Sizes(y.role, config.n_heads, config.n_kv_heads, config.head_dim, turned), sample
+    )
+
+
+def _how(tensor: NamedTensor) -> list[str]:
+    """How a tensor is stored, packing and rotary layout aside: the file's values are as a checkpoint has them."""
+    return [word for word in tensor.stored.split(", ") if not word.startswith(("packed", "rotary"))]
+
+
+def _tied_head(a: Model, b: Model, lost: Sequence[tuple[NamedTensor, str]], in_a: bool) -> Judged | None:
+    """The head of one file against the other's token embedding, where the other ties them."""
+    head = next((tensor for tensor, _ in lost if tensor.role == "unembedding"), None)
+    other = b if in_a else a
+    if head is None or not other.tied or "tokens" not in other.tensors:
+        return None
+    tokens = other.tensors["tokens"]
+    x, y = (head, tokens) if in_a else (tokens, head)
+    judged = judge(_counterparts(a, b, "unembedding", x, y, 1.0))
+    judged = replace(judged, role="unembedding", name_b=judged.name_b if not in_a else "", label="unembedding")
+    if judged.verdict == DIFFERENT:
+        return replace(judged, deed="head tied in config and not in file", detail=judged.deed)
+    return replace(judged, detail="tied to the token embedding in the other file")
+
+
+def _same_function(a: Model, b: Model, judged: Sequence[Judged]) -> list[Judged]:
+    """The verdicts, where tensors that differ belong to layers that compute what they did."""
+    mine = [i for i, each in enumerate(judged) if each.verdict == DIFFERENT and each.name_a and each.name_b]
+    if not mine or len(mine) != sum(each.verdict == DIFFERENT for each in judged) or why_not_run(a, b):
+        return list(judged)
+    tokens = any(judged[i].role == "tokens" for i in mine)
+    basis = basis_of(a, b) if tokens else Basis()
+    if basis is None:
+        return list(judged)
+    turned = basis.rotation is not None
+    why = basis_in_words(basis) if turned else "the layer gives the same on random inputs"
+    several = Counter(judged[i].layer for i in mine)
+    layers = {
+        layer for layer, count in several.items() if layer is not None and count > 1
+    }  # one alone shows in what it gives
+    same_ones = same_layers(a, b, sorted(range(a.config.n_layers) if turned else layers), basis)  # type: ignore[type-var, arg-type]
+    last = any(judged[i].role in LAST for i in mine) and last_apart(a, b, basis) <= allowed(basis)
+    if turned and (len(same_ones) < a.config.n_layers or not last):
+        return list(judged)
+    result = list(judged)
+    for i in mine:
+        each = judged[i]
+        if each.layer in same_ones or (each.layer is None and (last if each.role in LAST else turned)):
+            result[i] = as_same_function(replace(each, deed=why if turned else each.deed), "" if turned else why)
+    return result
