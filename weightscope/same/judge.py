@@ -15,7 +15,7 @@ from weightscope.changes.tensor import Change, change_of, classify, unchanged
 from weightscope.checkpoint import Tensor
 from weightscope.checkpoint.blocks import Block
 from weightscope.checkpoint.checkpoint import DerivedTensor, StoredTensor, WholeTensor
-from weightscope.same.deeds import EXACT, SPREAD, Deed, Sizes, find_deed, sampled
+from weightscope.same.deeds import EXACT, OF_VOCABULARY, SPREAD, Deed, Sizes, find_deed, sampled
 from weightscope.tensors.measure import BITS, why_unread
 
 # From strong to weak; a whole model has the weakest of its tensors'.
@@ -203,6 +203,8 @@ def _as_deed(change: Change, deed: Deed | None) -> Deed:
         return Deed("low-rank update, as of a LoRA merged or unmerged", change.change, f"rank {change.rank}")
     if deed is not None:
         return deed
+    if not np.isfinite(change.moved):
+        return Deed("NaN or infinity", np.inf)
     alike = "" if not change.is_matrix else f"cosine {change.cosine:.3f}"
     name = "other values" if change.is_tuned else "unrelated values"
     return Deed(name, change.change, alike)
@@ -274,7 +276,8 @@ def _other_shape(parts: Counterparts) -> Judged:
     change = unchanged(pair.a, pair.b)
     for part in pair.blocks():
         change = change.and_then(change_of(part))
-    what = "rows cut" if b[0] < a[0] else "rows added"
+    rows = "rows of the vocabulary" if parts.sizes.role in OF_VOCABULARY else "rows"
+    what = f"{rows} {'cut' if b[0] < a[0] else 'added'}"
     rest = "" if not change.values_changed or change.casts else f"; the others differ ({change.change:.2g})"
     return _judged(parts, DIFFERENT, f"{what}: {abs(a[0] - b[0])}", float("nan"), shapes + rest)
 
