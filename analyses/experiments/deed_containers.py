@@ -17,6 +17,7 @@ from analyses.experiments.deed_families import Planted
 BLOCK, GROUP = 16, 32  # rows and columns that share a scale of FP8; inputs that share one of GPTQ
 Packed = dict[str, np.ndarray]  # codes (out, in), scales, perhaps zeros: arrays before they are written
 Slip = Callable[[Packed], Packed]
+NO_SLIPS: Mapping[str, Slip] = {}
 
 
 def swapped_nibbles(packed: Packed) -> Packed:
@@ -53,7 +54,7 @@ def infinite_scale(packed: Packed) -> Packed:
     return nan_scale(packed, np.inf)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Container:
     """A way to store a checkpoint: how one matrix is packed, its values again, and the tensors of the file."""
 
@@ -70,7 +71,7 @@ class Container:
         layers = any(part in name for part in (".layers.", ".h.", ".layer."))
         return self.pack is not None and layers and w.ndim == 2 and min(w.shape) >= GROUP
 
-    def write(self, planted: Planted, folder: Path, slips: Mapping[str, Slip] = {}) -> dict[str, np.ndarray]:  # noqa: B006
+    def write(self, planted: Planted, folder: Path, slips: Mapping[str, Slip] = NO_SLIPS) -> dict[str, np.ndarray]:
         """Write the checkpoint, and give the values that its file holds, by name."""
         import torch
         from safetensors.torch import save_file

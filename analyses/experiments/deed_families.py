@@ -61,7 +61,16 @@ _BERT = {"q": "attention.self.query", "k": "attention.self.key", "v": "attention
          "down": "output.dense", "norm_2": "output.LayerNorm"}  # fmt: skip
 _MOE = {"router": "mlp.gate"} | {f"expert.{part}": f"mlp.experts.{{e}}.{part}_proj" for part in ("gate", "up", "down")}
 _NO_GROUPS = {"num_key_value_heads": None, "head_dim": None}
-_GPT_SIZES = {**dict.fromkeys(SIZES), "vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 2, "n_embd": WIDTH, "n_layer": LAYERS, "n_head": HEADS, "n_positions": 64}
+_GPT_SIZES = {
+    **dict.fromkeys(SIZES),
+    "vocab_size": VOCABULARY,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "n_embd": WIDTH,
+    "n_layer": LAYERS,
+    "n_head": HEADS,
+    "n_positions": 64,
+}
 FAMILIES: dict[str, Family] = {
     "llama": _LLAMA,
     "qwen2": _LLAMA,
@@ -78,9 +87,10 @@ FAMILIES: dict[str, Family] = {
     ),
     "gpt2": Family(_GPT_SIZES, "transformer.h.{i}.", _GPT, "transformer.wte", "transformer.ln_f", turned=True,
                    groups=HEADS),
-    "gpt_neox": Family(_NO_GROUPS, "gpt_neox.layers.{i}.", _NORMS | _NEOX, "gpt_neox.embed_in", "gpt_neox.final_layer_norm",
-                       "embed_out", fused="heads", groups=HEADS),
-    "falcon": Family({**_NO_GROUPS, "num_kv_heads": GROUPS, "new_decoder_architecture": True}, "transformer.h.{i}.", _FALCON,
+    "gpt_neox": Family(_NO_GROUPS, "gpt_neox.layers.{i}.", _NORMS | _NEOX, "gpt_neox.embed_in",
+                       "gpt_neox.final_layer_norm", "embed_out", fused="heads", groups=HEADS),
+    "falcon": Family({**_NO_GROUPS, "num_kv_heads": GROUPS, "new_decoder_architecture": True}, "transformer.h.{i}.",
+                     _FALCON,
                      "transformer.word_embeddings", "transformer.ln_f", fused="groups"),
     "bert": Family(_NO_GROUPS, "bert.encoder.layer.{i}.", _BERT, "bert.embeddings.word_embeddings",
                    "bert.embeddings.LayerNorm", groups=HEADS, masked=True),
@@ -227,6 +237,7 @@ def logits(name: str, config: Mapping[str, Any], tensors: Mapping[str, np.ndarra
     """Of the eager model with these weights, float32, (tokens, vocabulary); None where it does not take them."""
     import torch
     import transformers
+    from huggingface_hub.errors import StrictDataclassError
     from safetensors.numpy import save_file
 
     transformers.logging.set_verbosity_error()
@@ -243,5 +254,5 @@ def logits(name: str, config: Mapping[str, Any], tensors: Mapping[str, np.ndarra
             with torch.no_grad():
                 ids = [token for token in TOKENS if token < config["vocab_size"]]
                 return np.asarray(model(torch.tensor([ids])).logits[0].numpy())
-        except (RuntimeError, ValueError, KeyError, IndexError, TypeError, ZeroDivisionError):
+        except (RuntimeError, ValueError, KeyError, IndexError, TypeError, ZeroDivisionError, StrictDataclassError):
             return None

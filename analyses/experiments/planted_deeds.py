@@ -44,7 +44,6 @@ from analyses.experiments.deed_families import (
 from analyses.inputs import out_option
 from weightscope.cli.command import EndsInOneLine
 from weightscope.files import Folder
-from weightscope.progress import bar
 from weightscope.tables import Table
 
 ROUNDING = 1e-5  # |logits of B - of A| / |logits of A| that rounding makes: about 1e-7 for a copy
@@ -187,7 +186,7 @@ def experts_moved(planted: Planted, experts: bool, router: bool) -> None:
 
 
 def divided(planted: Planted, how: str) -> None:
-    """A matrix whose scales were left out, applied the wrong way round, or along its columns: floats without packing."""
+    """A matrix whose scales were left out, applied the wrong way round, or along its columns."""
     w = planted.get("o", 1)
     scales = np.abs(w).max(axis=1) / 127
     made = {"missing": w / scales[:, None], "inverted": w / scales[:, None] ** 2,
@@ -360,8 +359,9 @@ def scaling(planted: Planted) -> None:
 
 def head_sizes(planted: Planted) -> None:
     """Twice as many heads, half as wide."""
-    if "head_dim" in planted.config and "num_key_value_heads" in planted.config and not planted.family.modules.get("q_norm"):
-        planted.config |= {"head_dim": HEAD_DIM // 2, "num_attention_heads": 2 * HEADS, "num_key_value_heads": 2 * GROUPS}
+    sizes = {"head_dim": HEAD_DIM // 2, "num_attention_heads": 2 * HEADS, "num_key_value_heads": 2 * GROUPS}
+    if {*sizes} <= {*planted.config} and "q_norm" not in planted.family.modules:
+        planted.config |= sizes
 
 
 # The list
@@ -377,8 +377,8 @@ class Deed:
     part: str = "o"  # of the tensor whose packed numbers change
 
 
-def _deed(words: str, change: Callable[..., None], *args: Any, slip: Slip | None = None, part: str = "o", **more: Any) -> Deed:
-    return Deed(lambda planted: change(planted, *args, **more), tuple(words.split("|")), slip, part)
+def _deed(words: str, change: Callable[..., None], *args: Any, slip: Slip | None = None) -> Deed:
+    return Deed(lambda planted: change(planted, *args), tuple(words.split("|")), slip)
 
 
 def _key(keys: str, value: Any) -> Deed:
@@ -458,7 +458,7 @@ DEEDS: dict[str, Deed] = {
     "experts per token": _key("num_experts_per_tok", 1),
     "weights of experts normed": _key("norm_topk_prob", lambda old: not old),
     "parallel residual": _key("use_parallel_residual", lambda old: not old),
-    "share of dimensions that rotate": _key("rope_parameters.partial_rotary_factor partial_rotary_factor", lambda old: 0.5 if old != 0.5 else 1.0),
+    "share of dimensions that rotate": _key("rope_parameters.partial_rotary_factor", lambda old: 0.5 if old != 0.5 else 1.0),
 }  # fmt: skip
 TWO = (
     ("q and k to neighbours, one layer", "one norm plus 1"), ("vocabulary shifted", "heads of W_O turned"),
@@ -550,7 +550,7 @@ def judged(name: str, container: Container, case: Case, folder: Path) -> dict[st
                   or any(word in deed for word in words for deed in said.values())
                   for words in case.keys.values()]  # fmt: skip
         named = all(tensors) and all(config)
-        right = right or bool(case.keys) and any("tie" in key for key in case.keys)
+        right = right or any("tie" in key for key in case.keys)
     return row | {"verdict": result.verdict, "tensors_right": right, "named": named,
                   "said": "; ".join(sorted({*said.values(), *keys})) or result.lead[:80]}  # fmt: skip
 
@@ -563,16 +563,14 @@ def _faithful(name: str, container: Container, folder: Path) -> np.ndarray | Non
         return logits(name, base(name).config, values)
 
 
-def table_of(families: Sequence[str], containers: Sequence[str], deeds: Sequence[str] = ()) -> list[dict[str, Any]]:
+def rows_of(families: Sequence[str], containers: Sequence[str], deeds: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
     """A row for each deed, family and container."""
-    rows = []
     with tempfile.TemporaryDirectory() as scratch:
-        for name in bar(families, "families", "family"):
+        for name in families:
             for container in (CONTAINERS[each] for each in containers):
                 for case in cases(name, container.packs):
                     if not deeds or case.deed in deeds:
-                        rows.append(judged(name, container, case, Path(scratch)))
-    return rows
+                        yield judged(name, container, case, Path(scratch))
 
 
 def is_right(row: dict[str, Any]) -> bool:
@@ -589,7 +587,8 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
         "called different": sum(map(is_right, differing)),
         "not called different, logits equal": sum(is_right(row) for row in rows if row["logits"] <= ROUNDING),
         "same function and logits differ": sum(row["verdict"] == "same function" for row in differing),
-        "tensors right": sum(row["tensors_right"] for row in differing), "deed named": sum(row["named"] for row in differing),
+        "tensors right": sum(row["tensors_right"] for row in differing),
+        "deed named": sum(row["named"] for row in differing),
         "refused": sum(row["verdict"] == "refused" for row in rows),
     }  # fmt: skip
 
@@ -601,13 +600,13 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
 @out_option("out/planted-deeds")
 def main(families: str, containers: str, deeds: str, out: Path) -> None:
     """Damage tiny checkpoints in every known way, and count what `same` says of each."""
-    rows = table_of(families.split(","), containers.split("|"), [*filter(None, deeds.split(";"))])
     columns = ["deed", "family", "container", "logits", "verdict", "tensors_right", "named", "said"]
-    table = Table.of_rows(columns, [[row[column] for column in columns] for row in rows])
-    Folder(out).text("deeds.csv", table.csv())
-    for row in rows:
+    rows = []
+    for row in rows_of(families.split(","), containers.split("|"), [*filter(None, deeds.split(";"))]):
+        rows.append(row)
         if not (is_right(row) and row["tensors_right"] and row["named"]) or row["verdict"] == "refused":
             click.echo(" | ".join(str(row[column]) for column in columns))
+    Folder(out).text("deeds.csv", Table.of_rows(columns, [[row[column] for column in columns] for row in rows]).csv())
     for what, count in summary(rows).items():
         click.echo(f"{what}: {count}")
 

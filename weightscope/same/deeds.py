@@ -1,7 +1,7 @@
 """What was done to a tensor: a catalogue of transformations T, tried until T(A) = B up to the stored precision.
 
 A deed acts along the first axis of an array: rows of a matrix, entries of a vector. Columns are the rows of the
-transpose, so each is written once. `find_deed` tries them on a few columns of all rows, or on a few rows of all columns.
+transpose, so each is written once. `find_deed` tries them on a few columns of all rows, or a few rows of all columns.
 """
 
 from collections.abc import Callable, Iterator
@@ -228,7 +228,7 @@ def scaled_in_blocks(x: np.ndarray, y: np.ndarray, tolerance: float) -> Deed | N
 
 
 def _scaled(along: str, x: np.ndarray, y: np.ndarray, factors: np.ndarray, tolerance: float, where: str) -> Deed | None:
-    """Values times the factors that they share along the last axis, if that explains y: which slip these factors show."""
+    """Values times the factors that they share along the last axis, if that explains y, and what these show."""
     with np.errstate(all="ignore"):
         error = error_of(x * factors, y)
     if not np.isfinite(factors).all() or not factors.any() or error > tolerance:

@@ -1,4 +1,4 @@
-"""Tensors of B that are A's from another place: another layer, another role, another expert, or another step's shard."""
+"""Tensors of B that are A's from another place: another layer, role or expert, or another step's shard."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -22,7 +22,9 @@ def find_elsewhere(judged: Sequence[Judged], parts: Sequence[Counterparts | None
     for each in parts:
         if each is not None and each.tensors.a.shape in wanted:
             by_shape[each.tensors.a.shape].append(each)
-    firsts = {id(each): first_rows(each.tensors.a, ROWS).astype(np.float32) for each in sum(by_shape.values(), [])}
+    firsts = {
+        id(each): first_rows(each.tensors.a, ROWS).astype(np.float32) for group in by_shape.values() for each in group
+    }
     result = list(judged)
     for i in lost:
         here = parts[i]

@@ -1,4 +1,4 @@
-"""One tensor of A and its counterpart in B: the strongest of the verdicts that can be proved, or what was done to it."""
+"""One tensor of A and its counterpart in B: the strongest verdict that can be proved, or what was done to it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -15,6 +15,7 @@ from weightscope.changes.tensor import Change, change_of, classify, unchanged
 from weightscope.checkpoint import Tensor
 from weightscope.checkpoint.blocks import Block
 from weightscope.checkpoint.checkpoint import DerivedTensor, StoredTensor, WholeTensor
+from weightscope.metrics.spectra import evenly_spread
 from weightscope.same.deeds import EXACT, OF_VOCABULARY, SPREAD, Deed, Sizes, find_deed, sampled
 from weightscope.tensors.measure import BITS, why_unread
 
@@ -246,13 +247,12 @@ def _views(pair: Pair) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray,
             whole = Block(tensor, 0, prod(shape)).values().reshape(-1, width)
             sides.append(sampled(whole.astype(np.float32, copy=False)))
             continue
-        columns = np.unique(np.linspace(0, width - 1, min(SPREAD, width)).astype(int))
-        every = max(1, prod(shape[:-1]) // SPREAD)
+        columns, rows = (evenly_spread(n, SPREAD) for n in (width, prod(shape[:-1])))
         across, along, row = [], [], 0
         for _, start, stop in Pair(tensor, tensor).blocks():
-            block = Block(tensor, start, stop).values().reshape(-1, width)
+            block = Block(tensor, start, stop).values().reshape(-1, width).astype(np.float32, copy=False)
             across.append(block[:, columns])
-            along.append(block[-row % every :: every])
+            along.append(block[rows[(row <= rows) & (rows < row + len(block))] - row])
             row += len(block)
         sides.append((np.concatenate(across), np.concatenate(along).T))
     (x, p), (y, q) = sides
