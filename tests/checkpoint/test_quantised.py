@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from tests.support.files import encode, write
 from tests.support.hub_server import Hub
 from weightscope.checkpoint import Checkpoint, open_checkpoint
-from weightscope.checkpoint.quantised import blockwise, decode_fp8
+from weightscope.checkpoint.packings.bitsandbytes import blockwise
+from weightscope.checkpoint.packings.fp8 import decode_fp8
 from weightscope.errors import CheckpointError
 
 GOLDEN = Path(__file__).parent / "golden" / "bitsandbytes.safetensors"
