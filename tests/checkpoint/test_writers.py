@@ -36,7 +36,7 @@ def test_every_tensor_has_a_role_and_the_model_is_audited(folder: Path) -> None:
     model = ws.open_model(folder)
     unnamed = [tensor.name for tensor in model.tensors if tensor.role == tensor.name]
     assert not [name for name in unnamed if not name.endswith(("input_scale", "input_global_scale"))]
-    assert "packed" in model.tensors["layer 0 q"].stored
+    assert "packed" in model.tensors["layer 0 up"].stored
     config = model.config
     assert model.tensors["layer 0 q"].array().shape == (config.n_heads * config.head_dim, config.d_model)
     assert len(ws.audit(model).heads) == config.n_layers * config.n_heads

@@ -88,8 +88,18 @@ class ScaledTensor(DequantisedTensor):
         self.block()
 
     def _is_mx(self) -> bool:
-        """Whether config.json says that scales are exponents."""
-        return any("uint8" in str(weights.get("scale_dtype")) for weights in stated_weights(self.settings))
+        """Whether scales are said to be exponents."""
+        stated = [str(weights.get("scale_dtype")) for weights in stated_weights(self.settings)]
+        return self.settings.get("scale_fmt") == "ue8m0" or any("uint8" in dtype for dtype in stated)
+
+    def grid(self) -> tuple[int, int]:
+        """How many scales there are along the rows and the columns."""
+        scale = self.by_key["scale"].shape
+        if len(scale) == 4 and scale[1] == scale[3] == 1:  # as ModelOpt keeps blocks
+            scale = scale[::2]
+        if len(scale) not in {1, 2}:
+            self.misshapen()
+        return scale[0], scale[1] if len(scale) == 2 else 1
 
     def block(self) -> tuple[int, int]:
         """Rows and columns that share a scale: as config.json says, or for one scale in all or one per row the shape.
@@ -100,9 +110,9 @@ class ScaledTensor(DequantisedTensor):
         weight, scale = self.by_key["weight"], self.by_key["scale"]
         if prod(scale.shape) == 1:
             return max(1, weight.shape[0] if weight.shape else 1), max(1, prod(weight.shape[1:]))
-        if len(weight.shape) != 2 or len(scale.shape) not in {1, 2} or 0 in (*weight.shape, *scale.shape):
+        if len(weight.shape) != 2 or 0 in (*weight.shape, *scale.shape):
             self.misshapen()
-        grid = scale.shape if len(scale.shape) == 2 else (scale.shape[0], 1)
+        grid = self.grid()
         if all(n in (1, size) for size, n in zip(weight.shape, grid, strict=True)):
             return weight.shape[0] // grid[0], weight.shape[1] // grid[1]
         counts = f"has {grid[0]} x {grid[1]} scales for a weight of {weight.shape[0]} x {weight.shape[1]}"
@@ -141,7 +151,7 @@ class ScaledTensor(DequantisedTensor):
         z = None if zero is None else _values(zero)
         if s.size == 1:
             return (w if z is None else w - z.reshape(())) * s.reshape(())
-        grid = scale.shape if len(scale.shape) == 2 else (-1, 1)
+        grid = self.grid()
         return by_blocks(w, s.reshape(grid), self.block(), None if z is None else z.reshape(grid))
 
 
