@@ -5,27 +5,40 @@ as weights would give plausible numbers. Every weight is (out, in), as a Linear 
 GPTQ and AWQ store it transposed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from weightscope.checkpoint.checkpoint import StoredTensor, Tensor
 from weightscope.checkpoint.config import Config
-from weightscope.checkpoint.packings import bitsandbytes, fp8, gptq
+from weightscope.checkpoint.packings import bitsandbytes, compressed, gptq, modelopt, mxfp4, scaled
 from weightscope.checkpoint.packings.packed import Find
 from weightscope.errors import CheckpointError
 
 SETTINGS = ("quantization_config", "compression_config")  # keys of config.json, or of its text_config
-PARTS = (".qweight", "_scale_inv", "_scale", ".absmax", ".SCB")  # ends of names that only quantised weights have
-SELF_EVIDENT: tuple[Find, ...] = (fp8.find, bitsandbytes.find)  # their tensors say it; config.json need not
+PARTS = (
+    ".qweight",
+    "_scale_inv",
+    "_scale",
+    ".absmax",
+    ".SCB",
+    ".weight_packed",
+    "_blocks",
+)  # ends of names that only quantised weights have
+MODELOPT = ("modelopt", "modelopt_fp4", "modelopt_mixed")
+SELF_EVIDENT: tuple[Find, ...] = (scaled.find, bitsandbytes.find)  # their tensors say it; config.json need not
 METHODS: dict[str, tuple[Find, ...]] = {  # quant_method of config.json -> how its weights are found, besides these
     "fp8": (),
     "fbgemm_fp8": (),
     "gptq": (gptq.find_gptq,),
     "awq": (gptq.find_awq,),
     "bitsandbytes": (),
-    "mxfp4": (),
-    "compressed-tensors": (),
+    "mxfp4": (mxfp4.find,),
+    "compressed-tensors": (compressed.find,),
+    **dict.fromkeys(MODELOPT, (modelopt.find,)),
 }
-READ_FORMATS = ("float-quantized", "naive-quantized", "dense")  # of compressed-tensors
+CHECKS: dict[str, Callable[[Config], None]] = {  # what a method refuses of its settings
+    "compressed-tensors": compressed.check,
+    **dict.fromkeys(MODELOPT, modelopt.check),
+}
 
 
 def dequantised(stored: Mapping[str, StoredTensor], config: Config) -> dict[str, Tensor]:
@@ -49,17 +62,19 @@ def _settings(config: Config) -> tuple[str, Config]:
     settings = next((settings for settings in described if isinstance(settings, dict) and settings), {})
     if not settings:
         return "", Config({}, config.file)
-    method, layout = settings.get("quant_method"), settings.get("format")
+    method = settings.get("quant_method")
     if not isinstance(method, str) or method not in METHODS:
         problem = f"says quantised with '{str(method)[:40]}', which is not read; read are {', '.join(METHODS)}"
         raise CheckpointError(problem, file=config.file)
-    if method == "compressed-tensors" and layout not in READ_FORMATS:
-        problem = f"says compressed-tensors in format '{str(layout)[:40]}', which is not read"
-        raise CheckpointError(f"{problem}; read are {', '.join(READ_FORMATS)}", file=config.file)
-    return method, Config(settings, config.file)
+    checked = Config(settings, config.file)
+    if method in CHECKS:
+        CHECKS[method](checked)
+    return method, checked
 
 
 def _refuse_packed(tensor: StoredTensor, _: Mapping[str, StoredTensor], __: Config) -> None:
     """Refuse packed integers that nothing else reads."""
     if tensor.name.endswith(".qweight"):
         raise tensor.refuse("is packed, and config.json does not say whether by gptq or awq")
+    if tensor.name.endswith(".weight_packed"):
+        raise tensor.refuse("is packed, and config.json does not say that compressed-tensors packed it")

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -14,9 +14,16 @@ from weightscope.checkpoint.storage import Storage
 FLOATS = ("F16", "BF16", "F32", "F64")
 
 
-def parts_of(prefix: str, stored: Mapping[str, StoredTensor], *keys: str) -> dict[str, StoredTensor]:
+def parts_of(prefix: str, stored: Mapping[str, StoredTensor], *keys: str, joint: str = ".") -> dict[str, StoredTensor]:
     """The parts of a weight that are there, by the ends of their names."""
-    return {key: stored[f"{prefix}.{key}"] for key in keys if f"{prefix}.{key}" in stored}
+    return {key: stored[f"{prefix}{joint}{key}"] for key in keys if f"{prefix}{joint}{key}" in stored}
+
+
+def stated_weights(settings: Config) -> list[Mapping[str, Any]]:
+    """What compressed-tensors' config_groups (ModelOpt writes them too) say of weights, group by group."""
+    groups = settings.get("config_groups")
+    groups = [group for group in groups.values() if isinstance(group, dict)] if isinstance(groups, dict) else []
+    return [group["weights"] for group in groups if isinstance(group.get("weights"), dict)]
 
 
 def unpack_columns(packed: np.ndarray, bits: int) -> np.ndarray:
