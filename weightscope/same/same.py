@@ -1,7 +1,7 @@
 """Is this still the same model? One verdict for two checkpoints, and what it rests on."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,9 +10,10 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from weightscope.architectures.layer import NO_WEIGHTS
-from weightscope.architectures.names import NamedTensor, Tensors
+from weightscope.architectures.names import NamedTensor
+from weightscope.changes.counterparts import Counterparts as Paired
+from weightscope.changes.counterparts import counterparts
 from weightscope.changes.head import Basis
-from weightscope.changes.pair import Pair
 from weightscope.compute.cores import in_threads
 from weightscope.errors import CheckpointError, counted, printable
 from weightscope.findings import listed
@@ -33,7 +34,6 @@ from weightscope.same.judge import (
     SAME_VALUES,
     UNDECIDED,
     VERDICTS,
-    Canonical,
     Counterparts,
     Judged,
     alone,
@@ -261,8 +261,10 @@ def _same_files(a: Model, b: Model) -> bool:
 
 def _judged(a: Model, b: Model, sample: float) -> tuple[list[Judged], list[str]]:
     """Every tensor of both with its verdict, and the names of those that were not compared."""
-    pairs, only_a, only_b = pair_by_role(a, b)
-    parts: list[Counterparts | None] = [_counterparts(a, b, *pair, sample) for pair in pairs]
+    found = [*counterparts(a, b)]
+    parts: list[Counterparts | None] = [_compared(a, b, each, sample) for each in found if each.a and each.b]
+    only_a = [(each.a, each.label) for each in found if each.a and not each.b]
+    only_b = [(each.b, each.label) for each in found if each.b and not each.a]
     judged = []
     with bar(what="tensors", total=len(parts), unit="tensor") as shown:
         for each in in_threads(judge, parts):  # type: ignore[arg-type]
@@ -282,50 +284,17 @@ def _judged(a: Model, b: Model, sample: float) -> tuple[list[Judged], list[str]]
     return _same_function(a, b, judged), left
 
 
-def pair_by_role(
-    a: Model, b: Model
-) -> tuple[list[tuple[str, NamedTensor, NamedTensor]], list[tuple[NamedTensor, str]], list[tuple[NamedTensor, str]]]:
-    """Counterparts by role, fused ones whole where both fuse alike; and the tensors that only one has."""
-    sides = [{model.tensors.label(tensor): tensor for tensor in model.tensors} for model in (a, b)]
-    x, y = sides
-    pairs = [(label, tensor, y[label]) for label, tensor in x.items() if label in y]
-    done = {label for label, _, _ in pairs}
-    rest = [{label: part for label, tensor in side.items() if label not in done for label, part in _parts(model.tensors, label, tensor)}
-            for side, model in zip(sides, (a, b), strict=True)]  # fmt: skip
-    x, y = rest
-    pairs += [(label, tensor, y[label]) for label, tensor in x.items() if label in y]
-    return (
-        pairs,
-        [(tensor, label) for label, tensor in x.items() if label not in y],
-        [(tensor, label) for label, tensor in y.items() if label not in x],
-    )
-
-
-def _parts(tensors: Tensors, label: str, tensor: NamedTensor) -> Iterator[tuple[str, NamedTensor]]:
-    parts = tensors._parts(tensor)
-    if not parts:
-        yield label, tensor
-    for part in parts:
-        yield tensors.label(part), part
-
-
-def _counterparts(a: Model, b: Model, label: str, x: NamedTensor, y: NamedTensor, sample: float) -> Counterparts:
-    """The tensors to compare: as they are stored where both files store them alike, else in the one convention."""
-    raw = a.checkpoint.unchecked()[x.name], b.checkpoint.unchecked()[y.name]
-    alike = _how(x) == _how(y) and raw[0].shape == raw[1].shape and x.role == y.role and x.shape == y.shape
-    plain = all(tensor.role == label.rpartition(" ")[2] or tensor.role == tensor.name or True for tensor in (x, y))
-    pair = Pair(*raw) if alike and plain else Pair(Canonical(x, raw[0]), Canonical(y, raw[1]))
-    config = b.config
-    rotation = b.rotations.get(y.layer or 0) if y.layer in b.rotations else None
+def _compared(a: Model, b: Model, found: Paired, sample: float) -> Counterparts:
+    """Two counterparts, and what a deed has to know of the row that they belong to."""
+    x, y, config = found.a, found.b, b.config
+    pair = found.pair()
+    assert x is not None
+    assert y is not None
+    assert pair is not None
+    rotation = b.rotations.get(y.layer) if y.layer is not None else None
     turned = 0 if rotation is None else 2 * len(rotation.frequencies)
-    return Counterparts(
-        label, x, y, pair, Sizes(y.role, config.n_heads, config.n_kv_heads, config.head_dim, turned), sample
-    )
-
-
-def _how(tensor: NamedTensor) -> list[str]:
-    """How a tensor is stored, packing and rotary layout aside: the file's values are as a checkpoint has them."""
-    return [word for word in tensor.stored.split(", ") if not word.startswith(("packed", "rotary"))]
+    sizes = Sizes(y.role, config.n_heads, config.n_kv_heads, config.head_dim, turned)
+    return Counterparts(found.label, x, y, pair, sizes, sample)
 
 
 def _tied_head(a: Model, b: Model, lost: Sequence[tuple[NamedTensor, str]], in_a: bool) -> Judged | None:
@@ -336,7 +305,7 @@ def _tied_head(a: Model, b: Model, lost: Sequence[tuple[NamedTensor, str]], in_a
         return None
     tokens = other.tensors["tokens"]
     x, y = (head, tokens) if in_a else (tokens, head)
-    judged = judge(_counterparts(a, b, "unembedding", x, y, 1.0))
+    judged = judge(_compared(a, b, Paired("unembedding", x, y, "role"), 1.0))
     judged = replace(judged, role="unembedding", name_b=judged.name_b if not in_a else "", label="unembedding")
     if judged.verdict == DIFFERENT:
         return replace(judged, deed="head tied in config and not in file", detail=judged.deed)
