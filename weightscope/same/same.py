@@ -24,7 +24,7 @@ from weightscope.results import Result
 from weightscope.same.config_and_tokens import Settings, Tokens, compare_settings, compare_tokenizers
 from weightscope.same.deeds import Sizes
 from weightscope.same.elsewhere import find_elsewhere, name_shards, reordered_experts
-from weightscope.same.function import allowed, basis_in_words, basis_of, last_apart, same_layers, why_not_run
+from weightscope.same.function import allowed, basis_in_words, basis_of, called, last_apart, same_layers, why_not_run
 from weightscope.same.judge import (
     DIFFERENT,
     QUANTISED,
@@ -331,9 +331,11 @@ def _same_function(a: Model, b: Model, judged: Sequence[Judged]) -> list[Judged]
     last = any(judged[i].role in LAST for i in mine) and last_apart(a, b, basis) <= allowed(basis)
     if turned and (len(same_ones) < a.config.n_layers or not last):
         return list(judged)
+    with_norms = {judged[i].layer for i in mine if judged[i].role.startswith("norm.")}
     result = list(judged)
     for i in mine:
         each = judged[i]
         if each.layer in same_ones or (each.layer is None and (last if each.role in LAST else turned)):
-            result[i] = as_same_function(replace(each, deed=why if turned else each.deed), "" if turned else why)
+            deed = why if turned else called(each.role, each.deed, folded=each.layer in with_norms)
+            result[i] = as_same_function(replace(each, deed=deed), "" if turned else why)
     return result
