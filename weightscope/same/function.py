@@ -117,7 +117,7 @@ def allowed(basis: Basis) -> float:
     return EQUAL if basis.rotation is None or basis.permuted else EQUAL_TURNED
 
 
-# What a deed is called where it does not change the function: (roles, start of the deed's name, name); the first counts.
+# What a deed is called where the function stays: (roles, start of the name of the deed, name); the first fit counts.
 CALLED = (
     (("norm",), "", "norms folded"),
     (("gate", "up", "down", "gate+up"), "rows in another order", "neurons in another order"),
