@@ -115,3 +115,23 @@ def same_layers(a: Model, b: Model, indices: Collection[int], basis: Basis) -> l
 def allowed(basis: Basis) -> float:
     """How far apart what is computed may be."""
     return EQUAL if basis.rotation is None or basis.permuted else EQUAL_TURNED
+
+
+# What a deed is called where the function stays: (roles, start of the name of the deed, name); the first fit counts.
+CALLED = (
+    (("norm",), "", "norms folded"),
+    (("gate", "up", "down", "gate+up"), "rows in another order", "neurons in another order"),
+    ((), "heads in another order", "heads in another order"),
+    ((), "negated", "signs moved between factors"),
+    ((), "scaled", "scales moved between factors"),
+    (("q", "k", "v", "o"), "", "heads in another basis"),
+)
+
+
+def called(role: str, deed: str, *, folded: bool) -> str:
+    """What was done to a tensor whose layer computes what it did; `folded` where a norm of the layer changed too."""
+    if folded and deed.startswith(("scaled", "other values")):
+        return "norms folded"
+    plain = "norm" if role.startswith("norm.") else role.removesuffix(".bias")
+    names = (name for roles, start, name in CALLED if deed.startswith(start) and (not roles or plain in roles))
+    return next(names, deed)
