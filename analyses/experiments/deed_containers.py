@@ -4,7 +4,6 @@ Layers' matrices are packed; embeddings, heads, norms, biases and routers stay f
 numbers themselves: codes, scales and zero points of one tensor.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from analyses.experiments.deed_families import Planted
+from weightscope.files import Folder
 
 BLOCK, GROUP = 16, 32  # rows and columns that share a scale of FP8; inputs that share one of GPTQ
 Packed = dict[str, np.ndarray]  # codes (out, in), scales, perhaps zeros: arrays before they are written
@@ -21,9 +21,9 @@ NO_SLIPS: Mapping[str, Slip] = {}
 
 
 def swapped_nibbles(packed: Packed) -> Packed:
-    """The upper and the lower nibble of every byte exchanged: neighbours along the inputs."""
-    codes = packed["codes"]
-    return packed | {"codes": codes.reshape(len(codes), -1, 2)[..., ::-1].reshape(codes.shape)}
+    """The nibbles of every byte exchanged: neighbours along the inputs, or halves of ggml's blocks."""
+    codes, block = packed["codes"], int(packed.get("halves", 2))
+    return packed | {"codes": codes.reshape(len(codes), -1, 2, block // 2)[:, :, ::-1].reshape(codes.shape)}
 
 
 def no_scales(packed: Packed) -> Packed:
@@ -66,6 +66,10 @@ class Container:
     half: bool = False  # floats are bfloat16
     shards: int = 1
 
+    def takes(self, planted: Planted, keys: Mapping[str, Any]) -> bool:
+        """Whether a checkpoint with these keys of config.json changed can be written here: any can."""
+        return True
+
     def packs(self, name: str, w: np.ndarray) -> bool:
         """Whether a tensor is packed here."""
         layers = any(part in name for part in (".layers.", ".h.", ".layer."))
@@ -90,14 +94,14 @@ class Container:
             values[name], shard[name] = stored.float().numpy(), stored
         folder.mkdir(parents=True, exist_ok=True)
         config = planted.config | ({"quantization_config": dict(self.settings)} if self.settings else {})
-        (folder / "config.json").write_text(json.dumps(config))
+        Folder(folder).json("config.json", config)
         names = [f"model-{i + 1:05}-of-{self.shards:05}.safetensors" for i in range(self.shards)]
         for file, shard in zip(names if self.shards > 1 else ["model.safetensors"], files, strict=True):
             whole = {name: tensor.contiguous() for name, tensor in shard.items()}
             save_file(whole, folder / file, metadata={"format": "pt"})
         if self.shards > 1:
             index = {name: file for file, shard in zip(names, files, strict=True) for name in shard}
-            (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+            Folder(folder).json("model.safetensors.index.json", {"weight_map": index})
         return values
 
 

@@ -4,16 +4,16 @@ Models are transformers' own, drawn anew with gains of norms that are not all on
 part is in its file is written here a second time, apart from the rows that weightscope reads files by.
 """
 
-import json
-import tempfile
 import zlib
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from weightscope.checkpoint.config import read_json
+from weightscope.files import Folder, scratch_folder
 
 LAYERS, WIDTH, HEADS, GROUPS, HEAD_DIM, INNER, VOCABULARY = 3, 64, 4, 2, 16, 96, 128
 SIZES = {
@@ -197,7 +197,7 @@ def original(name: str) -> Planted:
     """The family's tiny model, drawn anew from a seed of its name and saved by transformers."""
     import torch
     import transformers
-    from safetensors.numpy import load_file
+    from safetensors.torch import load_file
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -210,11 +210,11 @@ def original(name: str) -> Planted:
         sizes = 0.15 * np.exp(0.4 * rng.standard_normal((len(parameter), *[1] * (parameter.ndim - 1)), np.float32))
         with torch.no_grad():
             parameter.copy_(torch.tensor(gain if is_gain else sizes * draw))
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch_folder() as folder:
         model.save_pretrained(folder)
-        tensors = load_file(Path(folder) / "model.safetensors")
-        config = json.loads((Path(folder) / "config.json").read_text())
-    return Planted(name, config, {key: np.array(tensors[key], np.float32) for key in sorted(tensors)})
+        tensors = load_file(folder / "model.safetensors")
+        config = read_json(folder / "config.json")
+    return Planted(name, config, {key: tensors[key].float().numpy().copy() for key in sorted(tensors)})
 
 
 def _config(name: str) -> Any:
@@ -244,11 +244,11 @@ def logits(name: str, config: Mapping[str, Any], tensors: Mapping[str, np.ndarra
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch_folder() as folder:
         rest = {key: value for key, value in config.items() if key != "quantization_config"}
-        (Path(folder) / "config.json").write_text(json.dumps(rest))
+        Folder(folder).json("config.json", rest)
         whole = {key: np.ascontiguousarray(w, np.float32) for key, w in tensors.items()}
-        save_file(whole, Path(folder) / "model.safetensors", metadata={"format": "pt"})
+        save_file(whole, folder / "model.safetensors", metadata={"format": "pt"})
         try:
             model = _auto(name).from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
             with torch.no_grad():

@@ -8,7 +8,6 @@ holds. Nothing here knows how `same` searches. It prints a table and writes deed
 container.
 """
 
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -41,11 +40,15 @@ from analyses.experiments.deed_families import (
     logits,
     original,
 )
+from analyses.experiments.deed_gguf import GgufContainer
 from analyses.inputs import out_option
 from weightscope.cli.command import EndsInOneLine
-from weightscope.files import Folder
+from weightscope.files import Folder, scratch_folder
 from weightscope.tables import Table
 
+ALL_CONTAINERS: dict[str, Container | GgufContainer] = CONTAINERS | {
+    f"GGUF, {kind}": GgufContainer(f"GGUF, {kind}", kind) for kind in ("Q8_0", "Q4_0")
+}
 ROUNDING = 1e-5  # |logits of B - of A| / |logits of A| that rounding makes: about 1e-7 for a copy
 NOT_SAME = ("different",)
 MIDDLE = range(1, 2)  # the layer of deeds that are done in one
@@ -446,7 +449,7 @@ DEEDS: dict[str, Deed] = {
     "bytes swapped": _deed("dtype reinterpreted", reread, "swapped"),
     "negated": _deed("negated", negated),
     "rope base": _key("rope_parameters.rope_theta", lambda old: 3 * old),
-    "rope scaling": _deed("rope_parameters", scaling),
+    "rope scaling": _deed("rope_parameters|rope_scaling", scaling),
     "epsilon": _key("rms_norm_eps layer_norm_eps layer_norm_epsilon", lambda old: 1e-2),
     "activation": _key("hidden_act activation_function hidden_activation activation", "relu"),
     "softcap of scores": _key("attn_logit_softcapping", 1.0),
@@ -458,7 +461,7 @@ DEEDS: dict[str, Deed] = {
     "experts per token": _key("num_experts_per_tok", 1),
     "weights of experts normed": _key("norm_topk_prob", lambda old: not old),
     "parallel residual": _key("use_parallel_residual", lambda old: not old),
-    "share of dimensions that rotate": _key("rope_parameters.partial_rotary_factor", lambda old: 0.5 if old != 0.5 else 1.0),
+    "share of dimensions that rotate": _key("rope_parameters.partial_rotary_factor", lambda old: 1.5 - old),
 }  # fmt: skip
 TWO = (
     ("q and k to neighbours, one layer", "one norm plus 1"), ("vocabulary shifted", "heads of W_O turned"),
@@ -478,10 +481,17 @@ class Case:
     slips: dict[str, Slip] = field(default_factory=dict)
 
 
-def cases(name: str, packs: Callable[[str, np.ndarray], bool]) -> Iterator[Case]:
-    """Every deed that changes something in this family, alone and two at a time."""
+def cases(
+    name: str, packs: Callable[[str, np.ndarray], bool], only: Sequence[str] = (), start: Planted | None = None
+) -> Iterator[Case]:
+    """Every deed, or `only` some, that changes something in this family, alone and two at a time.
+
+    start: what it is done to, if not the family's original.
+    """
     for deeds in [*((deed,) for deed in DEEDS), *TWO]:
-        case = Case(", then ".join(deeds), base(name).copy())
+        case = Case(", then ".join(deeds), (start or base(name)).copy())
+        if only and case.deed not in only:
+            continue
         did = [_do(case, DEEDS[deed], packs) for deed in deeds]
         if all(did) or deeds == ("nothing",):
             yield case
@@ -528,14 +538,14 @@ def apart(x: np.ndarray | None, y: np.ndarray | None) -> float:
     return float(np.linalg.norm(y.astype(np.float64) - x) / np.linalg.norm(x))
 
 
-def judged(name: str, container: Container, case: Case, folder: Path) -> dict[str, Any]:
+def judged(name: str, container: Container | GgufContainer, case: Case, folder: Path) -> dict[str, Any]:
     """One row of the table."""
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        values = container.write(case.planted, Path(scratch) / "b", case.slips)
+    with scratch_folder() as scratch:
+        values = container.write(case.planted, scratch / "b", case.slips)
         moved = apart(_faithful(name, container, folder), logits(name, case.planted.config, values))
         row: dict[str, Any] = {"deed": case.deed, "family": name, "container": container.name, "logits": moved}
         try:
-            result = ws.same(written(name, folder), Path(scratch) / "b")
+            result = ws.same(written(name, folder), scratch / "b")
         except ws.CheckpointError as error:
             return row | {"verdict": "refused", "tensors_right": True, "named": True, "said": str(error)[:200]}
     differing = {each.name_a or each.name_b: each for each in result.differing}
@@ -546,7 +556,7 @@ def judged(name: str, container: Container, case: Case, folder: Path) -> dict[st
         named = result.verdict not in NOT_SAME
     else:
         tensors = [any(word in said.get(tensor, "") for word in words) for tensor, words in case.words.items()]
-        config = [any(word.split(".")[0] in key for key in keys for word in words)
+        config = [any(part in key for key in keys for word in words for part in word.split("."))
                   or any(word in deed for word in words for deed in said.values())
                   for words in case.keys.values()]  # fmt: skip
         named = all(tensors) and all(config)
@@ -556,21 +566,23 @@ def judged(name: str, container: Container, case: Case, folder: Path) -> dict[st
 
 
 @lru_cache(None)
-def _faithful(name: str, container: Container, folder: Path) -> np.ndarray | None:
+def _faithful(name: str, container: Container | GgufContainer, folder: Path) -> np.ndarray | None:
     """Logits of the original in a container."""
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        values = container.write(base(name), Path(scratch))
+    with scratch_folder() as scratch:
+        values = container.write(base(name), scratch)
         return logits(name, base(name).config, values)
 
 
 def rows_of(families: Sequence[str], containers: Sequence[str], deeds: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
     """A row for each deed, family and container."""
-    with tempfile.TemporaryDirectory() as scratch:
+    with scratch_folder() as scratch:
         for name in families:
-            for container in (CONTAINERS[each] for each in containers):
-                for case in cases(name, container.packs):
-                    if not deeds or case.deed in deeds:
-                        yield judged(name, container, case, Path(scratch))
+            for container in (ALL_CONTAINERS[each] for each in containers):
+                if not container.takes(base(name), {}):
+                    continue
+                for case in cases(name, container.packs, deeds):
+                    if container.takes(case.planted, case.keys):
+                        yield judged(name, container, case, scratch)
 
 
 def is_right(row: dict[str, Any]) -> bool:
@@ -595,7 +607,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 @click.command("planted-deeds", cls=EndsInOneLine)
 @click.option("--families", default=",".join(FAMILIES), show_default=True)
-@click.option("--containers", default="|".join(CONTAINERS), show_default=True, help="Separated by |.")
+@click.option("--containers", default="|".join(ALL_CONTAINERS), show_default=True, help="Separated by |.")
 @click.option("--deeds", default="", help="Only these, separated by ;.")
 @out_option("out/planted-deeds")
 def main(families: str, containers: str, deeds: str, out: Path) -> None:

@@ -30,6 +30,7 @@ class Sizes(NamedTuple):
     n_kv_heads: int = 1
     head_dim: int = 1
     turned: int = 0  # dimensions of a head that a rotation turns; 0 without one
+    stacked: int = 0  # experts of one tensor
 
     @property
     def heads(self) -> int:
@@ -174,11 +175,13 @@ def places_of(x: np.ndarray, y: np.ndarray, block: int, tolerance: float) -> np.
 def other_order(x: np.ndarray, y: np.ndarray, sizes: Sizes, tolerance: float) -> Deed | None:
     """Heads, experts or rows in another order, found by the rows themselves."""
     role = sizes.role.removesuffix(".bias")
-    of_heads = {*role.split("+")} <= {*"qkvo"}
-    rows = "experts in another order" if role.startswith("router") else "rows in another order"
-    names = ({sizes.head_dim: "heads in another order"} if of_heads else {}) | {1: rows}
-    for block, name in names.items():
-        places = places_of(x, y, block, tolerance) if block >= 1 and (block == 1 or len(x) > block) else None
+    names = {1: "experts in another order" if role.startswith("router") else "rows in another order"}
+    if {*role.split("+")} <= {*"qkvo"}:
+        names[sizes.head_dim] = "heads in another order"
+    if sizes.stacked:
+        names[len(x) // sizes.stacked] = "experts in another order"
+    for block, name in sorted(names.items(), reverse=True):
+        places = places_of(x, y, block, tolerance) if block == 1 or 1 < block < len(x) else None
         if places is not None:
             moved = int((places != np.arange(len(places))).sum())
             ordered = x.reshape(-1, block, x.shape[1])[places].reshape(x.shape)

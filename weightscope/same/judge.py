@@ -15,8 +15,8 @@ from weightscope.changes.tensor import Change, change_of, classify, unchanged
 from weightscope.checkpoint import Tensor
 from weightscope.checkpoint.blocks import Block
 from weightscope.checkpoint.checkpoint import StoredTensor, WholeTensor
-from weightscope.metrics.spectra import evenly_spread
-from weightscope.same.deeds import EXACT, OF_VOCABULARY, SPREAD, Deed, Sizes, find_deed, sampled
+from weightscope.metrics.spectra import evenly_spread, low_rank
+from weightscope.same.deeds import EXACT, OF_VOCABULARY, SPREAD, Deed, Sizes, error_of, find_deed, sampled
 from weightscope.tensors.measure import BITS, why_unread
 
 # From strong to weak; a whole model has the weakest of its tensors'.
@@ -28,6 +28,10 @@ LARGEST_WHOLE = (
 )  # values of a tensor that a deed is looked for in as a whole; of larger ones in rows and columns
 SEARCHED = 2.0  # times the error of rounding to the nearest, at most, that a format makes which searches its codes
 PACKED = 0.2  # |error| / |x| of a packing whose grid is not known
+LOW_RANK = "low-rank update, as of a LoRA merged or unmerged"
+UNEVEN = (
+    2.0  # times the mean error of a quantised matrix: what its rows of the largest scale may add to a singular value
+)
 MARGIN = 2.0  # times the error that rounding makes: tolerance of a deed
 
 
@@ -173,17 +177,30 @@ def _done(parts: Counterparts, change: Change) -> Judged:
     pair = parts.tensors
     tolerance = tolerance_of(pair)
     rows, columns = _views(pair)
-    deed = find_deed(rows, columns, parts.sizes, tolerance)
+    is_stacked = parts.b.role.startswith("expert.") and parts.b.expert is None and len(pair.b.shape) > 1
+    sizes = parts.sizes._replace(stacked=pair.b.shape[0] if is_stacked else 0)
+    deed = find_deed(rows, columns, sizes, tolerance)
     if deed is None or deed.name.startswith("other values"):
         classified = classify(pair, change) if np.isfinite(change.moved) else change
         deed = _as_deed(classified, deed)
+        if not deed.name.startswith("low-rank") and (rank := _rank(pair, change, tolerance)) is not None:
+            deed = Deed(LOW_RANK, change.change, f"rank {rank}, up to the rounding of {pair.b.dtype}")
     return _judged(parts, DIFFERENT, deed.name, change.change, deed.detail)
+
+
+def _rank(pair: Pair, change: Change, tolerance: float) -> int | None:
+    """The rank of a change that was quantised afterwards; None where it is not low, or neither side is quantised."""
+    shape = pair.a.shape
+    if len(shape) != 2 or not {pair.a.dtype, pair.b.dtype} - {*BITS} or not np.isfinite(change.moved):
+        return None
+    noise = UNEVEN * tolerance / MARGIN * sqrt(change.squares_b / prod(shape))
+    return low_rank(pair.rows, (shape[0], shape[1]), noise)
 
 
 def _as_deed(change: Change, deed: Deed | None) -> Deed:
     """A change that no transformation explains, as `compare` calls it."""
     if change.kind == "low rank":
-        return Deed("low-rank update, as of a LoRA merged or unmerged", change.change, f"rank {change.rank}")
+        return Deed(LOW_RANK, change.change, f"rank {change.rank}")
     if deed is not None:
         return deed
     if not np.isfinite(change.moved):
@@ -251,7 +268,7 @@ def _other_shape(parts: Counterparts) -> Judged:
     shapes = f"{' x '.join(map(str, a))} in A, {' x '.join(map(str, b))} in B"
     if len(a) == len(b) == 2 and a == b[::-1] and prod(a) <= LARGEST_WHOLE:
         x, y = (Block(tensor, 0, prod(a)).values() for tensor in (pair.a, pair.b))
-        if np.array_equal(x.reshape(a).T, y.reshape(b)):
+        if error_of(x.reshape(a).T, y.reshape(b)) <= tolerance_of(pair):
             return _judged(parts, DIFFERENT, "transposed", float("nan"), shapes)
     if pair.problem:
         return _judged(parts, DIFFERENT, "another shape", float("nan"), shapes)

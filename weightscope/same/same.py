@@ -280,7 +280,7 @@ def _judged(a: Model, b: Model, sample: float) -> tuple[list[Judged], list[str]]
             shown.update()
     judged = [_by_part(a, b, *each) for each in zip(judged, parts, strict=True) if each[1]]  # type: ignore[arg-type]
     judged = name_shards(find_elsewhere(judged, parts), [each.tensors.b.file.path.name for each in parts if each])
-    judged = reordered_experts(judged)
+    judged = reordered_experts(judged, [each for each in parts if each])
     heads = [_tied_head(a, b, *each) for each in ((only_a, True), (only_b, False))]
     for lost, in_a, tied in ((only_a, True, heads[0]), (only_b, False, heads[1])):
         for tensor, label in lost:
