@@ -24,7 +24,7 @@ from weightscope.results import Result
 from weightscope.same.config_and_tokens import Settings, Tokens, compare_settings, compare_tokenizers
 from weightscope.same.deeds import Sizes
 from weightscope.same.elsewhere import UNEXPLAINED, find_elsewhere, name_shards, reordered_experts
-from weightscope.same.function import allowed, basis_in_words, basis_of, called, last_apart, same_layers, why_not_run
+from weightscope.same.function import allowed, basis_in_words, basis_of, called, last_apart, same_layers
 from weightscope.same.judge import (
     DIFFERENT,
     QUANTISED,
@@ -240,7 +240,7 @@ def same(a: Model | str | Path, b: Model | str | Path, *, sample: float = 1.0, p
     settings = compare_settings(a, b, same_head=same_head)
     verdict = max((each.verdict for each in judged), key=VERDICTS.index, default=UNDECIDED)
     if verdict in (SAME_BYTES, SAME_VALUES):
-        verdict = SAME_BYTES if _same_files(a, b) else SAME_VALUES
+        verdict = SAME_BYTES if sample == 1 and _same_files(a, b) else SAME_VALUES
     if settings.unknown:
         verdict = max(verdict, UNDECIDED, key=VERDICTS.index)
     if settings.deciding:
@@ -339,19 +339,21 @@ def _tied_head(a: Model, b: Model, lost: Sequence[tuple[NamedTensor, str]], in_a
 def _same_function(a: Model, b: Model, judged: Sequence[Judged]) -> list[Judged]:
     """The verdicts, where tensors that differ belong to layers that compute what they did."""
     mine = [i for i, each in enumerate(judged) if each.verdict == DIFFERENT and each.name_a and each.name_b]
-    if not mine or len(mine) != sum(each.verdict == DIFFERENT for each in judged) or why_not_run(a, b):
+    comparable = (a.config.d_model, a.config.n_layers) == (b.config.d_model, b.config.n_layers)
+    if not mine or not comparable or len(mine) != sum(each.verdict == DIFFERENT for each in judged):
         return list(judged)
-    tokens = any(judged[i].role == "tokens" for i in mine)
-    basis = basis_of(a, b) if tokens else Basis()
+    basis = basis_of(a, b) if any(judged[i].role == "tokens" for i in mine) else Basis()
     if basis is None:
         return list(judged)
     turned = basis.rotation is not None
     why = basis_in_words(basis) if turned else "the layer gives the same on random inputs"
-    several = Counter(judged[i].layer for i in mine)
-    layers = {
-        layer for layer, count in several.items() if layer is not None and count > 1
-    }  # one alone shows in what it gives
-    same_ones = same_layers(a, b, sorted(range(a.config.n_layers) if turned else layers), basis)  # type: ignore[type-var, arg-type]
+    roles: dict[int, list[str]] = {layer: [] for layer in range(a.config.n_layers if turned else 0)}
+    for i in mine:
+        if (layer := judged[i].layer) is not None:
+            roles.setdefault(layer, []).append(judged[i].role)
+    if not turned:  # one alone shows in what the layer gives
+        roles = {layer: changed for layer, changed in roles.items() if len(changed) > 1}
+    same_ones = same_layers(a, b, roles, basis)
     last = any(judged[i].role in LAST for i in mine) and last_apart(a, b, basis) <= allowed(basis)
     if turned and (len(same_ones) < a.config.n_layers or not last):
         return list(judged)
