@@ -461,7 +461,7 @@ DEEDS: dict[str, Deed] = {
     "experts per token": _key("num_experts_per_tok", 1),
     "weights of experts normed": _key("norm_topk_prob", lambda old: not old),
     "parallel residual": _key("use_parallel_residual", lambda old: not old),
-    "share of dimensions that rotate": _key("rope_parameters.partial_rotary_factor", lambda old: 1.5 - old),
+    "share of dimensions that rotate": _key("rope_parameters.partial_rotary_factor", lambda old: 0.75 - old / 2),
 }  # fmt: skip
 TWO = (
     ("q and k to neighbours, one layer", "one norm plus 1"), ("vocabulary shifted", "heads of W_O turned"),
@@ -542,8 +542,10 @@ def judged(name: str, container: Container | GgufContainer, case: Case, folder: 
     """One row of the table."""
     with scratch_folder() as scratch:
         values = container.write(case.planted, scratch / "b", case.slips)
-        moved = apart(_faithful(name, container, folder), logits(name, case.planted.config, values))
-        row: dict[str, Any] = {"deed": case.deed, "family": name, "container": container.name, "logits": moved}
+        faithful = _faithful(name, container, folder)
+        moved = apart(faithful, logits(name, case.planted.config, values))
+        row: dict[str, Any] = {"deed": case.deed, "family": name, "container": container.name, "logits": moved,
+                               "rounding": max(ROUNDING, apart(_eager(name), faithful))}  # fmt: skip
         try:
             result = ws.same(written(name, folder), scratch / "b")
         except ws.CheckpointError as error:
@@ -573,6 +575,12 @@ def _faithful(name: str, container: Container | GgufContainer, folder: Path) -> 
         return logits(name, base(name).config, values)
 
 
+@lru_cache(None)
+def _eager(name: str) -> np.ndarray | None:
+    """Logits of the original."""
+    return logits(name, base(name).config, base(name).tensors)
+
+
 def rows_of(families: Sequence[str], containers: Sequence[str], deeds: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
     """A row for each deed, family and container."""
     with scratch_folder() as scratch:
@@ -586,7 +594,7 @@ def rows_of(families: Sequence[str], containers: Sequence[str], deeds: Sequence[
 
 
 def is_right(row: dict[str, Any]) -> bool:
-    """Whether the verdict is "different" exactly where the logits differ, but for what config.json cannot show."""
+    """Whether the verdict is "different" exactly where the logits differ."""
     return (row["verdict"] in (*NOT_SAME, "refused")) == (row["logits"] > ROUNDING)
 
 
@@ -597,6 +605,8 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
         "deeds": len({row["deed"] for row in rows}), "families": len({row["family"] for row in rows}),
         "containers": len({row["container"] for row in rows}), "cases": len(rows), "logits differ": len(differing),
         "called different": sum(map(is_right, differing)),
+        "missed, by more than the container's rounding": sum(
+            not is_right(row) and row["logits"] > row["rounding"] for row in differing),
         "not called different, logits equal": sum(is_right(row) for row in rows if row["logits"] <= ROUNDING),
         "same function and logits differ": sum(row["verdict"] == "same function" for row in differing),
         "tensors right": sum(row["tensors_right"] for row in differing),
@@ -612,7 +622,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
 @out_option("out/planted-deeds")
 def main(families: str, containers: str, deeds: str, out: Path) -> None:
     """Damage tiny checkpoints in every known way, and count what `same` says of each."""
-    columns = ["deed", "family", "container", "logits", "verdict", "tensors_right", "named", "said"]
+    columns = ["deed", "family", "container", "logits", "rounding", "verdict", "tensors_right", "named", "said"]
     rows = []
     for row in rows_of(families.split(","), containers.split("|"), [*filter(None, deeds.split(";"))]):
         rows.append(row)

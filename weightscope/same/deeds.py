@@ -18,6 +18,7 @@ EXACT = 2e-6  # |T(A) - B| / |B| up to which float32 arrays are called equal: on
 CLEARER = 0.5  # times the error without a deed, at most, for one to be named
 BLOCKS = (256, 128, 64, 32, 16)  # neighbours that share a scale in quantised formats
 FEW = 0.5  # of the rows: where no more changed, these rows are described
+ONE_ROW = 2.0  # times the error of a whole matrix: what one row may have
 FEWEST = 8  # values that a factor of their own is told by
 ONE_FACTOR = 0.03  # difference of logarithms of factors that are one, up to the rounding of eight bits
 
@@ -212,6 +213,8 @@ def rescaled(x: np.ndarray, y: np.ndarray, sizes: Sizes, tolerance: float) -> De
         if (deed := _scaled("row", x, y, by_row, tolerance, "")) is not None:
             return deed
         ratios = np.log(np.abs(y.astype(np.float64) / x))
+        if np.isnan(ratios).all(axis=0).any() or np.isnan(ratios).all(axis=1).any():
+            return None
         rows = np.nanmedian(ratios, axis=1, keepdims=True)
         both = np.exp(rows + np.nanmedian(ratios - rows, axis=0))
         return _scaled("row and by column", x, y, both, tolerance, "")
@@ -234,9 +237,9 @@ def _scaled(along: str, x: np.ndarray, y: np.ndarray, factors: np.ndarray, toler
     """Values times the factors that they share along the last axis, if that explains y, and what these show."""
     with np.errstate(all="ignore"):
         error = error_of(x * factors, y)
-    if not np.isfinite(factors).all() or not factors.any() or error > tolerance:
-        return None
     least, most = np.abs(factors).min(), np.abs(factors).max()
+    if not (error <= tolerance and 0 < least and np.isfinite(most)):  # a row of zeros shows no factor
+        return None
     return Deed(f"scaled by {along}: scales {slip_of(x, factors)}", error, f"{where}factors {least:.3g} to {most:.3g}")
 
 
@@ -293,7 +296,7 @@ def few_rows(x: np.ndarray, y: np.ndarray, sizes: Sizes, tolerance: float) -> De
     with np.errstate(all="ignore"):
         apart = np.linalg.norm(np.subtract(x, y, dtype=np.float64), axis=1)
         norms = [np.linalg.norm(side.astype(np.float64), axis=1) for side in (x, y)]
-        same = np.isfinite(apart) & (apart <= tolerance * np.maximum(*norms))
+        same = np.isfinite(apart) & (apart <= min(ONE_ROW * tolerance, FEW) * np.maximum(*norms))
     changed = np.flatnonzero(~same)
     if not len(changed):
         return None
@@ -337,8 +340,9 @@ def find_deed(
                         return Deed(name + along, error)
             if deed := rescaled(before, after, sizes, limit):
                 return deed._replace(name=deed.name + along)
-        if columns is not None and (deed := scaled_in_blocks(columns[0].T, columns[1].T, limit)):
-            return deed
+        for before, after, _ in reversed(views):  # blocks are along the inputs: columns, or rows where inputs are these
+            if columns is not None and (deed := scaled_in_blocks(before.T, after.T, limit)):
+                return deed
         for before, after, along in views:
             if deed := other_order(before, after, sizes, limit):
                 return deed._replace(name=deed.name + along)
