@@ -2,12 +2,13 @@
 """What a hostile file may try: one line each. Every one ends in a CheckpointError, fast and in little memory.
 
 HEADERS are whole .safetensors files, GGUFS whole .gguf files, INDEXES and CONFIGS are the JSON next to a good one,
-LAYOUTS are things done to a folder, TOKENIZERS are tokenizer.json files that are loaded and split a text, HUBS what
+LAYOUTS are things done to a folder, PACKED are quantised files of zeros with their configs, TOKENIZERS are tokenizer.json files that are loaded and split a text, HUBS what
 the server at HF_ENDPOINT does (see tests/support/hub_server.py). The second item of a line is a part of the message
 that the reader must see.
 """
 
 import json
+import math
 import os
 import struct
 from collections.abc import Callable
@@ -188,6 +189,99 @@ def _replace(path: Path, make: Callable[[Path], object]) -> None:
 
 
 # Done to a folder that holds model.safetensors and config.json.
+Shapes = dict[str, tuple[str, list[int]]]  # of tensors by name: dtype and sizes
+BYTES = {"U8": 1, "I8": 1, "F16": 2, "BF16": 2, "F32": 4, "U32": 4, "I32": 4}
+
+
+def zeros(tensors: Shapes) -> bytes:
+    """A file of tensors that are zeros."""
+    header, end = {}, 0
+    for name, (dtype, sizes) in tensors.items():
+        start, end = end, end + BYTES[dtype] * math.prod(sizes)
+        header[name] = {"dtype": dtype, "shape": sizes, "data_offsets": [start, end]}
+    return whole(header, b"\0" * end)
+
+
+def mlx(
+    weight: object = ("U32", [4, 8]), scales: object = ("BF16", [4, 1]), biases: object = ("BF16", [4, 1])
+) -> Shapes:
+    """A module of 4 x 64 weights as MLX stores four bits in groups of 64; None for a part that is not there."""
+    parts: dict[str, Any] = {"m.weight": weight, "m.scales": scales, "m.biases": biases}
+    return {name: part for name, part in parts.items() if part}
+
+
+def in_mlx(bits: object = 4, group_size: object = 64, **more: object) -> dict[str, Any]:
+    return {"quantization": {"bits": bits, "group_size": group_size, **more}}
+
+
+PACKED: dict[str, tuple[Shapes, dict[str, Any], str]] = {
+    "MLX, no scales": (mlx(scales=None), in_mlx(), "has no scales; MLX int4 in groups of 64 needs one"),
+    "MLX, no biases": (mlx(biases=None), in_mlx(), "has no biases"),
+    "MLX, scales of integers": (mlx(scales=("I32", [4, 1])), in_mlx(), "has scales of dtype I32 and shape (4, 1)"),
+    "MLX, scales of other rows": (
+        mlx(scales=("BF16", [3, 1])),
+        in_mlx(),
+        "8 words in a row and scales of shape (3, 1)",
+    ),
+    "MLX, scales of a vector": (mlx(scales=("BF16", [4])), in_mlx(), "needs F16 or BF16 or F32 or F64 of 2 dimensions"),
+    "MLX, biases of other rows": (mlx(biases=("BF16", [4, 2])), in_mlx(), "do not fit together"),
+    "MLX, a group that does not divide": (mlx(), in_mlx(group_size=128), "which do not fit MLX int4 in groups of 128"),
+    "MLX, bits that do not divide": (mlx(), in_mlx(bits=3), "which do not fit MLX int3"),
+    "MLX, other bits than stored": (mlx(), in_mlx(bits=8), "which do not fit MLX int8"),
+    "MLX, 7 bits": (mlx(), in_mlx(bits=7), "has bits 7; affine has 1, 2, 3, 4, 5, 6, 8"),
+    "MLX, bits that are text": (mlx(), in_mlx(bits="4"), "has bits 4; affine has"),
+    "MLX, bits that are true": (mlx(), in_mlx(bits=True), "has bits True"),
+    "MLX, no bits": (mlx(), {"quantization": {"group_size": 64}}, "has bits None"),
+    "MLX, a group of 48": (mlx(), in_mlx(group_size=48), "has group_size 48; affine has 32, 64, 128"),
+    "MLX, a group of 10^30": (mlx(), in_mlx(group_size=10**30), "has group_size 1000000"),
+    "MLX, mxfp4 of 8 bits": (mlx(), in_mlx(bits=8, group_size=32, mode="mxfp4"), "has bits 8; mxfp4 has 4"),
+    "MLX, mxfp4 with float scales": (mlx(), in_mlx(group_size=32, mode="mxfp4"), "has scales of dtype BF16"),
+    "MLX, mxfp4 with biases": (
+        mlx(scales=("U8", [4, 2]), biases=("U8", [4, 2])),
+        in_mlx(group_size=32, mode="mxfp4"),
+        "has biases; MLX mxfp4 has none",
+    ),
+    "MLX, a mode that is not known": (
+        mlx(),
+        in_mlx(mode="fp3"),
+        "has mode 'fp3'; read are affine, mxfp4, nvfp4, mxfp8",
+    ),
+    "MLX, a mode that is a list": (mlx(), in_mlx(mode=["affine"]), "has mode '['affine']'"),
+    "MLX, settings that are a list": (
+        mlx(),
+        {"quantization": [4, 64]},
+        "'quantization' is [4, 64]; an object was expected",
+    ),
+    "MLX, settings of nothing": (
+        mlx(),
+        in_mlx(gone={"bits": 4, "group_size": 64}),
+        "has settings of gone, and no file has gone.weight",
+    ),
+    "MLX, settings of a module without bits": (
+        mlx(),
+        in_mlx(m={"group_size": 64}),
+        "'quantization' of m has bits None",
+    ),
+    "MLX, packed against the config": (
+        mlx(),
+        in_mlx(m=False),
+        "has dtype U32, and config.json says that it is not quantised",
+    ),
+    "MLX, not packed against the config": (
+        mlx(weight=("BF16", [4, 64])),
+        in_mlx(m={"bits": 4, "group_size": 64}),
+        "has dtype BF16, and config.json says that it is quantised",
+    ),
+    "MLX, a global scale of affine": (
+        {**mlx(), "m.global_scale": ("F32", [])},
+        in_mlx(),
+        "has a global_scale; MLX int4 in groups of 64 has none",
+    ),
+    "MLX, a vector": (mlx(("U32", [8]), ("BF16", [1]), ("BF16", [1])), in_mlx(), "do not fit together"),
+    "MLX, no config": (mlx(), {}, "is packed as MLX does, and config.json does not say how"),
+}
+
+
 LAYOUTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a pipe for weights": (lambda f: _replace(f / "model.safetensors", os.mkfifo), "not a regular file"),
     "a pipe for config": (lambda f: _replace(f / "config.json", os.mkfifo), "not a regular file"),

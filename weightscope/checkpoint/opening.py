@@ -19,7 +19,7 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 from urllib.parse import unquote
 
-from weightscope.checkpoint.checkpoint import Checkpoint, StoredTensor, WeightFiles
+from weightscope.checkpoint.checkpoint import Checkpoint, StoredTensor, Tensor, WeightFiles
 from weightscope.checkpoint.config import MAX_BYTES, Config, parse_json, read_json, read_small
 from weightscope.checkpoint.formats import (
     ADAPTER,
@@ -54,6 +54,7 @@ TOKENIZER_FILES = (  # all that say something of one
 )  # fmt: skip
 EMBEDDED = "embedded"  # the checkpoint that comes with weightscope
 MODULES = "modules.json"  # of sentence-transformers
+OF_MLX = "quantization"  # the key of config.json under which MLX has its settings
 EXPLICIT = "transformers_weights"  # the key of config.json
 LOADED = (LONE, INDEX, "pytorch_model.bin", "pytorch_model.bin.index.json")  # what transformers looks for, in order
 MOST_ENTRIES = 1000  # of a folder that are looked into, and of each of them
@@ -143,8 +144,13 @@ def _of_safetensors(
             raise CheckpointError(f"is not in {shard}, where the index has it", file=INDEX, tensor=tensor)
     text = config.get("text_config")
     keys = {*config, *(text if isinstance(text, dict) else ())}
-    quantised = not keys.isdisjoint(SETTINGS) or any(tensor.endswith(PARTS) for tensor in stored)
-    tensors = dequantised(stored, config) if quantised else stored
+    tensors: Mapping[str, Tensor] = stored
+    if OF_MLX in keys:
+        from weightscope.checkpoint.mlx import unpacked_by_name  # few checkpoints need it
+
+        tensors = unpacked_by_name(stored, config)
+    elif not keys.isdisjoint(SETTINGS) or any(tensor.endswith(PARTS) for tensor in stored):
+        tensors = dequantised(stored, config)
     checkpoint = Checkpoint(folder, files, tensors, config, name)
     checkpoint.weight_files = weight_files or WeightFiles()
     return checkpoint

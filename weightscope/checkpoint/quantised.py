@@ -22,7 +22,14 @@ from weightscope.errors import CheckpointError
 FP8 = ("F8_E4M3", "F8_E5M2")
 FLOATS = ("F16", "BF16", "F32", "F64")
 SETTINGS = ("quantization_config", "compression_config")  # keys of config.json, or of its text_config
-PARTS = (".qweight", "_scale_inv", "_scale", ".absmax", ".SCB")  # ends of names that only quantised weights have
+PARTS = (
+    ".qweight",
+    "_scale_inv",
+    "_scale",
+    ".absmax",
+    ".SCB",
+    ".scales",
+)  # ends of names that only quantised weights have
 READ = ("fp8", "fbgemm_fp8", "gptq", "awq", "bitsandbytes", "mxfp4", "compressed-tensors")
 READ_FORMATS = ("float-quantized", "naive-quantized", "dense")  # of compressed-tensors
 GPTQ_ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
@@ -78,6 +85,8 @@ def _weight_of(
             raise tensor.refuse("is packed, and config.json does not say whether by gptq or awq")
         by_key = {"qweight": tensor, **parts(module, "qzeros", "scales", "g_idx")}
         return kinds[method](f"{module}.weight", by_key, dict(settings))
+    if tensor.dtype == "U32" and f"{module}.scales" in stored:
+        raise tensor.refuse("is packed as MLX does, and config.json does not say how: it has no 'quantization'")
     if tensor.dtype in FP8:
         for key in ("_scale_inv", "_scale"):
             if name + key in stored:
