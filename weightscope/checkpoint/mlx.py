@@ -30,7 +30,7 @@ E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -
 LARGEST_NVFP4 = np.float32(448 * 6)  # the largest scale times the largest value
 # Bits of the fields whose codes are looked up together, by bits of a code. A field ends in the byte where it begins or
 # in the next. Wider ones were slower: their tables leave the cache.
-FIELD = {1: 8, 2: 8, 3: 12, 4: 8, 5: 10, 6: 12, 8: 8}
+FIELD = {1: 8, 2: 8, 3: 12, 4: 8, 5: 10, 6: 12, 7: 7, 8: 8}
 CHUNK = 1 << 16  # weights unpacked at a time, which stay in the cache while they are scaled
 
 
@@ -140,7 +140,7 @@ def _fields(packed: np.ndarray, width: int) -> np.ndarray:
     fields = np.empty((len(in_bytes), in_bytes.shape[1] * 8 // width), np.uint16)
     for i in range(fields.shape[1]):
         first, shift = divmod(i * width, 8)
-        field = in_bytes[:, first + 1].astype(np.uint16) << 8
+        field = in_bytes[:, min(first + 1, in_bytes.shape[1] - 1)].astype(np.uint16) << 8
         field |= in_bytes[:, first]
         field >>= shift
         fields[:, i] = field & (1 << width) - 1

@@ -41,7 +41,7 @@ from weightscope.checkpoint.formats import (
 from weightscope.checkpoint.gguf import GgufFile, GgufTensor
 from weightscope.checkpoint.hub import CONNECTIONS, Ahead, RemoteFile, Repository
 from weightscope.checkpoint.packages import PACKAGE, packaged
-from weightscope.checkpoint.quantised import PARTS, SETTINGS, dequantised
+from weightscope.checkpoint.quantised import PARTS, SETTINGS
 from weightscope.checkpoint.storage import LocalFile, OpenFile, Storage
 from weightscope.embedded import FOLDER
 from weightscope.errors import CheckpointError, printable
@@ -145,12 +145,10 @@ def _of_safetensors(
     text = config.get("text_config")
     keys = {*config, *(text if isinstance(text, dict) else ())}
     tensors: Mapping[str, Tensor] = stored
-    if OF_MLX in keys:
-        from weightscope.checkpoint.mlx import unpacked_by_name  # few checkpoints need it
+    if not keys.isdisjoint((*SETTINGS, OF_MLX)) or any(tensor.endswith(PARTS) for tensor in stored):
+        from weightscope.checkpoint.packings import weights_of  # most checkpoints are not quantised
 
-        tensors = unpacked_by_name(stored, config)
-    elif not keys.isdisjoint(SETTINGS) or any(tensor.endswith(PARTS) for tensor in stored):
-        tensors = dequantised(stored, config)
+        tensors = weights_of(stored, config)
     checkpoint = Checkpoint(folder, files, tensors, config, name)
     checkpoint.weight_files = weight_files or WeightFiles()
     return checkpoint

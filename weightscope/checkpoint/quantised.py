@@ -31,6 +31,7 @@ PARTS = (
     ".scales",
 )  # ends of names that only quantised weights have
 READ = ("fp8", "fbgemm_fp8", "gptq", "awq", "bitsandbytes", "mxfp4", "compressed-tensors")
+BY_PACKINGS = ("auto-round", "hqq", "bitnet", "torchao")  # read by `packings`
 READ_FORMATS = ("float-quantized", "naive-quantized", "dense")  # of compressed-tensors
 GPTQ_ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
 BNB_STATES = ("quant_state.bitsandbytes__nf4", "quant_state.bitsandbytes__fp4")
@@ -52,16 +53,21 @@ def dequantised(stored: Mapping[str, StoredTensor], config: Config) -> dict[str,
     return tensors
 
 
-def _settings(config: Config) -> Mapping[str, Any]:
-    """The quantization_config, wherever config.json has it; an unknown method is refused."""
+def settings_of(config: Config) -> Mapping[str, Any]:
+    """The quantization_config, wherever config.json has it."""
     text = config.get("text_config")
     described = [level.get(key) for level in (config, text if isinstance(text, dict) else {}) for key in SETTINGS]
-    settings = next((settings for settings in described if isinstance(settings, dict) and settings), {})
+    return next((settings for settings in described if isinstance(settings, dict) and settings), {})
+
+
+def _settings(config: Config) -> Mapping[str, Any]:
+    """The quantization_config; an unknown method is refused."""
+    settings = settings_of(config)
     if not settings:
         return {}
     method, layout = settings.get("quant_method"), settings.get("format")
     if method not in READ:
-        problem = f"says quantised with '{str(method)[:40]}', which is not read; read are {', '.join(READ)}"
+        problem = f"says quantised with '{str(method)[:40]}', which is not read; read are {', '.join(READ + BY_PACKINGS)}"
         raise CheckpointError(problem, file=config.file)
     if method == "compressed-tensors" and layout not in READ_FORMATS:
         problem = f"says compressed-tensors in format '{str(layout)[:40]}', which is not read"
