@@ -27,7 +27,7 @@ PAGE = """# GGUF files by llama.cpp's converter
 Tiny random models of every type that both transformers {transformers} and the converter of llama-cpp-python {converter}
 know were converted in float32. Each file is opened, every tensor that has a role in the original checkpoint is compared
 under that role, and every layer as it is computed with: rotations, scales, norms, windows.
-**{equal} of {converted} converted types are equal, {refused} are refused, {wrong} are wrong.**
+**{equal} of {converted} converted types are equal, {refused} are refused, {wrong} wrong.**
 {left} more types cannot be converted: the converter does not read what this version of transformers writes.
 `python -m pytest tests/architectures/test_llama_cpp.py -m ""` repeats it.
 
@@ -141,7 +141,7 @@ def page(rows: list[Row], transformers: str, converter: str) -> str:
     converted = sum(counts.values())
     head = PAGE.format(
         transformers=transformers, converter=converter, equal=counts["equal"], refused=counts["refused"],
-        wrong=counts["WRONG"] or "none", converted=converted, left=len(rows) - converted,
+        wrong=counts["WRONG"] or "none is", converted=converted, left=len(rows) - converted,
     )  # fmt: skip
     return head + "".join(row.line() for row in rows)
 
