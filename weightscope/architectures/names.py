@@ -359,9 +359,14 @@ class _Reader:
 
     def _of_gguf(self) -> Iterator[NamedTensor]:
         """What keeps ggml's name because the row has no module of it."""
+        known = {**ROLES, **OF_GGUF, **(self.family.gguf.roles if self.family.gguf else {})}
         for name in self.checkpoint:
-            parts = re.fullmatch(r"blk\.(\d{1,7})\.(\w+)\.(weight|bias)", name, re.ASCII)
-            role = ({**ROLES, **OF_GGUF}.get(parts[2])) if parts else None
+            parts = re.fullmatch(r"(?:blk\.(\d{1,7})\.)?(\w+)(?:\.(weight|bias))?", name, re.ASCII)
+            role = known.get(parts[2]) if parts else None
+            if parts and role in OF_MODEL and not parts[1]:
+                yield self._tensor(name, _Module(role), None, None, self.config, self.family, "")
+                continue
+            role = role if parts and parts[1] else None
             if parts and role and int(parts[1]) < self.config.n_layers:
                 index = int(parts[1])
                 role += ".bias" if parts[3] == "bias" and role != "router.correction" else ""
