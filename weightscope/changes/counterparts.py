@@ -1,10 +1,12 @@
 """Which tensors of two checkpoints are the same one, whatever their containers call them and however they fuse them."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
-from weightscope.architectures.names import NamedTensor
+from weightscope.architectures.names import NamedTensor, Tensors
 from weightscope.changes.pair import Pair
 from weightscope.model import Model
 
@@ -38,30 +40,46 @@ def counterparts(a: Model, b: Model) -> Iterator[Counterparts]:
     Tensors of one role and place are counterparts, and so are a part of a fused tensor, or an expert of a stacked one,
     and the tensor that holds it alone. What no row names is paired by its name.
     """
-    sides = [_Side(model) for model in (a, b)]
+    return counterparts_among(a, b, a.checkpoint, b.checkpoint)
+
+
+def counterparts_among(
+    a: Model, b: Model, in_a: Iterable[str], in_b: Iterable[str], *, of_any_layer: bool = False
+) -> Iterator[Counterparts]:  # fmt: skip
+    """The same of some tensors by name; with `of_any_layer`, of one layer each, which may be another one in B."""
+    sides = [_Side(model, {*names}, of_any_layer) for model, names in ((a, in_a), (b, in_b))]
     pairs = [*_by_role(*sides)]
     for left, right in (sides, reversed(sides)):
         left.split(right)
     pairs += [*_by_role(*sides), *_by_name(*sides)]
     places = {name: place for place, name in enumerate(a.checkpoint)}
     yield from sorted(pairs, key=lambda pair: places[pair.a.name] if pair.a else 0)
-    yield from (Counterparts(key, tensor, None) for key, tensor in sides[0].left.items())
-    yield from (Counterparts(key, None, tensor) for key, tensor in sides[1].left.items())
+    yield from (Counterparts(sides[0].tensors.label(tensor), tensor, None) for tensor in sides[0].left.values())
+    yield from (Counterparts(sides[1].tensors.label(tensor), None, tensor) for tensor in sides[1].left.values())
+
+
+_unchecked: WeakKeyDictionary[Model, Tensors] = WeakKeyDictionary()  # roles are looked up once for a model
 
 
 class _Side:
     """The tensors of one checkpoint that have no counterpart yet."""
 
-    def __init__(self, model: Model) -> None:
-        self.tensors, self.prefix = model.unchecked().tensors, model.prefix
+    def __init__(self, model: Model, names: Collection[str], of_any_layer: bool) -> None:
+        if model not in _unchecked:
+            _unchecked[model] = model.unchecked().tensors
+        self.tensors, self.prefix, self.of_any_layer = _unchecked[model], model.prefix, of_any_layer
         self.left: dict[str, NamedTensor] = {}
-        self.add(*self.tensors)
+        self.add(*(tensor for tensor in self.tensors if tensor.name in names))
+
+    def label(self, tensor: NamedTensor) -> str:
+        """What a tensor is found by."""
+        return self.tensors.label(replace(tensor, layer=None) if self.of_any_layer else tensor)
 
     def add(self, *tensors: NamedTensor) -> None:
         """Add tensors by label, and by name too where several have the same role and place."""
-        labels = Counter(map(self.tensors.label, tensors))
+        labels = Counter(map(self.label, tensors))
         for tensor in tensors:
-            label = self.tensors.label(tensor)
+            label = self.label(tensor)
             self.left[label if labels[label] == 1 else f"{label} {self.inner(tensor)}"] = tensor
 
     def inner(self, tensor: NamedTensor) -> str:
@@ -78,7 +96,7 @@ class _Side:
 
     def labels(self, tensor: NamedTensor) -> Iterator[str]:
         """The labels of a tensor and of everything that is part of it."""
-        yield self.tensors.label(tensor)
+        yield self.label(tensor)
         for parts in self.divisions(tensor):
             for part in parts:
                 yield from self.labels(part)
@@ -89,10 +107,10 @@ class _Side:
 
     def cover(self, tensor: NamedTensor, wanted: Collection[str]) -> list[NamedTensor]:
         """The fewest tensors that one is made of, most of them with labels that are wanted; itself where none is."""
-        if self.tensors.label(tensor) in wanted:
+        if self.label(tensor) in wanted:
             return [tensor]
         covers = [[each for part in parts for each in self.cover(part, wanted)] for parts in self.divisions(tensor)]
-        cost = {i: sum(self.tensors.label(part) not in wanted for part in cover) for i, cover in enumerate(covers)}
+        cost = {i: sum(self.label(part) not in wanted for part in cover) for i, cover in enumerate(covers)}
         best = min((i for i in cost if cost[i] < len(covers[i])), key=lambda i: (cost[i], len(covers[i])), default=None)
         return [tensor] if best is None else covers[best]
 
@@ -100,7 +118,8 @@ class _Side:
 def _by_role(a: _Side, b: _Side) -> Iterator[Counterparts]:
     """Take the tensors that both have under one label."""
     for label in [label for label, tensor in a.left.items() if tensor.has_role and label in b.left]:
-        yield Counterparts(label, a.left.pop(label), b.left.pop(label), "role")
+        tensor = a.left.pop(label)
+        yield Counterparts(a.tensors.label(tensor), tensor, b.left.pop(label), "role")
 
 
 def _by_name(a: _Side, b: _Side) -> Iterator[Counterparts]:

@@ -137,6 +137,7 @@ class Change:
     role: str = ""  # in `Model.tensors`, where it was looked up there; a name without numbers if no row names it
     paired_by: str = ""  # "role" or "name"; empty where one checkpoint lacks it
     part: str = ""  # its role and place, where a file has it as a part of another tensor
+    pair: Pair | None = field(default=None, compare=False, repr=False)  # what was compared
     values_changed: int = 0
     rows_changed: int = 0
     squares: float = 0.0  # sum of squares of the tensor before
@@ -230,7 +231,7 @@ def first_pass(a: Checkpoint, b: Checkpoint, pairs: Sequence[Pair]) -> list[Chan
 
 def _before_reading(pair: Pair) -> Change:
     change = unchanged(pair.a, pair.b, pair.problem or "identical")
-    return replace(change, role=pair.role, paired_by=pair.paired_by, part=pair.part)
+    return replace(change, role=pair.role, paired_by=pair.paired_by, part=pair.part, pair=pair)
 
 
 def change_of(part: Part) -> Change:
