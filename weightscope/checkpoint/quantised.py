@@ -14,15 +14,8 @@ from weightscope.checkpoint.packings.packed import Find
 from weightscope.errors import CheckpointError
 
 SETTINGS = ("quantization_config", "compression_config")  # keys of config.json, or of its text_config
-PARTS = (
-    ".qweight",
-    "_scale_inv",
-    "_scale",
-    ".absmax",
-    ".SCB",
-    ".weight_packed",
-    "_blocks",
-)  # ends of names that only quantised weights have
+# Ends of names that only quantised weights have.
+PARTS = (".qweight", "_scale_inv", "_scale", ".absmax", ".SCB", ".weight_packed")
 MODELOPT = ("modelopt", "modelopt_fp4", "modelopt_mixed")
 SELF_EVIDENT: tuple[Find, ...] = (scaled.find, bitsandbytes.find)  # their tensors say it; config.json need not
 METHODS: dict[str, tuple[Find, ...]] = {  # quant_method of config.json -> how its weights are found, besides these
