@@ -38,6 +38,7 @@ from weightscope.architectures.family import Family
 from weightscope.architectures.gguf import ROLES, RestoredTensor, keys_in_halves, queries_in_halves
 from weightscope.architectures.layouts import by_dimension_and_head, gated, separate
 from weightscope.architectures.numbers import in_layer
+from weightscope.architectures.original.spelling import PartTensor
 from weightscope.architectures.rope import Rope
 from weightscope.architectures.table import FAMILIES, title
 from weightscope.attention.layer import Layer
@@ -680,6 +681,8 @@ def _match(rest: str, modules: Mapping[str, _Module], patterns: Patterns) -> tup
 def packed_as(tensor: Tensor) -> Iterator[str]:
     """The packing of a tensor that is not stored as floating-point numbers."""
     stored = tensor.stored if isinstance(tensor, RestoredTensor) else tensor
+    if isinstance(tensor, PartTensor):
+        yield "part of a fused tensor"
     if isinstance(stored, GgufTensor) and stored.dtype not in ("F32", "F16", "BF16", "F64"):
         yield f"packed {stored.dtype} (GGUF)"
     elif isinstance(stored, DequantisedTensor):
