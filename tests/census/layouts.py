@@ -9,57 +9,34 @@ where its text does not say it in a way that is read here. `agree` is "no" where
 
 import argparse
 import ast
-import csv
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass, fields
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
+from tests.census.layout_record import (
+    CONFIG,
+    HALVES,
+    HEAD_DIM,
+    NEIGHBOURS,
+    NONE,
+    OTHER,
+    RECORD,
+    Line,
+    disagreements,
+    write,
+)
 from tests.census.record import read
 from weightscope.architectures import FAMILIES
 from weightscope.architectures.family import Family
 from weightscope.architectures.rope import Rope
 from weightscope.architectures.table import title
 
-RECORD = Path(__file__).with_name("layouts.csv")
-HALVES, NEIGHBOURS, NONE = "halves", "neighbours", "none"
-HEAD_DIM, CONFIG, OTHER = "1/sqrt(head_dim)", "config", "other"
 ROPE_TYPES = {"NORM": NEIGHBOURS, "NEOX": HALVES, "MROPE": HALVES, "IMROPE": HALVES, "NONE": NONE}
 PERMUTED = re.compile(r"(?<!_torch)\.(_?(reverse_hf|un)?_?permute\w*)\(|\b_unpermute_for_rope\(")
 CALL_OF_BASE = re.compile(r"\b(super\(\)|\w+)\.modify_tensors\(")
 SCALES = {"default_scale": HEAD_DIM, "gpt2_scale": HEAD_DIM, "mpt_scale": HEAD_DIM, "deepseek_scale": HEAD_DIM}
 FROM_CONFIG = ("query_scalar", "multiplier", "multiplier_if_any")
-
-
-@dataclass(frozen=True)
-class Line:
-    """A type in three projects."""
-
-    type: str
-    row: str
-    rotary: str
-    rotary_llama_cpp: str
-    rotary_vllm: str
-    norm_adds: str
-    norm_adds_llama_cpp: str
-    norm_adds_vllm: str
-    scale: str
-    scale_llama_cpp: str
-    agree: str = ""
-
-
-def disagreements(line: Line) -> list[str]:
-    """What a row and another project say otherwise: "rotary llama.cpp" ..."""
-    pairs = {
-        "rotary llama.cpp": (line.rotary, line.rotary_llama_cpp), "rotary vLLM": (line.rotary, line.rotary_vllm),
-        "norm llama.cpp": (line.norm_adds, line.norm_adds_llama_cpp),
-        "norm vLLM": (line.norm_adds, line.norm_adds_vllm),
-        "scale llama.cpp": (line.scale, line.scale_llama_cpp),
-    }  # fmt: skip
-    undecided = ("", NONE, CONFIG, OTHER)  # a config may say whether a model rotates, and what its scale is
-    definite = {what: pair for what, pair in pairs.items() if not {*pair} & {*undecided}}
-    return [what for what, (ours, theirs) in definite.items() if ours != theirs]
 
 
 # llama.cpp
@@ -289,19 +266,6 @@ def compared(llama_cpp: LlamaCpp, vllm: Vllm) -> Iterator[Line]:
             scales = ours[2], ours[2]  # where the config says it, the file does
         line = Line(kind, name, ours[0], llama[0], theirs[0], ours[1], llama[1], theirs[1], *scales)
         yield Line(**{**vars(line), "agree": "no" if disagreements(line) else "yes"})
-
-
-def write(lines: Sequence[Line], path: Path) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(field.name for field in fields(Line))
-        writer.writerows(map(astuple, lines))
-
-
-def written(path: Path = RECORD) -> list[Line]:
-    """The committed lines."""
-    with path.open(newline="", encoding="utf-8") as file:
-        return [Line(**row) for row in csv.DictReader(file)]
 
 
 if __name__ == "__main__":
