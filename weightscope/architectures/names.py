@@ -39,6 +39,7 @@ from weightscope.architectures.gguf import ROLES, RestoredTensor, keys_in_halves
 from weightscope.architectures.layouts import by_dimension_and_head, gated, separate
 from weightscope.architectures.numbers import in_layer
 from weightscope.architectures.rope import Rope
+from weightscope.architectures.table import FAMILIES, title
 from weightscope.attention.layer import Layer
 from weightscope.attention.maps import Affine
 from weightscope.checkpoint import Checkpoint, Tensor
@@ -574,7 +575,10 @@ def modules_of(row: Family, *, of_model: bool = False) -> tuple[dict[str, _Modul
             modules |= {name: _Module(_of_step(step.name, name, step.reads().shared)) for name in step.reads().shared}
     else:
         _add_attention(row, modules)
-    for name, module in _stated(row.also).items():
+    stated = _stated(row.also)
+    named = {name for name, module in modules.items() if not module.role.startswith("attention.")}
+    surrounding = {name: module for name, module in network_of(row).items() if name not in named}
+    for name, module in {**surrounding, **stated}.items():
         if (module.role in OF_MODEL) != of_model:
             continue
         if "{e}" in name:
@@ -583,6 +587,15 @@ def modules_of(row: Family, *, of_model: bool = False) -> tuple[dict[str, _Modul
         else:
             modules[name] = module
     return modules, patterns
+
+
+def network_of(row: Family) -> dict[str, _Module]:
+    """What `networks.toml` says of a row of the table; norms only where the config leaves them as the row has them."""
+    modules = {} if row.origin else _stated(FAMILIES.networks.get(title(row), {}))
+    usual = next((known for known in FAMILIES if title(known) == title(row)), row) if row.when else row
+    if (row.norms.before is None, row.norms.after is None) != (usual.norms.before is None, usual.norms.after is None):
+        return {name: module for name, module in modules.items() if not module.role.startswith("norm.")}
+    return modules
 
 
 def _add_attention(row: Family, modules: dict[str, _Module]) -> None:
@@ -661,7 +674,8 @@ def _rotary(role: str, tensor: Tensor, config: ModelConfig, row: Family, layer: 
     if isinstance(tensor, RestoredTensor) and tensor.undo in (queries_in_halves, keys_in_halves):
         yield "rotary neighbours"
         return
-    rotation = row.rope.rotation(config, layer) if isinstance(row.rope, Rope) else None
+    attends = config.layer_types[layer] in config.rope  # other mechanisms have queries and keys too
+    rotation = row.rope.rotation(config, layer) if attends and isinstance(row.rope, Rope) else None
     if rotation is not None:
         yield f"rotary {'neighbours' if rotation.interleaved else 'halves'}"
 
