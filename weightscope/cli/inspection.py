@@ -218,18 +218,15 @@ def _list_tensors(source: "Source", as_json: bool) -> None:
 
 def checked(source: "Source") -> Iterator["str | Table"]:
     """What is in the file by role, and what stands out; needs no known family."""
-    from weightscope.errors import CheckpointError
     from weightscope.findings import Findings
     from weightscope.tensors.findings import tensor_findings
     from weightscope.tensors.measure import read_everything
 
-    try:
-        checkpoint = source.open().checkpoint
-    except CheckpointError:  # of no known family, or not whole
-        checkpoint = source.checkpoint()
+    opened = source.open_tensors()
+    checkpoint, roles = opened.checkpoint, opened.tensors.roles
     yield from _stored(checkpoint)
     began = perf_counter()
-    everything = read_everything(checkpoint)
+    everything = read_everything(checkpoint, roles)
     seconds = perf_counter() - began
     findings = Findings(tensor_findings(everything, padding=checkpoint.config.get("pad_token_id")))
     rate = f"{sized(everything.nbytes)} in {seconds:.2f} s, {sized(int(everything.nbytes / seconds))}/s"
