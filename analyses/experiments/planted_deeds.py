@@ -226,6 +226,14 @@ def tied(planted: Planted, is_so: bool, keep: bool = True) -> None:
         del planted.tensors[planted.stored("head", None)]
 
 
+def dropped(planted: Planted, *parts: str) -> None:
+    """Tensors left out of the file."""
+    for part in parts:
+        layer = None if part == "head" else 1
+        if (part != "head" or planted.family.head) and planted.has(part, layer):
+            del planted.tensors[planted.stored(part, layer)]
+
+
 def vocabulary(planted: Planted, change: Callable[[np.ndarray], np.ndarray]) -> None:
     """The rows of the token embedding changed."""
     planted.put("tokens", None, change(planted.get("tokens", None)))
@@ -429,9 +437,11 @@ DEEDS: dict[str, Deed] = {
     "head tied in config": _deed("head tied|tie_word_embeddings", tied, True),
     "head tied in config, not in file": _deed("head tied|tie_word_embeddings", tied, True, False),
     "head untied in config": _deed("head tied|tie_word_embeddings", tied, False),
+    "head dropped": _deed("head dropped", dropped, "head"),
+    "norm dropped": _deed("tensor dropped", dropped, "norm_2"),
     "vocabulary shifted": _deed("rows of the vocabulary shifted", vocabulary, lambda w: np.roll(w, 1, axis=0)),
     "vocabulary shifted by 3": _deed("rows of the vocabulary shifted", vocabulary, lambda w: np.roll(w, -3, axis=0)),
-    "vocabulary cut": _deed("vocabulary cut|vocab_size", cut),
+    "vocabulary cut": _deed("vocabulary cut|rows cut|vocab_size", cut),
     "vocabulary rows zeroed": _deed("vocabulary zeroed", vocabulary, zeroed_rows),
     "head shifted": _deed("rows of the vocabulary shifted", head_rows),
     "matrix of another layer": _deed("of another layer", of_another_layer, "o"),

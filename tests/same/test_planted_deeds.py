@@ -70,7 +70,8 @@ def test_all_deeds(container: str) -> None:
 
 def test_table_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One row per deed, family and container, as deeds.csv."""
-    row = {"deed": "NaN", "family": "llama", "container": "F32", "logits": float("inf"), "rounding": 1e-5, "verdict": "different",
+    row = {"deed": "NaN", "family": "llama", "container": "F32", "logits": float("inf"), "rounding": 1e-5,
+           "verdict": "different",
            "tensors_right": True, "named": True, "said": "NaN or infinity"}  # fmt: skip
     monkeypatch.setattr(planted_deeds, "rows_of", lambda *_: iter([row]))
     planted_deeds.main.callback("llama", "F32", "", tmp_path)  # type: ignore[misc]

@@ -238,7 +238,7 @@ def _scaled(along: str, x: np.ndarray, y: np.ndarray, factors: np.ndarray, toler
     with np.errstate(all="ignore"):
         error = error_of(x * factors, y)
     least, most = np.abs(factors).min(), np.abs(factors).max()
-    if not (error <= tolerance and 0 < least and np.isfinite(most)):  # a row of zeros shows no factor
+    if not (error <= tolerance and least > 0 and np.isfinite(most)):  # a row of zeros shows no factor
         return None
     return Deed(f"scaled by {along}: scales {slip_of(x, factors)}", error, f"{where}factors {least:.3g} to {most:.3g}")
 
