@@ -325,7 +325,7 @@ def _counterparts(a: Model, b: Model, label: str, x: NamedTensor, y: NamedTensor
 
 def _how(tensor: NamedTensor) -> list[str]:
     """How a tensor is stored, packing and rotary layout aside: the file's values are as a checkpoint has them."""
-    return [word for word in tensor.stored.split(", ") if not word.startswith(("packed", "rotary"))]
+    return [word for word in tensor.stored.split(", ") if word and not word.startswith(("packed", "rotary"))]
 
 
 def _tied_head(a: Model, b: Model, lost: Sequence[tuple[NamedTensor, str]], in_a: bool) -> Judged | None:
