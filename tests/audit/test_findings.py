@@ -195,11 +195,34 @@ def fresh_gpt2(n_layers: int, d: int, seed: int) -> Weights:
     return weights
 
 
+SIZES = [(12, 128, 4), (1, 64, 2), (2, 32, 4), (6, 16, 4), (1, 16, 1), (3, 48, 12)]
+
+
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(("n_layers", "d", "n_heads"), [(12, 128, 4), (2, 32, 4), (6, 16, 4), (1, 16, 1), (3, 48, 12)])
-def test_a_fresh_initialisation_gives_no_findings(n_layers, d, n_heads, seed, tmp_path) -> None:
+@pytest.mark.parametrize(("n_layers", "d", "n_heads"), SIZES)
+def test_a_fresh_initialisation_is_told_and_nothing_else_unless_heads_are_narrow(
+    n_layers, d, n_heads, seed, tmp_path
+) -> None:
     folder = write_checkpoint(tmp_path / "fresh", fresh_gpt2(n_layers, d, seed), n_head=n_heads)
-    assert found_in(folder) == []
+    findings = found_in(folder)
+    assert [finding.kind for finding in findings] == ["untrained"] * (d >= 64)
+    assert all(len(finding.members) == n_layers and finding.severity == "warning" for finding in findings)
+
+
+@pytest.mark.parametrize("name", ["h.1.ln_1.weight", "h.0.attn.c_proj.bias", "h.1.ln_2.weight"])
+def test_one_gain_or_bias_that_moved_is_no_initialisation(name: str, tmp_path) -> None:
+    weights = fresh_gpt2(2, 128, 0) | {f"h.{i}.ln_2.weight": np.ones(128, np.float32) for i in (0, 1)}
+    assert "untrained" in found_in(write_checkpoint(tmp_path / "fresh", weights)).kinds
+    weights[name] = weights[name] + np.float32(1e-6) * np.arange(128, dtype=np.float32)
+    assert "untrained" not in found_in(write_checkpoint(tmp_path / "moved", weights)).kinds
+
+
+def test_trained_factors_with_folded_gains_are_no_initialisation(vit, tmp_path) -> None:
+    folder, weights = vit
+    flat = {n: np.full_like(w, n.endswith("weight")) if w.ndim == 1 else w for n, w in weights.items()}
+    save_file(flat, tmp_path / "model.safetensors")
+    shutil.copy(folder / "config.json", tmp_path)
+    assert "untrained" not in found_in(tmp_path).kinds
 
 
 def test_a_padding_row_is_zero_by_design(tmp_path) -> None:

@@ -12,10 +12,13 @@ from typing import NamedTuple
 import numpy as np
 
 from weightscope.audit.measure import MeasuredHeads
+from weightscope.checkpoint import Tensor
 from weightscope.findings import Finding, Member, aggregated, finding, indexed, of_head
 from weightscope.metrics.head_factors import FEWEST, cosines, profiles, share
 from weightscope.metrics.outliers import known_median, layer_medians, log_measure, off_trend, robust_z
 from weightscope.model import Model
+from weightscope.tensors.findings import other_gains
+from weightscope.tensors.measure import BITS
 
 FACTORS = ("W_Q", "W_K", "W_V", "W_O")
 BIASES = ("query", "key", "value", "output")
@@ -36,6 +39,7 @@ EXCHANGED = (
 )
 BIAS_RATIO = 5.0  # of the norms of query and key biases, on either side of 1 in a layer and in its neighbours
 RANDOM_Z, RANDOM_SHARE = 5.0, 0.05  # how far spectra of a random factor stray from their expectation
+TOO_NARROW = 0.5  # of that error; in each of nine real checkpoints some layer's factor is 1.1 from random at least
 
 Pair = tuple[float, float]
 
@@ -129,6 +133,37 @@ def _unrelated(model: Model, heads: MeasuredHeads) -> Iterator[tuple[int, Findin
         )  # fmt: skip
 
 
+@finding("untrained", "weights as initialised", severity="warning", rank=65,
+         look_next="If they should be trained, see under which names they were saved: transformers draws anew what it "
+                   "finds under no name that it knows.")  # fmt: skip
+def untrained(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
+    """Whether all measured layers are as initialised: random factors, and one value in each gain and bias.
+
+    Folded gains hold one value too: then the factors alone decide, unless heads are too narrow. No layer of nine real
+    checkpoints (124 layers) has four random factors.
+    """
+    layers = heads.layers.tolist()
+    if not layers or _error(heads) > TOO_NARROW or not all(_random(model, heads, i) for i in range(len(layers))):
+        return
+    tensors = {t.name: t for i in layers for t in model.attention_tensors(i)} | other_gains(model)
+    vectors = [t for t in tensors.values() if t.dtype in BITS and sum(size > 1 for size in t.shape) == 1]
+    if all(map(_is_constant, vectors)) and (vectors or _enough(heads)):
+        number = float(np.mean([ratio for i in range(len(layers)) for ratio in _spread(model, heads, i)]))
+        constant = ", and every gain and bias of attention and every gain of the network holds one value"
+        text = f"W_Q, W_K, W_V and W_O of {indexed('layer', layers)} have the spectra of random matrices"
+        yield Finding(
+            kind="untrained", measure="factor_spread", number=number, usual=1.0,
+            text=f"{text}{constant * bool(vectors)}: they are as initialised.",
+            members=tuple(Member("layer", layer, layer=layer) for layer in layers),
+        )  # fmt: skip
+
+
+def _is_constant(tensor: Tensor) -> bool:
+    """Whether a tensor holds one value throughout."""
+    values = tensor.read()
+    return bool((values == values.flat[0]).all())
+
+
 def _enough(heads: MeasuredHeads) -> bool:
     """Whether the heads are so many that random ones would not be alike on average."""
     return len(heads.table) >= HEADS
@@ -163,11 +198,21 @@ def _random(model: Model, heads: MeasuredHeads, i: int) -> bool:
     tr(G^2) / (tr G)^2 is 1/r + 1/d for a Gaussian (d, r) factor (Marchenko and Pastur 1967), with an error of about
     2 / (d r) for each head.
     """
-    spread = heads.arrays["factor_spread"][i] * heads.arrays["factor_width"][i]  # (H, 4): 1 where random
+    return bool((np.abs(_spread(model, heads, i) - 1) < _error(heads)).all())
+
+
+def _error(heads: MeasuredHeads) -> float:
+    """How far the spread of a layer's random factors may be from 1."""
     r = heads.arrays["qk_singular_values"].shape[-1]
-    error = RANDOM_SHARE + RANDOM_Z * 2 / (r * np.sqrt(heads.n_heads))
-    judged = slice(0 if model.family.scores.qk_norm is None else 2, 4)  # a q/k-norm's gain is folded into W_Q and W_K
-    return bool((np.abs(_mean(spread[:, judged], axis=0) - 1) < error).all())
+    return float(RANDOM_SHARE + RANDOM_Z * 2 / (r * np.sqrt(heads.n_heads)))
+
+
+def _spread(model: Model, heads: MeasuredHeads, i: int) -> np.ndarray:
+    """The spread of each factor's spectrum in the i-th layer, 1 where random (4,); of W_V and W_O alone (2,) where a
+    q/k-norm's gain is folded into W_Q and W_K.
+    """
+    spread = heads.arrays["factor_spread"][i] * heads.arrays["factor_width"][i]  # (H, 4)
+    return _mean(spread[:, 0 if model.family.scores.qk_norm is None else 2 :], axis=0)
 
 
 # Factors that are transposed or exchanged, by the dimensions of the stream that they use.

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from weightscope.audit.duplicates import duplicates
-from weightscope.audit.factor_findings import factor_findings
+from weightscope.audit.factor_findings import factor_findings, untrained
 from weightscope.audit.measure import MAPS, MeasuredHeads
 from weightscope.audit.reference import Standing
 from weightscope.checkpoint import Tensor
@@ -53,7 +53,7 @@ Place = tuple[int, int]  # position among the measured layers, and head
 
 
 def findings_of(model: Model, heads: MeasuredHeads, standing: Standing | None = None) -> Findings:
-    """Everything about a model's heads and embeddings that a person should look at; nothing at initialisation.
+    """Everything about a model's heads and embeddings that a person should look at; at initialisation that alone.
 
     With `standing`, collapsed ranks are judged among the ranks of other checkpoints.
     """
@@ -74,6 +74,7 @@ def findings_of(model: Model, heads: MeasuredHeads, standing: Standing | None = 
             *alike,
             *dimensions,
             *factor_findings(model, heads),
+            *untrained(model, heads),
             *outlier_gains(model, layers),
             *scale_findings(model),
             *rows,

@@ -13,7 +13,7 @@ from weightscope.changes.rounding import CASTS, FRACTION, precision
 from weightscope.changes.tensor import Change, change_of, classify, unchanged
 from weightscope.checkpoint import Tensor
 from weightscope.checkpoint.blocks import Block
-from weightscope.checkpoint.checkpoint import DerivedTensor, StoredTensor, WholeTensor
+from weightscope.checkpoint.checkpoint import StoredTensor, WholeTensor
 from weightscope.same.coarser import quantised, rounded_twice
 from weightscope.same.deeds import EXACT, SPREAD, Deed, Sizes, find_deed, sampled
 from weightscope.tensors.measure import why_unread
@@ -56,24 +56,6 @@ class Judged:
             "tensor": self.name_b, "name_a": self.name_a, "role": self.role, "stack": self.stack, "layer": self.layer,
             "expert": self.expert, "verdict": self.verdict, "deed": self.deed, "size": self.size, "detail": self.detail,
         }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Canonical(DerivedTensor, WholeTensor):
-    """A tensor in the one convention of `NamedTensor.array`, where two files store it in different ways."""
-
-    named: NamedTensor
-    stored: Tensor
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.named.shape
-
-    def read(self) -> np.ndarray:
-        return self.named.array()
-
-    def unchecked(self, noted: set[str]) -> Tensor:
-        return self
 
 
 class Counterparts(NamedTuple):
