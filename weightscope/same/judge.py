@@ -188,7 +188,8 @@ def tolerance_of(pair: Pair) -> float:
         if (ends := tensor.ends()) is not None:
             _, start, stop = next(Pair(tensor, tensor).blocks())
             values, low, high = (Block(each, start, stop).values().astype(np.float64) for each in (tensor, *ends[:2]))
-            step = float(np.sqrt(np.mean(np.square(high - low)))) / max(ends[2] - 1, 1)
+            levels = ends[2] if isinstance(ends[2], int) else len(ends[2])
+            step = float(np.sqrt(np.mean(np.square(high - low)))) / max(levels - 1, 1)
             errors.append(step / sqrt(12) / (float(np.sqrt(np.mean(np.square(values)))) or 1.0))
         elif tensor.dtype in FRACTION or tensor.dtype in ("F32", "F64"):
             held = precision(_first_values(tensor))
