@@ -437,7 +437,7 @@ DEEDS: dict[str, Deed] = {
     "head tied in config": _deed("head tied|tie_word_embeddings", tied, True),
     "head tied in config, not in file": _deed("head tied|tie_word_embeddings", tied, True, False),
     "head untied in config": _deed("head tied|tie_word_embeddings", tied, False),
-    "head dropped": _deed("head dropped", dropped, "head"),
+    "head dropped": _deed("head dropped|head tied", dropped, "head"),
     "norm dropped": _deed("tensor dropped", dropped, "norm_2"),
     "vocabulary shifted": _deed("rows of the vocabulary shifted", vocabulary, lambda w: np.roll(w, 1, axis=0)),
     "vocabulary shifted by 3": _deed("rows of the vocabulary shifted", vocabulary, lambda w: np.roll(w, -3, axis=0)),

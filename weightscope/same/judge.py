@@ -9,6 +9,7 @@ import numpy as np
 
 from weightscope.architectures.names import NamedTensor
 from weightscope.changes.pair import Pair
+from weightscope.changes.recomputed import stored_cells
 from weightscope.changes.rounding import CASTS, FRACTION, precision
 from weightscope.changes.tensor import Change, change_of, classify, unchanged
 from weightscope.checkpoint import Tensor
@@ -185,12 +186,14 @@ def tolerance_of(pair: Pair) -> float:
     """|error| / |x| that the storage of both may make."""
     errors = [EXACT]
     for tensor in (pair.a, pair.b):
-        if (ends := tensor.ends()) is not None:
-            _, start, stop = next(Pair(tensor, tensor).blocks())
-            values, low, high = (Block(each, start, stop).values().astype(np.float64) for each in (tensor, *ends[:2]))
-            levels = ends[2] if isinstance(ends[2], int) else len(ends[2])
-            step = float(np.sqrt(np.mean(np.square(high - low)))) / max(levels - 1, 1)
-            errors.append(step / sqrt(12) / (float(np.sqrt(np.mean(np.square(values)))) or 1.0))
+        if tensor.ends() is not None:
+            with np.errstate(all="ignore"):
+                half = next(stored_cells(tensor, tensor)).half
+                _, start, stop = next(Pair(tensor, tensor).blocks())
+                values = Block(tensor, start, stop).values().astype(np.float64)
+                finite = np.isfinite(half) & np.isfinite(values)
+                sizes = [float(np.linalg.norm(each[finite])) for each in (half, values)]
+            errors.append(sizes[0] / sqrt(3) / (sizes[1] or 1.0))
         elif tensor.dtype in FRACTION or tensor.dtype in ("F32", "F64"):
             held = precision(_first_values(tensor))
             errors.append(2.0 ** -min(FRACTION.get(held, 23), FRACTION.get(tensor.dtype, 23)) / sqrt(12))
