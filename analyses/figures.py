@@ -93,6 +93,7 @@ DRAWINGS = (
         f" --model {{mpnet}} --large {{qwen}} --large {SMOLLM2} --large {{gemma}}",
     ),
     Drawing("fine-tunes", "analyses.toys.train_tunes --text {books}"),
+    Drawing("planted-deeds", "analyses.experiments.planted_deeds", ("torch", "transformers", "gguf")),
     Drawing("lineage-peers", "analyses.experiments.lineage_peers", ("modeldna", "provenancekit")),
     Drawing(
         "planted-directions",

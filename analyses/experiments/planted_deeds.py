@@ -638,6 +638,8 @@ def main(families: str, containers: str, deeds: str, out: Path) -> None:
         rows.append(row)
         if not (is_right(row) and row["tensors_right"] and row["named"]) or row["verdict"] == "refused":
             click.echo(" | ".join(str(row[column]) for column in columns))
+    for row in rows:
+        row |= {name: float(f"{row[name]:.3g}") for name in ("logits", "rounding")}
     Folder(out).text("deeds.csv", Table.of_rows(columns, [[row[column] for column in columns] for row in rows]).csv())
     for what, count in summary(rows).items():
         click.echo(f"{what}: {count}")
