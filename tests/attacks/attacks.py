@@ -190,7 +190,7 @@ def _replace(path: Path, make: Callable[[Path], object]) -> None:
 
 # Done to a folder that holds model.safetensors and config.json.
 Shapes = dict[str, tuple[str, list[int]]]  # of tensors by name: dtype and sizes
-BYTES = {"U8": 1, "I8": 1, "F16": 2, "BF16": 2, "F32": 4, "U32": 4, "I32": 4}
+BYTES = {"U8": 1, "I8": 1, "F16": 2, "BF16": 2, "F32": 4, "U32": 4, "I32": 4, "I64": 8}
 
 
 def zeros(tensors: Shapes) -> bytes:
@@ -212,6 +212,32 @@ def mlx(
 
 def in_mlx(bits: object = 4, group_size: object = 64, **more: object) -> dict[str, Any]:
     return {"quantization": {"bits": bits, "group_size": group_size, **more}}
+
+
+def auto_round(
+    qweight: object = ("I32", [8, 32]), qzeros: object = ("I32", [2, 4]), scales: object = ("F16", [2, 32])
+) -> Shapes:
+    """A module of 32 x 64 weights as AutoRound stores four bits in groups of 32."""
+    parts: dict[str, Any] = {"m.qweight": qweight, "m.qzeros": qzeros, "m.scales": scales}
+    return {name: part for name, part in parts.items() if part}
+
+
+def in_auto_round(**more: object) -> dict[str, Any]:
+    settings = {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "group_size": 32}
+    return {"quantization_config": settings | more}
+
+
+def hqq(**changes: object) -> Shapes:
+    """A module of 64 x 64 weights as HQQ stores eight bits in groups of 64, its settings zeros."""
+    parts: dict[str, Any] = {
+        "W_q": ("U8", [64, 64]), "scale": ("F16", [64, 1]), "zero": ("F16", [64, 1]), "shape": ("I64", [2]),
+        "axis": ("I32", []), "group_size": ("I32", []), "packing": ("U8", [7]),
+    }  # fmt: skip
+    return {f"m.{key}": part for key, part in (parts | changes).items() if part}
+
+
+def in_bitnet(**more: object) -> dict[str, Any]:
+    return {"quantization_config": {"quant_method": "bitnet", **more}}
 
 
 PACKED: dict[str, tuple[Shapes, dict[str, Any], str]] = {
@@ -250,7 +276,7 @@ PACKED: dict[str, tuple[Shapes, dict[str, Any], str]] = {
     "MLX, settings that are a list": (
         mlx(),
         {"quantization": [4, 64]},
-        "'quantization' is [4, 64]; an object was expected",
+        "config.json does not say how: it has no 'quantization'",
     ),
     "MLX, settings of nothing": (
         mlx(),
@@ -278,6 +304,71 @@ PACKED: dict[str, tuple[Shapes, dict[str, Any], str]] = {
         "has a global_scale; MLX int4 in groups of 64 has none",
     ),
     "MLX, a vector": (mlx(("U32", [8]), ("BF16", [1]), ("BF16", [1])), in_mlx(), "do not fit together"),
+    "AutoRound, no scales": (auto_round(scales=None), in_auto_round(), "has no scales; AutoRound's packing needs one"),
+    "AutoRound, no zeros": (auto_round(qzeros=None), in_auto_round(), "has no qzeros"),
+    "AutoRound, 9 bits": (auto_round(qzeros=("I32", [2, 9])), in_auto_round(), "do not fit together"),
+    "AutoRound, other words": (
+        auto_round(qweight=("I32", [9, 32])),
+        in_auto_round(),
+        "has 72 inputs; AutoRound packs 32 of them at a time",
+    ),
+    "AutoRound, zeros of other groups": (auto_round(qzeros=("I32", [3, 4])), in_auto_round(), "do not fit together"),
+    "AutoRound, no zeros at all": (auto_round(qzeros=("I32", [2, 0])), in_auto_round(), "do not fit together"),
+    "AutoRound, words of a vector": (auto_round(qweight=("I32", [8])), in_auto_round(), "do not fit together"),
+    "AutoRound, no group size": (
+        auto_round(),
+        in_auto_round(group_size=None),
+        "is in groups of None, says config.json",
+    ),
+    "AutoRound, a group of text": (
+        auto_round(),
+        in_auto_round(group_size="32"),
+        "is in groups of 32, says config.json; a whole",
+    ),
+    "AutoRound, a group of -2": (auto_round(), in_auto_round(group_size=-2), "is in groups of -2"),
+    "AutoRound, a packing that is not known": (
+        auto_round(),
+        in_auto_round(packing_format="auto_round:fp8_static"),
+        "as 'auto_round:fp8_static', which is not read",
+    ),
+    "AutoRound, a packing that is a list": (
+        auto_round(),
+        in_auto_round(packing_format=[]),
+        "as '[]', which is not read",
+    ),
+    "AutoRound as AWQ, other words": (
+        auto_round(),
+        in_auto_round(packing_format="auto_round:auto_awq"),
+        "do not fit together",
+    ),
+    "HQQ, no scale": (hqq(scale=None), {}, "has no scale; HQQ needs one"),
+    "HQQ, no shape": (hqq(shape=None), {}, "has no shape"),
+    "HQQ, a shape of zeros": (hqq(), {}, "is packed as '\\x00\\x00\\x00\\x00\\x00\\x00\\x00'"),
+    "HQQ, a shape of ten sizes": (hqq(shape=("I64", [10])), {}, "at most 2 integers were expected"),
+    "HQQ, a packing of a megabyte": (hqq(packing=("U8", [10**6])), {}, "at most 16 integers were expected"),
+    "HQQ, a scale of integers": (hqq(scale=("I32", [64, 1])), {}, "do not fit together"),
+    "BitNet, no scale": ({"m.weight": ("U8", [4, 4])}, in_bitnet(), "has no weight_scale; BitNet ternary needs one"),
+    "BitNet, scales": (
+        {"m.weight": ("U8", [4, 4]), "m.weight_scale": ("F32", [2])},
+        in_bitnet(),
+        "do not fit together",
+    ),
+    "BitNet, a vector": ({"m.weight": ("U8", [4]), "m.weight_scale": ("F32", [1])}, in_bitnet(), "do not fit together"),
+    "BitNet, divided by a scale of 0": (
+        {"m.weight": ("U8", [4, 4]), "m.weight_scale": ("F32", [1])},
+        in_bitnet(),
+        "values that are not finite",
+    ),
+    "BitNet, made ternary as it runs": (
+        {"m.weight": ("F32", [4, 4])},
+        in_bitnet(linear_class="autobitlinear", quantization_mode="online"),
+        "and mode 'online'; read are",
+    ),
+    "BitNet, a class that is not known": (
+        {"m.weight": ("F32", [4, 4])},
+        in_bitnet(linear_class=["x"]),
+        "of class '['x']'",
+    ),
     "MLX, no config": (mlx(), {}, "is packed as MLX does, and config.json does not say how"),
 }
 

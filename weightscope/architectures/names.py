@@ -43,7 +43,7 @@ from weightscope.attention.layer import Layer
 from weightscope.attention.maps import Affine
 from weightscope.checkpoint import Checkpoint, Tensor
 from weightscope.checkpoint.gguf import GgufTensor
-from weightscope.checkpoint.quantised import DequantisedTensor
+from weightscope.checkpoint.packings.packed import DequantisedTensor
 from weightscope.errors import CheckpointError, counted, printable
 from weightscope.tables import Table
 

@@ -19,7 +19,7 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 from urllib.parse import unquote
 
-from weightscope.checkpoint.checkpoint import Checkpoint, StoredTensor, Tensor, WeightFiles
+from weightscope.checkpoint.checkpoint import Checkpoint, StoredTensor, WeightFiles
 from weightscope.checkpoint.config import MAX_BYTES, Config, parse_json, read_json, read_small
 from weightscope.checkpoint.formats import (
     ADAPTER,
@@ -41,6 +41,7 @@ from weightscope.checkpoint.formats import (
 from weightscope.checkpoint.gguf import GgufFile, GgufTensor
 from weightscope.checkpoint.hub import CONNECTIONS, Ahead, RemoteFile, Repository
 from weightscope.checkpoint.packages import PACKAGE, packaged
+from weightscope.checkpoint.packings.modelopt import SETTINGS_FILE, settings_of
 from weightscope.checkpoint.quantised import PARTS, SETTINGS, dequantised
 from weightscope.checkpoint.storage import LocalFile, OpenFile, Storage
 from weightscope.embedded import FOLDER
@@ -54,7 +55,6 @@ TOKENIZER_FILES = (  # all that say something of one
 )  # fmt: skip
 EMBEDDED = "embedded"  # the checkpoint that comes with weightscope
 MODULES = "modules.json"  # of sentence-transformers
-OF_MLX = "quantization"  # the key of config.json under which MLX has its settings
 EXPLICIT = "transformers_weights"  # the key of config.json
 LOADED = (LONE, INDEX, "pytorch_model.bin", "pytorch_model.bin.index.json")  # what transformers looks for, in order
 MOST_ENTRIES = 1000  # of a folder that are looked into, and of each of them
@@ -144,13 +144,8 @@ def _of_safetensors(
             raise CheckpointError(f"is not in {shard}, where the index has it", file=INDEX, tensor=tensor)
     text = config.get("text_config")
     keys = {*config, *(text if isinstance(text, dict) else ())}
-    tensors: Mapping[str, Tensor] = stored
-    if OF_MLX in keys:
-        from weightscope.checkpoint.mlx import unpacked_by_name  # few checkpoints need it
-
-        tensors = unpacked_by_name(stored, config)
-    elif not keys.isdisjoint(SETTINGS) or any(tensor.endswith(PARTS) for tensor in stored):
-        tensors = dequantised(stored, config)
+    quantised = not keys.isdisjoint(SETTINGS) or any(tensor.endswith(PARTS) for tensor in stored)
+    tensors = dequantised(stored, config) if quantised else stored
     checkpoint = Checkpoint(folder, files, tensors, config, name)
     checkpoint.weight_files = weight_files or WeightFiles()
     return checkpoint
@@ -162,7 +157,10 @@ def config_of(folder: Path) -> Config:
     if not os.path.lexists(path):
         return Config({}, path)
     text = read_small(path, MAX_BYTES)
-    return Config(parse_json(text, file=path), path, stored=(len(text), sha256(text).hexdigest()))
+    values = parse_json(text, file=path)
+    if os.path.lexists(folder / SETTINGS_FILE) and values.keys().isdisjoint(SETTINGS):
+        values |= {SETTINGS[1]: settings_of(read_json(folder / SETTINGS_FILE))}
+    return Config(values, path, stored=(len(text), sha256(text).hexdigest()))
 
 
 # What a source names
@@ -442,6 +440,8 @@ def _remote_weights(repository: Repository) -> tuple[Repository, Path | None, di
     except CheckpointError:  # a mirror that has the files and no list of them, or a fault that the next request meets
         names = [name for name in (LONE, INDEX, "config.json") if pinned.on_server(name) is not None]
     config = Config({}, "config.json") if folder is None else config_of(folder)
+    if SETTINGS_FILE in names and config.keys().isdisjoint(SETTINGS):
+        pinned.file(SETTINGS_FILE, MAX_BYTES)
     loaded = weights_named(config, names, config.file)
     weight_map: dict[str, str] = {}
     if loaded.endswith(OF_INDEX):
