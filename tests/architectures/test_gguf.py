@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import weightscope as ws
+from tests.support.commands import run
 from weightscope.architectures import as_published, decide
 from weightscope.architectures.computed import NONE, differences, stated
 from weightscope.checkpoint import Checkpoint, ggml_blocks, open_checkpoint
@@ -345,3 +346,16 @@ def test_values_of_a_block_lie_evenly_between_its_ends(kind, tmp_path):
     spread = np.isfinite(values + first + last) & (np.abs(last - first) > 1e-3 * np.abs(first))
     place = ((values - first) * (levels - 1))[spread] / (last - first)[spread]
     assert np.abs(place - np.rint(place)).max() < 0.01 and set(np.rint(place)) == set(range(levels))
+
+
+def test_feed_forward_networks_of_gguf_are_paired(tmp_path: Path) -> None:
+    """`compare --all` says so of the whole file."""
+    weights = hugging_face_weights()
+    converted = write_gguf(tmp_path / "model.gguf", weights)
+    config = dict(ws.open_model(converted).checkpoint.config)
+    (tmp_path / "original").mkdir()
+    save_file(weights, tmp_path / "original" / "model.safetensors")
+    (tmp_path / "original" / "config.json").write_text(json.dumps(config))
+    shown = run("compare", converted, tmp_path / "original", "--all", "--out", tmp_path / "out")
+    assert shown.exit_code == 0, shown.output
+    assert f"Identical: all {len(weights)} compared tensors." in shown.output

@@ -61,9 +61,21 @@ def find(tensor: StoredTensor, stored: Mapping[str, StoredTensor], settings: Con
             raise tensor.refuse(f"is {tensor.dtype} and has no weight_scale; compressed-tensors needs one")
         if "g_idx" in named:
             raise tensor.refuse("has a weight_g_idx; groups in another order are read of packed integers only")
+        if tensor.dtype == "I8" and "zero_point" not in named and _has_zeros(_integers(settings)):
+            raise tensor.refuse("has no weight_zero_point, and config.json says that it is not symmetric")
         named.pop("global_scale", None)
         return ScaledTensor(name, {"weight": tensor, **named}, settings)
     return None
+
+
+def _integers(settings: Config) -> list[Mapping[str, Any]]:
+    """What config.json says of integers."""
+    return [weights for weights in stated_weights(settings) if weights.get("type", "int") == "int"]
+
+
+def _has_zeros(stated: list[Mapping[str, Any]]) -> bool:
+    """Whether config.json says of all weights that they have zero points."""
+    return bool(stated) and not any(weights.get("symmetric", True) for weights in stated)
 
 
 class Layout(NamedTuple):
@@ -94,15 +106,11 @@ class PackedTensor(DequantisedTensor):
 
     @property
     def dtype(self) -> str:
-        bits = {weights["num_bits"] for weights in self._stated()}
+        bits = {weights["num_bits"] for weights in _integers(self.settings)}
         return f"compressed-tensors int{min(bits)}" if len(bits) == 1 else "compressed-tensors integers"
 
-    def _stated(self) -> list[Mapping[str, Any]]:
-        """What config.json says of integers."""
-        return [weights for weights in stated_weights(self.settings) if weights.get("type", "int") == "int"]
-
     def check(self) -> None:
-        stated = self._stated()
+        stated = _integers(self.settings)
         if not stated:
             raise self.refuse("is packed, and config.json has no config_groups with the number of bits")
         for weights in stated:
@@ -119,7 +127,7 @@ class PackedTensor(DequantisedTensor):
         if self.part("shape", ("I64", "I32"), 1).shape != (2,):
             self.misshapen()
         zero = self.by_key.get("zero_point")
-        if zero is None and not any(weights.get("symmetric", True) for weights in stated):
+        if zero is None and _has_zeros(stated):
             raise self.refuse("has no weight_zero_point, and config.json says that it is not symmetric")
         if zero is not None and zero.dtype not in ("I32", "I8"):
             raise self.refuse(f"has weight_zero_point of dtype {zero.dtype}; {self.dtype} needs I32 or I8")
@@ -140,7 +148,7 @@ class PackedTensor(DequantisedTensor):
         rows, words = self.by_key["packed"].shape
         if outputs != rows or not 0 < inputs <= LARGEST:
             raise self.refuse(f"has a weight_shape of {outputs} x {inputs}; there are {rows} rows of packed words")
-        bits = sorted({weights["num_bits"] for weights in self._stated()})
+        bits = sorted({weights["num_bits"] for weights in _integers(self.settings)})
         layouts = [Layout(each, dense) for each in bits for dense in ((True,) if 32 % each == 0 else (True, False))]
         fitting = [layout for layout in layouts if layout.words(inputs) == words]
         if len(fitting) != 1:
@@ -152,12 +160,14 @@ class PackedTensor(DequantisedTensor):
     def _check_groups(self, outputs: int, inputs: int, layout: Layout) -> None:
         """Refuse groups, zeros and indices that do not fit the shape or config.json."""
         n_groups = prod(self.by_key["scale"].shape[1:])
-        sizes = {weights.get("group_size") for weights in self._stated() if weights["num_bits"] == layout.bits}
+        sizes = {
+            weights.get("group_size") for weights in _integers(self.settings) if weights["num_bits"] == layout.bits
+        }
         if inputs % n_groups:
             self.misshapen()
         if n_groups > 1 and inputs // n_groups not in sizes:
-            stated = " or ".join(sorted(map(str, sizes)))[:40]
-            raise self.refuse(f"has groups of {inputs // n_groups} values; config.json says groups of {stated}")
+            named = " or ".join(sorted({*map(str, sizes)}))[:40]
+            raise self.refuse(f"has groups of {inputs // n_groups} values; config.json says groups of {named}")
         zero = self.by_key.get("zero_point")
         if zero is not None and zero.dtype == "I32" and zero.shape != (layout.words(outputs), n_groups):
             self.misshapen()
