@@ -1,4 +1,4 @@
-"""A GGUF file as the checkpoint that it was converted from: what the conversion changed is undone."""
+"""A GGUF or MLX file as the checkpoint that it was converted from: what the conversion changed is undone."""
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -113,6 +113,30 @@ def bert_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
     if keys.get("tokenizer.ggml.model") != "bert":
         raise CheckpointError("is an encoder with other tokens than BERT's; such files are not read", file=keys.file)
     return {}
+
+
+# A file of mlx-lm as the checkpoint that it was converted from.
+
+# Types whose norms mlx-lm counts from 1, where transformers counts them from 0 (models/*.py, sanitize), and which norms.
+COUNTED_BY_MLX = {
+    r"qwen3_next|qwen3_5(_moe)?(_text)?": r".*((input|post_attention)_layernorm|model\.norm|q_norm|k_norm)",
+    r"step3p5": r".*norm[^.]*",
+}
+
+
+def as_before_mlx(checkpoint: Checkpoint) -> Checkpoint:
+    """A checkpoint that mlx-lm wrote, norms counted as transformers counts them."""
+    kind = checkpoint.config.get("model_type")
+    norms = next((norms for types, norms in COUNTED_BY_MLX.items() if re.fullmatch(types, str(kind))), None)
+    if norms is None:
+        return checkpoint
+    tensors: dict[str, Tensor] = dict(checkpoint)
+    for name, stored in checkpoint.items():
+        if re.fullmatch(rf"{norms}\.weight", name) and len(stored.shape) == 1:
+            tensors[name] = RestoredTensor(stored, less_one, 1, 1)
+    before = Checkpoint(checkpoint.folder, checkpoint.files, tensors, checkpoint.config, checkpoint.name)
+    before.weight_files = checkpoint.weight_files
+    return before
 
 
 # A GGUF file as the checkpoint that it was converted from: what the conversion changed is undone.

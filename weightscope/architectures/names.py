@@ -35,7 +35,7 @@ import numpy as np
 from weightscope.architectures.cells import LEGACY, LayerTensors, Names, StoredNorm
 from weightscope.architectures.config import ModelConfig
 from weightscope.architectures.family import Family
-from weightscope.architectures.gguf import ROLES, RestoredTensor, keys_in_halves, queries_in_halves
+from weightscope.architectures.gguf import ROLES, RestoredTensor, keys_in_halves, less_one, queries_in_halves
 from weightscope.architectures.layouts import by_dimension_and_head, gated, separate
 from weightscope.architectures.numbers import in_layer
 from weightscope.architectures.rope import Rope
@@ -391,6 +391,7 @@ class _Reader:
         words += [*_rotary(role, tensor, config, row, layer)]
         if ("norm" in role) and not role.endswith(".bias"):
             offset = module.norm.offset if module.norm else FROM_ZERO in how
+            offset = offset and not (isinstance(tensor, RestoredTensor) and tensor.undo is less_one)
             words.append(f"gain counted from {0 if offset else 1}")
         words += [shared] if shared else []
         shape = tensor.shape

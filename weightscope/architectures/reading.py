@@ -182,9 +182,11 @@ def _read(checkpoint: Checkpoint, stack: Stack, known: Reading | None) -> Stack:
 
 
 def as_published(checkpoint: Checkpoint) -> Checkpoint:
-    """A GGUF file as the checkpoint that it was converted from, any other as it is; see `gguf.as_published`."""
-    is_gguf = isinstance(checkpoint.files[0], GgufFile)
-    return gguf.as_published(checkpoint, FAMILIES.of_gguf) if is_gguf else checkpoint
+    """A GGUF or MLX file as the checkpoint that it was converted from, any other as it is; see `gguf`."""
+    file = checkpoint.files[0]
+    if isinstance(file, GgufFile):
+        return gguf.as_published(checkpoint, FAMILIES.of_gguf)
+    return gguf.as_before_mlx(checkpoint) if file.metadata.get("format") == "mlx" else checkpoint
 
 
 # Where the model of a row is in a checkpoint: before which tensors' names, and in which part of the config.
