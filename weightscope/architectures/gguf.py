@@ -117,7 +117,7 @@ def bert_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
 
 # A file of mlx-lm as the checkpoint that it was converted from.
 
-# Types whose norms mlx-lm counts from 1, where transformers counts them from 0 (models/*.py, sanitize), and which norms.
+# Types whose norms mlx-lm counts from 1, where transformers counts from 0 (models/*.py, sanitize), and which norms.
 COUNTED_BY_MLX = {
     r"qwen3_next|qwen3_5(_moe)?(_text)?": r".*((input|post_attention)_layernorm|model\.norm|q_norm|k_norm)",
     r"step3p5": r".*norm[^.]*",
