@@ -269,11 +269,15 @@ def test_llama_3_scaling_is_recognised_by_its_factors(factor: float, tmp_path: P
     assert "rope_freqs.weight" not in opened(path)
 
 
-def test_unknown_rope_scaling_in_gguf_is_refused(tmp_path: Path) -> None:
+def test_factors_that_are_not_llama_3s_are_taken_as_they_are(tmp_path: Path) -> None:
     factors = llama3_factors(8.0)
     factors[2] *= 1.5
-    with pytest.raises(CheckpointError, match="not Llama 3's"):
-        opened(write_gguf(tmp_path / "model.gguf", hugging_face_weights(), factors=factors))
+    scaling = opened(write_gguf(tmp_path / "model.gguf", hugging_face_weights(), factors=factors)).config[
+        "rope_scaling"
+    ]
+    assert scaling["rope_type"] == "longrope" and scaling["attention_factor"] == 1
+    np.testing.assert_array_equal(np.float32(scaling["short_factor"]), factors)
+    assert scaling["long_factor"] == scaling["short_factor"]
 
 
 @pytest.mark.check

@@ -2,8 +2,8 @@
 """What a hostile file may try: one line each. Every one ends in a CheckpointError, fast and in little memory.
 
 HEADERS are whole .safetensors files, GGUFS whole .gguf files, INDEXES and CONFIGS are the JSON next to a good one,
-PACKINGS are things done to the quantised weights of tests/fixtures and to their settings, PACKED are quantised files of
-zeros with their configs,
+PACKINGS are things done to the quantised weights of tests/fixtures and to their settings,
+PACKED are quantised files of zeros with their configs,
 LAYOUTS are things done to a folder, TOKENIZERS are tokenizer.json files that are loaded and split a text, HUBS what
 the server at HF_ENDPOINT does (see tests/support/hub_server.py). The second item of a line is a part of the message
 that the reader must see.
