@@ -1,7 +1,7 @@
 """A GGUF file as the checkpoint that it was converted from: what the conversion changed is undone."""
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -466,6 +466,33 @@ class RestoredTensor(DerivedTensor, WholeTensor):
 
     def read(self) -> np.ndarray:
         return np.ascontiguousarray(self.undo(self.stored.read(), self.n_heads, self.n_kv_heads))
+
+    @property
+    def _pieces(self) -> int:
+        """Of how many pieces of rows each is undone by itself; 0 where rows of the whole are mixed."""
+        pieces: dict[Undo, int] = {
+            queries_in_halves: self.n_heads, keys_in_halves: self.n_kv_heads, less_one: self.shape[0]
+        }  # fmt: skip
+        return pieces.get(self.undo, 0)
+
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        if not self._pieces:
+            return super().rows(start, stop)
+        self.check_rows(start, stop)
+        r = self.shape[0] // self._pieces
+        first, last = start // r, -(-stop // r)
+        if first >= last:
+            return self.stored.rows(start, stop)
+        pieces = self.undo(self.stored.rows(first * r, last * r), last - first, last - first)
+        return np.ascontiguousarray(pieces[start - first * r : stop - first * r])
+
+    def blocks(self, n_rows: int) -> Iterator[tuple[int, np.ndarray]]:
+        if not self._pieces:
+            yield from super().blocks(n_rows)
+            return
+        self.check_rows(0, 0)
+        for start in range(0, self.shape[0], n_rows):
+            yield start, self.rows(start, min(start + n_rows, self.shape[0]))
 
 
 @dataclass(frozen=True)
