@@ -159,7 +159,7 @@ def config_of(folder: Path) -> Config:
     text = read_small(path, MAX_BYTES)
     values = parse_json(text, file=path)
     if os.path.lexists(folder / SETTINGS_FILE) and values.keys().isdisjoint(SETTINGS):
-        values |= {SETTINGS[0]: settings_of(read_json(folder / SETTINGS_FILE))}
+        values |= {SETTINGS[1]: settings_of(read_json(folder / SETTINGS_FILE))}
     return Config(values, path, stored=(len(text), sha256(text).hexdigest()))
 
 
