@@ -315,13 +315,13 @@ def _config(keys: Config, row: Family, gguf: Gguf, present: set[str]) -> dict[st
         values["num_hidden_layers"] = config.size("num_hidden_layers") - predicting
     if isinstance(row.rope, Rope) and row.rope.theta_key not in ("", "rope_theta") and "rope_theta" in values:
         values[row.rope.theta_key] = values.pop("rope_theta")
-    scaling = own_keys.get("rope.scaling.type") or "none"
+    scaling = str(own_keys.get("rope.scaling.type") or "none")
     if scaling in SCALINGS:
         given = {name: shortest(own_keys.get(f"rope.scaling.{key}")) for name, key in SCALINGS[scaling].items()}
         values["rope_scaling"] = {"rope_type": scaling, **{name: x for name, x in given.items() if x is not None}}
     elif scaling not in ("none", "longrope"):
-        raise CheckpointError(f"scales its rotations by '{str(scaling)[:40]}', which is not read", file=keys.file)
-    if sections := own_keys.get("rope.dimension_sections"):
+        raise CheckpointError(f"scales its rotations by '{scaling[:40]}', which is not read", file=keys.file)
+    if isinstance(sections := own_keys.get("rope.dimension_sections"), list):
         values["rope_scaling"] = {
             "rope_type": "default",
             **values.get("rope_scaling", {}),
@@ -365,7 +365,7 @@ def _by_layer(config: Config, own_keys: Mapping[str, Any]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
         if isinstance(each := config.get(name), list):
-            sizes = {size for size in each if size != 0}
+            sizes = {size for size in each if type(size) is int and size > 0}
             if len(sizes) != 1 and name != "intermediate_size":
                 raise config.error(name, "the same in every layer")
             values[name] = max(sizes, default=0)
