@@ -38,6 +38,7 @@ from weightscope.architectures.family import Family
 from weightscope.architectures.gguf import ROLES, RestoredTensor, keys_in_halves, queries_in_halves
 from weightscope.architectures.layouts import by_dimension_and_head, gated, separate
 from weightscope.architectures.numbers import in_layer
+from weightscope.architectures.original.spelling import PartTensor
 from weightscope.architectures.rope import Rope
 from weightscope.architectures.table import FAMILIES, title
 from weightscope.attention.layer import Layer
@@ -231,6 +232,14 @@ class Tensors:
         stack = f"{tensor.stack} " if tensor.stack not in (None, self.own) else ""
         layer = "" if tensor.layer is None else f"layer {tensor.layer} "
         return f"{stack}{layer}{'' if tensor.expert is None else f'expert {tensor.expert} '}{role}"
+
+    @property
+    def roles(self) -> dict[str, str]:
+        """The role of each tensor that has one, by its name in the file; of another stack after that one's name."""
+        named = (tensor for tensor in self.rows if tensor.has_role)
+        return {
+            each.name: each.role if each.stack in (None, self.own) else f"{each.stack} {each.role}" for each in named
+        }
 
     @property
     def lead(self) -> str:
@@ -680,6 +689,8 @@ def _match(rest: str, modules: Mapping[str, _Module], patterns: Patterns) -> tup
 def packed_as(tensor: Tensor) -> Iterator[str]:
     """The packing of a tensor that is not stored as floating-point numbers."""
     stored = tensor.stored if isinstance(tensor, RestoredTensor) else tensor
+    if isinstance(tensor, PartTensor):
+        yield "part of a fused tensor"
     if isinstance(stored, GgufTensor) and stored.dtype not in ("F32", "F16", "BF16", "F64"):
         yield f"packed {stored.dtype} (GGUF)"
     elif isinstance(stored, DequantisedTensor):

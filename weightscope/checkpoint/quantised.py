@@ -27,17 +27,8 @@ from weightscope.checkpoint.packings.packed import Find
 from weightscope.errors import CheckpointError
 
 SETTINGS = (mlx.KEY, "quantization_config", "compression_config")  # keys of config.json, or of its text_config
-PARTS = (
-    ".qweight",
-    "_scale_inv",
-    "_scale",
-    ".absmax",
-    ".SCB",
-    ".weight_packed",
-    "_blocks",
-    ".scales",
-    ".W_q",
-)  # ends of names that only quantised weights have
+# Ends of names that only quantised weights have.
+PARTS = (".qweight", "_scale_inv", "_scale", ".absmax", ".SCB", ".weight_packed", ".scales", ".W_q")
 MODELOPT = ("modelopt", "modelopt_fp4", "modelopt_mixed")
 SELF_EVIDENT: tuple[Find, ...] = (
     scaled.find,
