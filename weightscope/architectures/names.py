@@ -67,6 +67,8 @@ OF_GGUF = {
     "ffn_gate_shexp": "shared_expert.gate", "ffn_up_shexp": "shared_expert.up", "ffn_down_shexp": "shared_expert.down",
     "ffn_gate_inp_shexp": "shared_expert.router",
 }  # fmt: skip
+# Where MLX has a mixture's experts, beside or at the module that has them in transformers: all in one tensor there.
+OF_MLX = ("switch_mlp", "experts", "experts.switch_glu")
 OF_ANY_WIDTH = ("norm.inputs", "norm.outputs", "norm.mlp_inner")  # norms of other widths than the model's
 TRANSPOSED, ALTERNATING, FROM_ZERO = "(in, out)", "alternating", "counted from 0"
 HOW = (TRANSPOSED, ALTERNATING, FROM_ZERO)  # what a cell of `also` may say after "as"
@@ -358,9 +360,14 @@ class _Reader:
 
     def _of_gguf(self) -> Iterator[NamedTensor]:
         """What keeps ggml's name because the row has no module of it."""
+        known = {**ROLES, **OF_GGUF, **(self.family.gguf.roles if self.family.gguf else {})}
         for name in self.checkpoint:
-            parts = re.fullmatch(r"blk\.(\d{1,7})\.(\w+)\.(weight|bias)", name, re.ASCII)
-            role = ({**ROLES, **OF_GGUF}.get(parts[2])) if parts else None
+            parts = re.fullmatch(r"(?:blk\.(\d{1,7})\.)?(\w+)(?:\.(weight|bias))?", name, re.ASCII)
+            role = known.get(parts[2]) if parts else None
+            if parts and role in OF_MODEL and not parts[1]:
+                yield self._tensor(name, _Module(role), None, None, self.config, self.family, "")
+                continue
+            role = role if parts and parts[1] else None
             if parts and role and int(parts[1]) < self.config.n_layers:
                 index = int(parts[1])
                 role += ".bias" if parts[3] == "bias" and role != "router.correction" else ""
@@ -582,6 +589,9 @@ def modules_of(row: Family, *, of_model: bool = False) -> tuple[dict[str, _Modul
     for name, module in {**surrounding, **stated}.items():
         if (module.role in OF_MODEL) != of_model:
             continue
+        if module.role.startswith("expert."):
+            for stacked, of_part in _stacked_by_mlx(name):
+                modules.setdefault(stacked, of_part)
         if "{e}" in name:
             pattern = re.escape(name).replace(re.escape("{e}"), r"(\d{1,6})")
             patterns.append((re.compile(pattern + r"(?:\.(weight|bias))?", re.ASCII), module))
@@ -597,6 +607,15 @@ def network_of(row: Family) -> dict[str, _Module]:
     if (row.norms.before is None, row.norms.after is None) != (usual.norms.before is None, usual.norms.after is None):
         return {name: module for name, module in modules.items() if not module.role.startswith("norm.")}
     return modules
+
+
+def _stacked_by_mlx(name: str) -> Iterator[tuple[str, _Module]]:
+    """The tensors in which MLX stacks the experts that are named so in transformers: (n_experts, out, in)."""
+    parent = name[: name.index("experts")] if "experts" in name else name[: name.rindex(".") + 1]
+    for stack in OF_MLX:
+        for part in ("gate", "up", "down"):
+            for kind, end in (("weight", ""), ("bias", ".bias")):
+                yield f"{parent}{stack}.{part}_proj.{kind}", _Module(f"expert.{part}{end}")
 
 
 def _add_attention(row: Family, modules: dict[str, _Module]) -> None:
