@@ -35,7 +35,7 @@ import numpy as np
 from weightscope.architectures.cells import LEGACY, LayerTensors, Names, StoredNorm
 from weightscope.architectures.config import ModelConfig
 from weightscope.architectures.family import Family
-from weightscope.architectures.gguf import ROLES, RestoredTensor, keys_in_halves, queries_in_halves
+from weightscope.architectures.gguf import ROLES, RestoredTensor, keys_in_halves, less_one, queries_in_halves
 from weightscope.architectures.layouts import by_dimension_and_head, gated, separate
 from weightscope.architectures.numbers import in_layer
 from weightscope.architectures.original.spelling import PartTensor
@@ -405,6 +405,7 @@ class _Reader:
         words += [*_rotary(role, tensor, config, row, layer)]
         if ("norm" in role) and not role.endswith(".bias"):
             offset = module.norm.offset if module.norm else FROM_ZERO in how
+            offset = offset and not (isinstance(tensor, RestoredTensor) and tensor.undo is less_one)
             words.append(f"gain counted from {0 if offset else 1}")
         words += [shared] if shared else []
         shape = tensor.shape
@@ -619,7 +620,7 @@ def network_of(row: Family) -> dict[str, _Module]:
 
 def _stacked_by_mlx(name: str) -> Iterator[tuple[str, _Module]]:
     """The tensors in which MLX stacks the experts that are named so in transformers: (n_experts, out, in)."""
-    parent = name[: name.index("experts")] if "experts" in name else name[: name.rindex(".") + 1]
+    parent = name[: name.index("experts")] if "experts" in name else name[: name.rfind(".") + 1]
     for stack in OF_MLX:
         for part in ("gate", "up", "down"):
             for kind, end in (("weight", ""), ("bias", ".bias")):
