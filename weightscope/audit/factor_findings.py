@@ -13,7 +13,7 @@ import numpy as np
 
 from weightscope.audit.measure import MeasuredHeads
 from weightscope.checkpoint import Tensor
-from weightscope.findings import Finding, Member, aggregated, finding, indexed, of_head
+from weightscope.findings import Finding, Member, Tried, aggregated, finding, indexed, of_head
 from weightscope.metrics.head_factors import FEWEST, cosines, profiles, share
 from weightscope.metrics.outliers import known_median, layer_medians, log_measure, off_trend, robust_z
 from weightscope.model import Model
@@ -133,7 +133,7 @@ def _unrelated(model: Model, heads: MeasuredHeads) -> Iterator[tuple[int, Findin
         )  # fmt: skip
 
 
-@finding("untrained", "weights as initialised", severity="warning", rank=65,
+@finding("untrained", "weights as initialised", severity="warning", rank=65, tried=Tried(planted=9, found=9, healthy=9),
          look_next="If they should be trained, see under which names they were saved: transformers draws anew what it "
                    "finds under no name that it knows.")  # fmt: skip
 def untrained(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
@@ -143,7 +143,7 @@ def untrained(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
     checkpoints (124 layers) has four random factors.
     """
     layers = heads.layers.tolist()
-    if not layers or _error(heads) > TOO_NARROW or not all(_random(model, heads, i) for i in range(len(layers))):
+    if not layers or _error(heads) > TOO_NARROW or not looks_random(model, heads):
         return
     tensors = {t.name: t for i in layers for t in model.attention_tensors(i)} | other_gains(model)
     vectors = [t for t in tensors.values() if t.dtype in BITS and sum(size > 1 for size in t.shape) == 1]
@@ -190,6 +190,11 @@ def _unrelated_pairs(heads: MeasuredHeads, known: set[int]) -> Iterator[Finding]
                 kind="mixed_factors", layer=int(heads.layers[i]), map=name, measure="pair_relation", number=times,
                 usual=elsewhere, text=text,
             )  # fmt: skip
+
+
+def looks_random(model: Model, heads: MeasuredHeads) -> bool:
+    """Whether all measured layers may be random, as those of narrow heads always may."""
+    return all(_random(model, heads, i) for i in range(len(heads.layers)))
 
 
 def _random(model: Model, heads: MeasuredHeads, i: int) -> bool:
