@@ -26,6 +26,7 @@ RESULTS: dict[str, Callable[[], Result]] = {
     "Audit": lambda: ws.audit("embedded", layers=[0], directions=0),
     "Comparison": lambda: ws.compare("embedded", "embedded"),
     "Lineage": lambda: ws.lineage("embedded", "embedded"),
+    "Same": lambda: ws.same("embedded", "embedded"),
     "Circuits": lambda: ws.circuits("embedded"),
     "BigramAuroc": lambda: ws.bigram_auroc("embedded", load_counts(FOLDER / "counts.npz"), sample=100),
     "PositionTerms": lambda: ws.first_layer("embedded").positions(),

@@ -22,6 +22,7 @@ COMMANDS = {  # what prints JSON: the schema of it, and the arguments
     "audit of a list": ("audits", ["list.txt"]),
     "compare": ("compare", ["model", "changed", "--all"]),
     "lineage": ("lineage", ["model", "changed", "embedded"]),
+    "same": ("same", ["model", "changed"]),
     "inspect": ("inspect", ["model", "--tensors"]),
 }
 
@@ -59,7 +60,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         with undrawn():
             out = [] if shape == "inspect" else ["--out", folder / name]
             done = run(name.split()[0], *given, *out, "--json")
-        assert done.exit_code == (2 if shape == "audits" else 0), done.output
+        assert done.exit_code == {"audits": 2, "same": 3}.get(shape, 0), done.output
         results[shape] = json.loads(done.stdout)
         written = sorted(path for path in (folder / name).rglob("*.json") if ".weightscope" not in path.parts)
         results |= {f"{path.stem} of {name}": json.loads(path.read_text()) for path in written}
@@ -93,13 +94,14 @@ def test_what_commands_print_and_write_fits_its_schema(printed: dict[str, Any]) 
     for name in ("audit", "compare", "audits", "lineage", "findings of audit", "directions of audit"):
         assert printed[name]
     assert printed["compare"]["findings"] and printed["compare"]["config"] and printed["lineage"]["kinds"]
+    assert {"config", "tensor"} <= {key for each in printed["same"]["differences"] for key in each}
     assert printed["audits"][1]["error"]
 
 
-@pytest.mark.parametrize("shape", ["audit", "compare", "lineage", "inspect"])
+@pytest.mark.parametrize("shape", ["audit", "compare", "lineage", "same", "inspect"])
 def test_a_key_more_or_less_or_of_another_type_is_refused(shape: str, printed: dict[str, Any]) -> None:
     value, checks = printed[shape], validator(shape)
-    optional = set() if shape == "inspect" else {"tensors"}
+    optional = set() if shape in ("same", "inspect") else {"tensors"}
     for key in value:
         rest = {name: content for name, content in value.items() if name != key}
         assert checks.is_valid(rest) == (key in optional), key

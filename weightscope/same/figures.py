@@ -6,10 +6,15 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from weightscope.pages.style import COLUMN, in_our_style, plain, subplots
-from weightscope.same.judge import VERDICTS, Judged
+from weightscope.same.judge import VERDICTS
 from weightscope.same.same import Same
 
 OUTSIDE = "model"  # the column of what is in no layer
+FLOW = (  # from what enters a model to what leaves it; other roles stand in the middle
+    "tokens", "positions", "norm.inputs", "norm.before", "q", "q.bias", "k", "k.bias", "v", "v.bias", "q+k+v",
+    "q+k+v.bias", "q_norm", "k_norm", "o", "o.bias", "norm.attention_output", "norm.after_attention", "norm.mlp",
+    "router", "gate", "up", "gate+up", "down", "norm.mlp_output", "norm.after", "norm.outputs", "unembedding",
+)  # fmt: skip
 MOST_ROLES = 40  # rows of the map; the rest is in the table
 WIDEST = 7.0  # inches
 # From strong to weak; blue for what is the same, grey for undecided, orange and red for what is not.
@@ -23,11 +28,11 @@ def same_figure(same: Same) -> Figure:
     places = {OUTSIDE: 0} | {layer: i + 1 for i, layer in enumerate(layers)}
     worst: dict[str, np.ndarray] = {}
     for each in same.tensors:
-        row = worst.setdefault(_shown_role(each), np.full(len(places), np.nan))
+        row = worst.setdefault(each.role, np.full(len(places), np.nan))
         place = places[OUTSIDE if each.layer is None else each.layer]
         row[place] = np.nanmax([row[place], VERDICTS.index(each.verdict)])
-    roles = sorted(worst, key=lambda role: (-np.nanmax(worst[role]), np.isnan(worst[role][0])))[:MOST_ROLES]
-    roles = [role for role in worst if role in roles]
+    shown = sorted(worst, key=lambda role: -np.nanmax(worst[role]))[:MOST_ROLES]
+    roles = sorted(shown, key=lambda role: FLOW.index(role) if role in FLOW else len(FLOW) // 2)
     values = np.ma.masked_invalid(np.array([worst[role] for role in roles]))  # (roles, layers)
     height = 0.9 + 0.15 * len(roles)
     figure, axis = subplots(figsize=(min(WIDEST, max(COLUMN, 1.8 + 0.2 * len(places))), height))
@@ -45,8 +50,3 @@ def same_figure(same: Same) -> Figure:
     keys = [Patch(color=COLOURS[i], label=f"{VERDICTS[i]} ({same.counts[VERDICTS[i]]})") for i in there]
     figure.legend(handles=keys, loc="outside upper left", ncols=min(4, len(keys)))
     return figure
-
-
-def _shown_role(each: Judged) -> str:
-    """A row of the map: stack and role; a name that no row knows without its numbers."""
-    return each.role if each.stack is None or each.role == each.name else each.role

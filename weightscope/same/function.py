@@ -5,7 +5,7 @@ folded into the next matrix change tensors and not what a layer adds to the stre
 this but for coincidence, as it does of polynomials (Schwartz and Zippel): up to the rounding of float32.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -47,26 +47,25 @@ def basis_in_words(basis: Basis) -> str:
     return "the stream's coordinates permuted" if basis.permuted else "the stream's coordinates rotated"
 
 
-def why_not_run(a: Model, b: Model) -> str:
-    """Why layers of these models cannot be run here; empty if they can."""
-    for model in (a, b):
-        if why := why_no_stream(model):
-            return why
-    if a.config.d_model != b.config.d_model or a.config.n_layers != b.config.n_layers:
-        return "they have other sizes"
-    return ""
+ATTENTION = {"q", "k", "v", "o", "q+k+v", "k+v", "q_norm", "k_norm", "norm.before", "q_a", "q_b", "kv_a", "kv_b"}
 
 
-def apart(a: Model, b: Model, index: int, basis: Basis) -> tuple[float, float]:
-    """|B - A| / |A| of what attention and then the rest of a layer add to random inputs; infinite where unknown."""
+def apart(a: Model, b: Model, index: int, basis: Basis, roles: Collection[str]) -> float:
+    """|B - A| / |A| of what a layer adds to random inputs, by attention and after it; infinite where unknown.
+
+    Only the parts that have tensors of these roles are run.
+    """
     x = np.random.default_rng(index).standard_normal((TOKENS, a.config.d_model)).astype(np.float32)
+    plain = {role.removesuffix(".bias") for role in roles}
     try:
-        before = _added(a, index, x, np.zeros(0))
-        after = _added(b, index, _turned(x, basis), _turned(before[0], basis))
+        before, after = _attended(a, index, x), _attended(b, index, _turned(x, basis))
+        sizes = [_relative(_turned(before, basis), after)]
+        if plain - ATTENTION or a.family.parallel:
+            rests = _after(a, index, x, before), _after(b, index, _turned(x, basis), _turned(before, basis))
+            sizes.append(_relative(_turned(rests[0], basis), rests[1]))
     except CheckpointError:
-        return float("inf"), float("inf")
-    sizes = [_relative(_turned(p, basis), q) for p, q in zip(before, after, strict=True)]
-    return sizes[0], sizes[1]
+        return float("inf")
+    return max(sizes)
 
 
 def _turned(x: np.ndarray, basis: Basis) -> np.ndarray:
@@ -80,16 +79,20 @@ def _relative(before: np.ndarray, after: np.ndarray) -> float:
         return float(np.nan_to_num(moved / size, nan=np.inf)) if size else float("inf" if moved else 0.0)
 
 
-def _added(model: Model, index: int, x: np.ndarray, attended: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What attention adds to inputs (n, d), and what the rest of the layer adds after it, or after `attended`."""
+def _attended(model: Model, index: int, x: np.ndarray) -> np.ndarray:
+    """What attention to all tokens adds to inputs (n, d)."""
+    if index not in model.attention_layers:
+        return np.zeros_like(x)
+    layer = model.layer(index)
+    return layer.output(attend(layer, x, causal=False), x)
+
+
+def _after(model: Model, index: int, x: np.ndarray, attended: np.ndarray) -> np.ndarray:
+    """What the rest of a layer adds after attention: (n, d) -> (n, d)."""
     row = model.family.mlp
-    assert row is not None  # `why_not_run` has said so
-    written = np.zeros_like(x)
-    if index in model.attention_layers:
-        layer = model.layer(index)
-        written = layer.output(attend(layer, x, causal=row.causal), x)
-    given = attended if attended.size else written
-    return written, rest_of_layer(model, row, index, x, given) - x - given
+    if row is None or why_no_stream(model):
+        raise CheckpointError("has a feed-forward network that is not run here", file=model.checkpoint.name)
+    return rest_of_layer(model, row, index, x, attended) - x - attended
 
 
 def last_apart(a: Model, b: Model, basis: Basis) -> float:
@@ -107,11 +110,31 @@ def last_apart(a: Model, b: Model, basis: Basis) -> float:
     return float(np.sqrt(moved / size)) if size else float("inf")
 
 
-def same_layers(a: Model, b: Model, indices: Collection[int], basis: Basis) -> list[int]:
-    """The layers that compute the same up to rounding."""
-    return [index for index in indices if max(apart(a, b, index, basis)) <= allowed(basis)]
+def same_layers(a: Model, b: Model, roles: Mapping[int, Collection[str]], basis: Basis) -> list[int]:
+    """The layers that compute the same up to rounding, of those with tensors of these roles that differ."""
+    return [index for index, changed in roles.items() if apart(a, b, index, basis, changed) <= allowed(basis)]
 
 
 def allowed(basis: Basis) -> float:
     """How far apart what is computed may be."""
     return EQUAL if basis.rotation is None or basis.permuted else EQUAL_TURNED
+
+
+# What a deed is called where the function stays: (roles, start of the name of the deed, name); the first fit counts.
+CALLED = (
+    (("norm",), "", "norms folded"),
+    (("gate", "up", "down", "gate+up"), "rows in another order", "neurons in another order"),
+    ((), "heads in another order", "heads in another order"),
+    ((), "negated", "signs moved between factors"),
+    ((), "scaled", "scales moved between factors"),
+    (("q", "k", "v", "o"), "", "heads in another basis"),
+)
+
+
+def called(role: str, deed: str, *, folded: bool) -> str:
+    """What was done to a tensor whose layer computes what it did; `folded` where a norm of the layer changed too."""
+    if folded and deed.startswith(("scaled", "other values")):
+        return "norms folded"
+    plain = "norm" if role.startswith("norm.") else role.removesuffix(".bias")
+    names = (name for roles, start, name in CALLED if deed.startswith(start) and (not roles or plain in roles))
+    return next(names, deed)

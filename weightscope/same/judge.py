@@ -9,14 +9,14 @@ import numpy as np
 
 from weightscope.architectures.names import NamedTensor
 from weightscope.changes.pair import Pair
-from weightscope.changes.recomputed import Cells, way_from
 from weightscope.changes.rounding import CASTS, FRACTION, precision
 from weightscope.changes.tensor import Change, change_of, classify, unchanged
 from weightscope.checkpoint import Tensor
 from weightscope.checkpoint.blocks import Block
-from weightscope.checkpoint.checkpoint import DerivedTensor, StoredTensor, WholeTensor
+from weightscope.checkpoint.checkpoint import StoredTensor, WholeTensor
+from weightscope.same.coarser import quantised, rounded_twice
 from weightscope.same.deeds import EXACT, SPREAD, Deed, Sizes, find_deed, sampled
-from weightscope.tensors.measure import BITS, why_unread
+from weightscope.tensors.measure import why_unread
 
 # From strong to weak; a whole model has the weakest of its tensors'.
 SAME_BYTES, SAME_VALUES, ROUNDED, QUANTISED = "same bytes", "same values", "rounded", "quantised"
@@ -25,7 +25,6 @@ VERDICTS = (SAME_BYTES, SAME_VALUES, ROUNDED, QUANTISED, SAME_FUNCTION, UNDECIDE
 LARGEST_WHOLE = (
     1 << 24
 )  # values of a tensor that a deed is looked for in as a whole; of larger ones in rows and columns
-SEARCHED = 2.0  # times the error of rounding to the nearest, at most, that a format makes which searches its codes
 PACKED = 0.2  # |error| / |x| of a packing whose grid is not known
 MARGIN = 2.0  # times the error that rounding makes: tolerance of a deed
 
@@ -59,24 +58,6 @@ class Judged:
         }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Canonical(DerivedTensor, WholeTensor):
-    """A tensor in the one convention of `NamedTensor.array`, where two files store it in different ways."""
-
-    named: NamedTensor
-    stored: Tensor
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.named.shape
-
-    def read(self) -> np.ndarray:
-        return self.named.array()
-
-    def unchecked(self, noted: set[str]) -> Tensor:
-        return self
-
-
 class Counterparts(NamedTuple):
     """The same role in two files, and the tensors to compare."""
 
@@ -107,7 +88,7 @@ def judge(parts: Counterparts) -> Judged:
         return _judged(parts, ROUNDED, f"{rounded} to {_way(cast)}", change.change)
     if parts.share < 1:
         return _judged(parts, UNDECIDED, "differs in the sample", change.change)
-    return _quantised(parts, change) or _done(parts, change)
+    return _coarser(parts, change) or _done(parts, change)
 
 
 def _way(cast: str) -> str:
@@ -143,43 +124,16 @@ def _sampled_blocks(parts: Counterparts) -> Iterator[tuple[Pair, int, int]]:
     yield from blocks[::step]
 
 
-# Quantised
+# Rounded twice, or quantised
 
 
-def _quantised(parts: Counterparts, change: Change) -> Judged | None:
-    """Whether one is the other quantised: every value in the cell of its original; or nearly, where a format searches."""
-    pair = parts.tensors
-    if len(pair.a.shape) < 2 or not np.isfinite(change.moved):
-        return None
-    for letter, older, newer in (("B", pair.a, pair.b), ("A", pair.b, pair.a)):
-        with np.errstate(all="ignore"):
-            way = way_from(older, newer, (), Cells())
-        if way == "quantised":
-            how = f"{letter} quantised" + (f" ({newer.dtype})" if newer.dtype not in BITS else "")
-            return _judged(parts, QUANTISED, how, change.change, "every value in the cell of its original")
-        if newer.ends() is not None:
-            ratio = _searched(older, newer)
-            if ratio <= SEARCHED:
-                detail = f"error {ratio:.2f} times that of rounding to the nearest in the worst row; not every value in its cell"
-                return _judged(parts, QUANTISED, f"{letter} quantised by search ({newer.dtype})", change.change, detail)
+def _coarser(parts: Counterparts, change: Change) -> Judged | None:
+    """Whether one is the other with less in it."""
+    if twice := rounded_twice(parts.tensors):
+        return _judged(parts, ROUNDED, twice.deed, change.change, twice.detail)
+    if proof := quantised(parts.tensors, change):
+        return _judged(parts, QUANTISED, proof.deed, change.change, proof.detail)
     return None
-
-
-def _searched(older: Tensor, newer: Tensor) -> float:
-    """The worst row's error over that of rounding each value to the nearest of its stored grid."""
-    first, last, levels = newer.ends() or (newer, newer, 1)
-    width, worst = newer.shape[-1], 0.0
-    for _, start, stop in Pair(older, newer).blocks():
-        x, y, low, high = (Block(each, start, stop).values().astype(np.float64) for each in (older, newer, first, last))
-        if len(x) % width:
-            return np.inf
-        step = np.abs(high - low) / max(levels - 1, 1)
-        apart = np.square(x - y).reshape(-1, width).sum(axis=1)
-        usual = (np.square(step) / 12).reshape(-1, width).sum(axis=1)
-        with np.errstate(all="ignore"):
-            ratios = np.sqrt(np.where(apart > 0, apart / usual, 0.0))
-        worst = max(worst, float(np.nan_to_num(ratios, nan=np.inf).max(initial=0.0)))
-    return worst
 
 
 # Deeds

@@ -1,8 +1,10 @@
 """The page of a comparison for sameness: the verdict, the map, the tensors and keys that differ, the worst first."""
 
+from collections import Counter
+
 from weightscope.files import Files
 from weightscope.formulas import plain
-from weightscope.pages.page import Figure, Filed, Section, write_page
+from weightscope.pages.page import Figure, Section, write_page
 from weightscope.pages.style import save
 from weightscope.same.figures import same_figure
 from weightscope.same.same import Same
@@ -24,22 +26,23 @@ def write_same_page(files: Files, same: Same) -> None:
             (Column("key"), Column("in A"), Column("in B")), [(k, str(a), str(b)) for k, a, b in same.config]
         )
         sections.append(Section("Config keys that decide what is computed", "", [keys]))
-    sections.append(Section("Every tensor", "", [Figure(picture, caption), Filed(same.table, "tensors.csv")]))
-    rows = [(word, basis) for word, basis in MEANINGS.items()]
+    sections.append(Section("Every tensor", "", [Figure(picture, caption), by_role(same)]))
     sections.append(Section("Tokenizer", plain(same.tokens.lead)))
-    sections.append(
-        Section("What the verdicts rest on", "", [Table.of_rows((Column("verdict"), Column("rests on")), rows)])
-    )
-    title = f"Is {same.name_b} still {same.name_a}?"
-    write_page(
-        files,
-        "report.html",
-        plain(title),
-        plain(same.lead),
-        sections,
-        model=plain(same.name_b),
-        provenance=same.provenance,
-    )
+    meanings = Table.of_rows((Column("verdict"), Column("rests on")), list(MEANINGS.items()))
+    sections.append(Section("What the verdicts rest on", "", [meanings]))
+    title, model = plain(f"Is {same.name_b} still {same.name_a}?"), plain(same.name_b)
+    write_page(files, "report.html", title, plain(same.lead), sections, model=model, provenance=same.provenance)
+
+
+def by_role(same: Same) -> Table:
+    """How many tensors of each role have which verdict."""
+    roles = dict.fromkeys(each.role for each in same.tensors)
+    rows = []
+    for role in roles:
+        verdicts = Counter(each.verdict for each in same.tensors if each.role == role)
+        words = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
+        rows.append((role, sum(verdicts.values()), words))
+    return Table.of_rows((Column("role"), Column("tensors"), Column("verdicts")), rows)
 
 
 MEANINGS = {

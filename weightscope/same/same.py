@@ -1,7 +1,7 @@
 """Is this still the same model? One verdict for two checkpoints, and what it rests on."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,9 +10,10 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from weightscope.architectures.layer import NO_WEIGHTS
-from weightscope.architectures.names import NamedTensor, Tensors
+from weightscope.architectures.names import NamedTensor
+from weightscope.changes.counterparts import Counterparts as Paired
+from weightscope.changes.counterparts import counterparts
 from weightscope.changes.head import Basis
-from weightscope.changes.pair import Pair
 from weightscope.compute.cores import in_threads
 from weightscope.errors import CheckpointError, counted, printable
 from weightscope.findings import listed
@@ -23,7 +24,7 @@ from weightscope.results import Result
 from weightscope.same.config_and_tokens import Settings, Tokens, compare_settings, compare_tokenizers
 from weightscope.same.deeds import Sizes
 from weightscope.same.elsewhere import find_elsewhere, name_shards, reordered_experts
-from weightscope.same.function import allowed, basis_in_words, basis_of, last_apart, same_layers, why_not_run
+from weightscope.same.function import allowed, basis_in_words, basis_of, called, last_apart, same_layers
 from weightscope.same.judge import (
     DIFFERENT,
     QUANTISED,
@@ -33,7 +34,6 @@ from weightscope.same.judge import (
     SAME_VALUES,
     UNDECIDED,
     VERDICTS,
-    Canonical,
     Counterparts,
     Judged,
     alone,
@@ -238,7 +238,7 @@ def same(a: Model | str | Path, b: Model | str | Path, *, sample: float = 1.0, p
     settings = compare_settings(a, b, same_head=all(each.verdict != DIFFERENT for each in head))
     verdict = max((each.verdict for each in judged), key=VERDICTS.index, default=UNDECIDED)
     if verdict in (SAME_BYTES, SAME_VALUES):
-        verdict = SAME_BYTES if _same_files(a, b) else SAME_VALUES
+        verdict = SAME_BYTES if sample == 1 and _same_files(a, b) else SAME_VALUES
     if settings.unknown:
         verdict = max(verdict, UNDECIDED, key=VERDICTS.index)
     if settings.deciding:
@@ -261,8 +261,10 @@ def _same_files(a: Model, b: Model) -> bool:
 
 def _judged(a: Model, b: Model, sample: float) -> tuple[list[Judged], list[str]]:
     """Every tensor of both with its verdict, and the names of those that were not compared."""
-    pairs, only_a, only_b = pair_by_role(a, b)
-    parts: list[Counterparts | None] = [_counterparts(a, b, *pair, sample) for pair in pairs]
+    found = [*counterparts(a, b)]
+    parts: list[Counterparts | None] = [_compared(a, b, each, sample) for each in found if each.a and each.b]
+    only_a = [(each.a, each.label) for each in found if each.a and not each.b]
+    only_b = [(each.b, each.label) for each in found if each.b and not each.a]
     judged = []
     with bar(what="tensors", total=len(parts), unit="tensor") as shown:
         for each in in_threads(judge, parts):  # type: ignore[arg-type]
@@ -282,50 +284,17 @@ def _judged(a: Model, b: Model, sample: float) -> tuple[list[Judged], list[str]]
     return _same_function(a, b, judged), left
 
 
-def pair_by_role(
-    a: Model, b: Model
-) -> tuple[list[tuple[str, NamedTensor, NamedTensor]], list[tuple[NamedTensor, str]], list[tuple[NamedTensor, str]]]:
-    """Counterparts by role, fused ones whole where both fuse alike; and the tensors that only one has."""
-    sides = [{model.tensors.label(tensor): tensor for tensor in model.tensors} for model in (a, b)]
-    x, y = sides
-    pairs = [(label, tensor, y[label]) for label, tensor in x.items() if label in y]
-    done = {label for label, _, _ in pairs}
-    rest = [{label: part for label, tensor in side.items() if label not in done for label, part in _parts(model.tensors, label, tensor)}
-            for side, model in zip(sides, (a, b), strict=True)]  # fmt: skip
-    x, y = rest
-    pairs += [(label, tensor, y[label]) for label, tensor in x.items() if label in y]
-    return (
-        pairs,
-        [(tensor, label) for label, tensor in x.items() if label not in y],
-        [(tensor, label) for label, tensor in y.items() if label not in x],
-    )
-
-
-def _parts(tensors: Tensors, label: str, tensor: NamedTensor) -> Iterator[tuple[str, NamedTensor]]:
-    parts = tensors._parts(tensor)
-    if not parts:
-        yield label, tensor
-    for part in parts:
-        yield tensors.label(part), part
-
-
-def _counterparts(a: Model, b: Model, label: str, x: NamedTensor, y: NamedTensor, sample: float) -> Counterparts:
-    """The tensors to compare: as they are stored where both files store them alike, else in the one convention."""
-    raw = a.checkpoint.unchecked()[x.name], b.checkpoint.unchecked()[y.name]
-    alike = _how(x) == _how(y) and raw[0].shape == raw[1].shape and x.role == y.role and x.shape == y.shape
-    plain = all(tensor.role == label.rpartition(" ")[2] or tensor.role == tensor.name or True for tensor in (x, y))
-    pair = Pair(*raw) if alike and plain else Pair(Canonical(x, raw[0]), Canonical(y, raw[1]))
-    config = b.config
-    rotation = b.rotations.get(y.layer or 0) if y.layer in b.rotations else None
+def _compared(a: Model, b: Model, found: Paired, sample: float) -> Counterparts:
+    """Two counterparts, and what a deed has to know of the row that they belong to."""
+    x, y, config = found.a, found.b, b.config
+    pair = found.pair()
+    assert x is not None
+    assert y is not None
+    assert pair is not None
+    rotation = b.rotations.get(y.layer) if y.layer is not None else None
     turned = 0 if rotation is None else 2 * len(rotation.frequencies)
-    return Counterparts(
-        label, x, y, pair, Sizes(y.role, config.n_heads, config.n_kv_heads, config.head_dim, turned), sample
-    )
-
-
-def _how(tensor: NamedTensor) -> list[str]:
-    """How a tensor is stored, packing and rotary layout aside: the file's values are as a checkpoint has them."""
-    return [word for word in tensor.stored.split(", ") if not word.startswith(("packed", "rotary"))]
+    sizes = Sizes(y.role, config.n_heads, config.n_kv_heads, config.head_dim, turned)
+    return Counterparts(found.label, x, y, pair, sizes, sample)
 
 
 def _tied_head(a: Model, b: Model, lost: Sequence[tuple[NamedTensor, str]], in_a: bool) -> Judged | None:
@@ -336,7 +305,7 @@ def _tied_head(a: Model, b: Model, lost: Sequence[tuple[NamedTensor, str]], in_a
         return None
     tokens = other.tensors["tokens"]
     x, y = (head, tokens) if in_a else (tokens, head)
-    judged = judge(_counterparts(a, b, "unembedding", x, y, 1.0))
+    judged = judge(_compared(a, b, Paired("unembedding", x, y, "role"), 1.0))
     judged = replace(judged, role="unembedding", name_b=judged.name_b if not in_a else "", label="unembedding")
     if judged.verdict == DIFFERENT:
         return replace(judged, deed="head tied in config and not in file", detail=judged.deed)
@@ -346,25 +315,29 @@ def _tied_head(a: Model, b: Model, lost: Sequence[tuple[NamedTensor, str]], in_a
 def _same_function(a: Model, b: Model, judged: Sequence[Judged]) -> list[Judged]:
     """The verdicts, where tensors that differ belong to layers that compute what they did."""
     mine = [i for i, each in enumerate(judged) if each.verdict == DIFFERENT and each.name_a and each.name_b]
-    if not mine or len(mine) != sum(each.verdict == DIFFERENT for each in judged) or why_not_run(a, b):
+    comparable = (a.config.d_model, a.config.n_layers) == (b.config.d_model, b.config.n_layers)
+    if not mine or not comparable or len(mine) != sum(each.verdict == DIFFERENT for each in judged):
         return list(judged)
-    tokens = any(judged[i].role == "tokens" for i in mine)
-    basis = basis_of(a, b) if tokens else Basis()
+    basis = basis_of(a, b) if any(judged[i].role == "tokens" for i in mine) else Basis()
     if basis is None:
         return list(judged)
     turned = basis.rotation is not None
     why = basis_in_words(basis) if turned else "the layer gives the same on random inputs"
-    several = Counter(judged[i].layer for i in mine)
-    layers = {
-        layer for layer, count in several.items() if layer is not None and count > 1
-    }  # one alone shows in what it gives
-    same_ones = same_layers(a, b, sorted(range(a.config.n_layers) if turned else layers), basis)  # type: ignore[type-var, arg-type]
+    roles: dict[int, list[str]] = {layer: [] for layer in range(a.config.n_layers if turned else 0)}
+    for i in mine:
+        if (layer := judged[i].layer) is not None:
+            roles.setdefault(layer, []).append(judged[i].role)
+    if not turned:  # one alone shows in what the layer gives
+        roles = {layer: changed for layer, changed in roles.items() if len(changed) > 1}
+    same_ones = same_layers(a, b, roles, basis)
     last = any(judged[i].role in LAST for i in mine) and last_apart(a, b, basis) <= allowed(basis)
     if turned and (len(same_ones) < a.config.n_layers or not last):
         return list(judged)
+    with_norms = {judged[i].layer for i in mine if judged[i].role.startswith("norm.")}
     result = list(judged)
     for i in mine:
         each = judged[i]
         if each.layer in same_ones or (each.layer is None and (last if each.role in LAST else turned)):
-            result[i] = as_same_function(replace(each, deed=why if turned else each.deed), "" if turned else why)
+            deed = why if turned else called(each.role, each.deed, folded=each.layer in with_norms)
+            result[i] = as_same_function(replace(each, deed=deed), "" if turned else why)
     return result

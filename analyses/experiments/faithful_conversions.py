@@ -1,0 +1,127 @@
+"""Convert checkpoints with the writers that people use, faithfully, and count what `ws.same` says of the copies.
+
+    python -m analyses.experiments.faithful_conversions --out figures/same [--writer transformers] [--source llama ...]
+
+A row is one conversion of one model with one set of options. The witness is the model's output, computed by
+transformers: of the copy as it is on disk, against that of the original whose weights the writer's own routines rounded
+or quantised in memory, without the copy. A verdict weaker than the expected one is a false alarm; the run then ends
+with status 1. Writers are optional: those that are not installed are left out, and said to be.
+"""
+
+import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+import weightscope as ws
+from analyses.experiments.faithful_sources import Made, Source, outputs, sources
+from analyses.experiments.faithful_writers import WRITERS
+from analyses.inputs import out_option
+from weightscope.cli.command import EndsInOneLine
+from weightscope.errors import CheckpointError
+from weightscope.files import Folder, scratch_folder
+from weightscope.same.judge import VERDICTS
+from weightscope.tables import Table
+
+HEADER = ("source", "writer", "version", "container", "options", "expected", "verdict", "faithful", "outputs_apart",
+          "witness", "seconds", "lead")  # fmt: skip
+APART = 2e-5  # |difference of outputs| / |outputs| that the order of float32 sums makes
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """One conversion, and what was said of it."""
+
+    source: str
+    made: Made
+    verdict: str
+    lead: str
+    apart: float  # of the outputs; NaN where nothing runs the copy
+    witness: str
+    seconds: float
+
+    @property
+    def is_faithful(self) -> bool:
+        """Whether the verdict is at least as strong as expected."""
+        return self.verdict in VERDICTS and VERDICTS.index(self.verdict) <= VERDICTS.index(self.made.expected)
+
+    @property
+    def in_words(self) -> str:
+        """What was expected and found, for the terminal."""
+        made = self.made
+        return (
+            f"{self.source}, {made.writer}, {made.container}, {made.options}: {self.verdict}, not {made.expected}; "
+            f"{self.witness} ({self.apart:.2g}). {self.lead}"
+        )
+
+    def row(self) -> tuple[object, ...]:
+        """Of the table."""
+        made = self.made
+        return (self.source, made.writer, made.version, made.container, made.options, made.expected, self.verdict,
+                self.is_faithful, self.apart, self.witness, round(self.seconds, 2), self.lead)  # fmt: skip
+
+
+def convert(source: Source, writers: Sequence[str], work: Path) -> Iterator[Conversion]:
+    """Every conversion of a source by these writers, judged and then deleted."""
+    for writer in writers:
+        folder = work / writer
+        for made in WRITERS[writer](source, folder):
+            yield judged(source, made)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def judged(source: Source, made: Made) -> Conversion:
+    """What `same` says of a copy, and how far its outputs are from those of the original, rounded by the writer."""
+    start = time.perf_counter()
+    try:
+        same = ws.same(made.original or source.folder, made.copy)
+        verdict, lead = same.verdict, same.lead
+    except CheckpointError as error:
+        verdict, lead = "refused", str(error)
+    seconds = time.perf_counter() - start
+    apart, witness = float("nan"), made.no_witness
+    if made.runs is not None:
+        expected, found = (outputs(model, source.inputs) for model in made.runs())
+        apart, witness = float((expected - found).norm() / expected.norm()), "outputs"
+        if not apart <= APART:
+            witness = "outputs differ"
+    return Conversion(source.name, made, verdict, lead, apart, witness, seconds)
+
+
+def summary(rows: Sequence[Conversion]) -> str:
+    """How many conversions of each writer there are, and which were alarms."""
+    lines = [
+        f"{len(rows)} conversions, {sum(row.is_faithful for row in rows)} with the expected verdict or a stronger one"
+    ]
+    for writer, count in Counter(row.made.writer for row in rows).items():
+        alarms = sum(not row.is_faithful for row in rows if row.made.writer == writer)
+        seen = sum(row.witness == "outputs" for row in rows if row.made.writer == writer)
+        lines.append(f"  {writer}: {count}, {alarms} false alarms; outputs agree in {seen}")
+    return "\n".join(lines)
+
+
+@click.command(cls=EndsInOneLine)
+@out_option("figures/same")
+@click.option("--writer", "writers", multiple=True, type=click.Choice(sorted(WRITERS)), help="Only these.")
+@click.option("--source", "names", multiple=True, help="Only these: model types, or folders.")
+def main(out: Path, writers: tuple[str, ...], names: tuple[str, ...]) -> None:
+    """Convert, judge, and write faithful.csv."""
+    rows: list[Conversion] = []
+    with scratch_folder() as work:
+        for source in sources(names, work / "sources"):
+            for row in convert(source, writers or tuple(WRITERS), work / "made"):
+                rows.append(row)
+                if not row.is_faithful or row.witness == "outputs differ":
+                    click.echo(row.in_words)
+    Folder(out).table("faithful.csv", Table.of_rows(HEADER, [row.row() for row in rows]))
+    click.echo(summary(rows))
+    sys.exit(not all(row.is_faithful for row in rows))
+
+
+if __name__ == "__main__":
+    main()

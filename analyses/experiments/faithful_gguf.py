@@ -1,0 +1,170 @@
+"""GGUF files as llama.cpp's converter writes them, and as ggml's quantiser does from these.
+
+The converter comes in the source distribution of llama-cpp-python; the folder with convert_hf_to_gguf.py is named by
+the environment variable LLAMA_CPP. The quantiser is the shared library in the package xllamacpp, called by ctypes.
+"""
+
+import ctypes
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from functools import cache, partial
+from importlib.metadata import PackageNotFoundError, version
+from io import StringIO
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+
+from analyses.experiments.faithful_sources import Made, Source
+from weightscope.same.judge import QUANTISED, ROUNDED, SAME_VALUES
+
+OUT_TYPES = {"f32": ("ALL_F32", SAME_VALUES), "f16": ("MOSTLY_F16", ROUNDED), "bf16": ("MOSTLY_BF16", ROUNDED),
+             "q8_0": ("MOSTLY_Q8_0", QUANTISED)}  # fmt: skip
+OF_GGML = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS",
+           "TQ1_0", "TQ2_0", "MXFP4")  # fmt: skip
+BY_IMPORTANCE = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS",
+                 "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S", "IQ1_M")  # fmt: skip
+
+
+@cache
+def converter() -> Any:
+    """llama.cpp's package `conversion`; None where it is not there."""
+    folder = os.environ.get("LLAMA_CPP", "")
+    if not Path(folder, "convert_hf_to_gguf.py").is_file():
+        return None
+    sys.path.append(folder)
+    import conversion
+    import conversion.base
+
+    return conversion
+
+
+def convert(source: Path, out: Path, kind: str) -> bool:
+    """Convert a folder, with stand-ins for tokens; whether the converter knows its architecture.
+
+    The vocabulary is not what is judged here: tiny models have none.
+    """
+    import gguf
+
+    conversion = converter()
+    hparams = conversion.ModelBase.load_hparams(source, False)
+    try:
+        model_class = conversion.get_model_class(conversion.get_model_architecture(hparams, conversion.ModelType.TEXT))
+    except (NotImplementedError, KeyError):
+        return False
+
+    def set_vocab(self: Any) -> None:
+        count = self.hparams.get("vocab_size") or self.hparams["text_config"]["vocab_size"]
+        self.gguf_writer.add_tokenizer_model("gpt2")
+        self.gguf_writer.add_token_list([f"token {i}" for i in range(count)])
+
+    with (
+        torch.inference_mode(),
+        redirect_stdout(StringIO()),
+        redirect_stderr(StringIO()),
+        patch.object(model_class, "set_vocab", set_vocab),
+    ):
+        model_class(source, gguf.LlamaFileType[kind], out, eager=True).write()
+    return True
+
+
+def conversions(source: Source, work: Path) -> Iterator[Made]:
+    """convert_hf_to_gguf.py with each --outtype; then ggml's types, with an importance matrix and without."""
+    if converter() is None:
+        return
+    about = "llama.cpp convert_hf_to_gguf.py", os.environ.get("LLAMA_CPP_VERSION", "unknown")
+    copy = work / "copy.gguf"
+    for name, (kind, expected) in OUT_TYPES.items():
+        work.mkdir(parents=True, exist_ok=True)
+        try:
+            if not convert(source.folder, copy, kind):
+                return
+        except Exception as error:  # a tiny model that the converter's own checks refuse
+            print(f"{source.name}: the converter fails: {type(error).__name__}: {str(error)[:100]}")
+            return
+        yield Made(*about, "GGUF", f"--outtype {name}", expected, copy, *_runs(source, copy))
+    if not source.name.startswith("wide") or (library := ggml()) is None:
+        return
+    about = "ggml_quantize_chunk", version("xllamacpp")
+    plain = work / "plain.gguf"
+    for importance, kinds in ((False, OF_GGML), (True, BY_IMPORTANCE)):
+        for kind in kinds:
+            work.mkdir(parents=True, exist_ok=True)
+            convert(source.folder, plain, "ALL_F32")
+            requantise(plain, copy, partial(quantise, library, kind=kind, importance=importance), kind)
+            options = f"{kind}{', importance matrix' if importance else ''}"
+            yield Made(*about, "GGUF", options, QUANTISED, copy, *_runs(source, copy))
+
+
+def _runs(source: Source, copy: Path) -> tuple[Callable[[], tuple[Any, Any]] | None, str]:
+    """How transformers runs a GGUF file, which it reads for some architectures, against the writer's own unpacking."""
+    return None, "transformers does not read this file"
+
+
+# ggml's own routines
+
+
+@cache
+def ggml() -> Any:
+    """The shared library with ggml; None where it is not installed."""
+    with_library = importlib.util.find_spec("xllamacpp")
+    try:
+        version("xllamacpp")
+    except PackageNotFoundError:
+        return None
+    if with_library is None or not with_library.submodule_search_locations:
+        return None
+    file = next(Path(with_library.submodule_search_locations[0]).glob("xllamacpp*.so"))
+    library = ctypes.CDLL(str(file))
+    library.ggml_quantize_chunk.restype = ctypes.c_size_t
+    pointer, integer = ctypes.c_void_p, ctypes.c_int64
+    library.ggml_quantize_chunk.argtypes = [ctypes.c_int, pointer, pointer, integer, integer, integer, pointer]
+    return library
+
+
+def quantise(library: Any, rows: np.ndarray, *, kind: str, importance: bool) -> np.ndarray:
+    """Rows (n, width) in a type of ggml, (n, bytes); the importance matrix is random."""
+    import gguf
+
+    number = gguf.GGMLQuantizationType[kind]
+    values, size = gguf.GGML_QUANT_SIZES[number]
+    rows = np.ascontiguousarray(rows, np.float32)
+    packed = np.empty((len(rows), rows.shape[1] // values * size), np.uint8)
+    weights = np.random.default_rng(0).chisquare(1, rows.shape[1]).astype(np.float32) + 1e-3
+    library.ggml_quantize_chunk(
+        int(number), rows.ctypes.data, packed.ctypes.data, 0, *rows.shape, weights.ctypes.data if importance else None
+    )
+    return packed
+
+
+def requantise(plain: Path, out: Path, pack: Callable[[np.ndarray], np.ndarray], kind: str) -> None:
+    """A float32 file with its matrices in another type, as llama-quantize --pure writes them."""
+    import gguf
+
+    reader = gguf.GGUFReader(plain)
+    writer = gguf.GGUFWriter(out, reader.fields["general.architecture"].contents())
+    for name, field in reader.fields.items():
+        if name.startswith("GGUF.") or name == "general.architecture":
+            continue
+        kinds = field.types
+        writer.add_key_value(
+            name, field.contents(), kinds[0], kinds[-1] if kinds[0] == gguf.GGUFValueType.ARRAY else None
+        )
+    stored = gguf.GGMLQuantizationType[kind]
+    for tensor in reader.tensors:
+        array = np.array(tensor.data)
+        fits = array.ndim > 1 and array.shape[-1] % gguf.GGML_QUANT_SIZES[stored][0] == 0 and "norm" not in tensor.name
+        if not fits:
+            writer.add_tensor(tensor.name, array)
+            continue
+        packed = pack(array.reshape(-1, array.shape[-1]))
+        writer.add_tensor(tensor.name, packed.reshape(*array.shape[:-1], -1), raw_dtype=stored)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

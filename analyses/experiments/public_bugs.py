@@ -1,0 +1,182 @@
+"""Bugs of converters and exporters that were reported in public, done again to tiny models, and what `same` says.
+
+    python -m analyses.experiments.public_bugs OUT
+
+Each is re-enacted from its published description: what the bug did to the weights is done to a model of random weights
+of an architecture that it concerned, or of one with the same convention. OUT/bugs.csv has one row per bug.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import weightscope as ws
+from weightscope.errors import CheckpointError
+from weightscope.progress import bar
+from weightscope.tables import Table
+
+Weights = dict[str, np.ndarray]
+LAYERS, WIDTH, HEADS, KV_HEADS, HEAD_DIM, EXPERTS = 3, 64, 8, 4, 8, 4
+COMMON = {
+    "hidden_size": WIDTH, "intermediate_size": 128, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS, "head_dim": HEAD_DIM, "vocab_size": 256, "tie_word_embeddings": False,
+}  # fmt: skip
+MORE = {
+    "qwen3_moe": {"num_experts": EXPERTS, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    "gpt_oss": {"num_local_experts": EXPERTS, "num_experts_per_tok": 2, "intermediate_size": WIDTH // 2},
+}
+
+
+class Bug(NamedTuple):
+    """A public report, and what its bug did to the weights."""
+
+    report: str  # where it is described
+    tool: str
+    what: str  # what happened, in our words
+    model: str  # the model_type that it is done to
+    deed: Callable[[Weights], None]
+    named: str  # what the deed of `same` has to contain
+
+
+def _each(weights: Weights, end: str, change: Callable[[np.ndarray], np.ndarray]) -> None:
+    """Change every tensor whose name ends so."""
+    for name in [name for name in weights if name.endswith(end)]:
+        weights[name] = np.ascontiguousarray(change(weights[name]))
+
+
+def _norms(by: float, *, last: bool = True) -> Callable[[Weights], None]:
+    """Add a number to the gains of norms."""
+
+    def change(weights: Weights) -> None:
+        for name in [name for name in weights if "norm" in name and (last or "layers." in name)]:
+            weights[name] = weights[name] + np.float32(by)
+
+    return change
+
+
+def interleaved(w: np.ndarray, heads: int) -> np.ndarray:
+    """Rows of each head in the order that a rotation of neighbours needs."""
+    return w.reshape(heads, 2, -1, w.shape[-1]).swapaxes(1, 2).reshape(w.shape)
+
+
+def _rotary(queries: int = HEADS, keys: int = KV_HEADS) -> Callable[[Weights], None]:
+    """Queries and keys in the other rotary layout, by these numbers of heads; 0 leaves them."""
+
+    def change(weights: Weights) -> None:
+        for letter, heads in (("q", queries), ("k", keys)):
+            if heads:
+                _each(weights, f"self_attn.{letter}_proj.weight", lambda w, heads=heads: interleaved(w, heads))  # type: ignore[misc]
+
+    return change
+
+
+def _unfilled_experts(weights: Weights) -> None:
+    """Experts that were never filled, as they are initialised."""
+    rng = np.random.default_rng(1)
+    for name in [name for name in weights if ".experts." in name]:
+        weights[name] = (0.02 * rng.standard_normal(weights[name].shape)).astype(np.float32)
+
+
+def _without(end: str) -> Callable[[Weights], None]:
+    def change(weights: Weights) -> None:
+        for name in [name for name in weights if name.endswith(end)]:
+            del weights[name]
+
+    return change
+
+
+def _square_experts(weights: Weights) -> None:
+    """Stacked down-projections, square in the model of the report, not transposed."""
+    _each(weights, "experts.down_proj", lambda w: w.swapaxes(-1, -2) if w.shape[-1] == w.shape[-2] else w[:, ::-1])
+
+
+BUGS = (
+    Bug("https://github.com/Blaizzy/mlx-vlm/issues/1548", "mlx-vlm", "1 added to norms of files that were converted already",
+        "qwen3", _norms(1), "1 added"),
+    Bug("https://github.com/Blaizzy/mlx-vlm/pull/2114", "mlx-vlm", "published conversions keep a folded 1 that the reader adds again",
+        "gemma2", _norms(1), "1 added"),
+    Bug("https://github.com/ml-explore/mlx-lm/pull/1198", "mlx-lm", "norms shifted twice where a file has MTP tensors",
+        "gemma2", _norms(2), "1 added twice"),
+    Bug("https://github.com/unslothai/unsloth-zoo/pull/1095", "unsloth-zoo", "norms of layers one too high in an export, others right",
+        "gemma2", _norms(1, last=False), "1 added"),
+    Bug("https://github.com/NVIDIA-NeMo/Megatron-Bridge/issues/1929", "Megatron-Bridge",
+        "zero-centred norms changed in place, once more with each export", "gemma2", _norms(-1), "1 subtracted"),
+    Bug("https://github.com/huggingface/nanotron/pull/427", "nanotron", "interleaved queries and keys exported as they are",
+        "llama", _rotary(), "rotary layout"),
+    Bug("https://github.com/ggml-org/llama.cpp/pull/3364", "llama.cpp", "keys permuted by the wrong number of heads (GQA)",
+        "llama", _rotary(0, HEADS // KV_HEADS), "by 2 heads instead of 4"),
+    Bug("https://github.com/huggingface/transformers/issues/31766", "transformers", "a GGUF file read without undoing its permutation",
+        "llama", _rotary(), "rotary layout"),
+    Bug("https://github.com/foundation-model-stack/foundation-model-stack/pull/527", "foundation-model-stack",
+        "rotary rows permuted with half the head size", "llama", _rotary(2 * HEADS, 2 * KV_HEADS), "by 16 heads instead of 8"),
+    Bug("https://github.com/AI-Hypercomputer/maxtext/issues/1774", "MaxText", "Llama 3's queries and keys permuted though they need not be",
+        "llama", _rotary(), "rotary layout"),
+    Bug("https://github.com/NVIDIA-NeMo/Megatron-Bridge/pull/3740", "Megatron-Bridge", "packed experts skipped and left as initialised",
+        "qwen3_moe", _unfilled_experts, "unrelated values"),
+    Bug("https://github.com/NVIDIA/Model-Optimizer/pull/1305", "Model-Optimizer", "biases of experts dropped by an early return",
+        "gpt_oss", _without("experts.down_proj_bias"), "bias dropped"),
+    Bug("https://github.com/ml-explore/mlx-lm/issues/1079", "mlx-lm", "square experts of bfloat16 files not transposed",
+        "gpt_oss", _square_experts, "transposed"),
+)  # fmt: skip
+
+
+def tiny(model_type: str, folder: Path) -> Path:
+    """A model of random weights with gains that differ from one."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    sizes = COMMON | MORE.get(model_type, {})
+    if model_type == "gpt_oss":
+        sizes["intermediate_size"] = WIDTH  # experts are square, as in the models of the report
+    config: Any = AutoConfig.for_model(model_type, **sizes)
+    model = AutoModelForCausalLM.from_config(config)
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            parameter.data += 0.2 * torch.randn_like(parameter)
+        elif name.endswith("bias"):
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    model.save_pretrained(folder)
+    return folder
+
+
+def enact(bug: Bug, folder: Path) -> tuple[str, str, str]:
+    """The verdict, the worst deed and the sentence of `same` for the model after the bug."""
+    from safetensors.numpy import load_file, save_file
+
+    original = folder / bug.model
+    if not original.exists():
+        tiny(bug.model, original)
+    weights = load_file(original / "model.safetensors")
+    bug.deed(weights)
+    broken = folder / "broken"
+    broken.mkdir(exist_ok=True)
+    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+    (broken / "config.json").write_bytes((original / "config.json").read_bytes())
+    try:
+        same = ws.same(original, broken)
+    except CheckpointError as error:
+        return "refused", str(error), str(error)
+    deeds = "; ".join(dict.fromkeys(each.deed for each in same.differing))
+    return same.verdict, deeds, same.lead
+
+
+def main(out: Path) -> Table:
+    """Do all of them, and write bugs.csv."""
+    rows = []
+    with TemporaryDirectory() as folder:
+        for bug in bar(BUGS, "bugs", "bug"):
+            verdict, deeds, _ = enact(bug, Path(folder))
+            rows.append((bug.report, bug.tool, bug.what, bug.model, verdict, deeds, bug.named in deeds))
+    table = Table.of_rows(["report", "tool", "what", "model", "verdict", "deeds", "named"], rows)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "bugs.csv").write_text(table.csv(), encoding="utf-8")
+    return table
+
+
+if __name__ == "__main__":
+    print(main(Path(sys.argv[1])).text())

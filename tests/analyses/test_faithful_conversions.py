@@ -1,0 +1,42 @@
+"""Faithful conversions raise no alarm, and the model that runs the copy computes what it should."""
+
+from pathlib import Path
+
+import pytest
+
+from weightscope.same.judge import VERDICTS
+
+TYPES = ("bert", "gpt2", "gpt_neox", "gemma2", "mixtral", "qwen2_vl", "t5", "vit", "whisper")
+
+
+def convert(name: str, writers: tuple[str, ...], folder: Path) -> list:
+    pytest.importorskip("torch", reason="the sources are models of transformers")
+    pytest.importorskip("transformers")
+    from analyses.experiments.faithful_conversions import convert
+    from analyses.experiments.faithful_sources import sources
+
+    return [row for source in sources([name], folder / "sources") for row in convert(source, writers, folder / "made")]
+
+
+def assert_faithful(rows: list) -> None:
+    for row in rows:
+        assert row.is_faithful, (row.made.options, row.verdict, row.made.expected, row.lead)
+        assert row.witness == "outputs", (row.made.options, row.apart)
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("kind", TYPES)
+def test_copies_of_a_tiny_model_raise_no_alarm(kind, tmp_path):
+    rows = convert(kind, ("transformers", "safetensors"), tmp_path)
+    assert len(rows) >= 12
+    assert_faithful(rows)
+
+
+@pytest.mark.check
+@pytest.mark.smoke
+def test_rewritten_files_of_a_tiny_llama_raise_no_alarm(tmp_path):
+    rows = convert("llama", ("safetensors",), tmp_path)
+    assert [row.made.options for row in rows][:2] == ["the files copied", "written again, tensors in reverse order"]
+    assert_faithful(rows)
+    verdicts = [row.verdict for row in rows]
+    assert {"same bytes", "same values", "rounded"} <= {*verdicts} and all(each in VERDICTS for each in verdicts)

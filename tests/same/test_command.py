@@ -1,0 +1,95 @@
+"""The command `same`: sentences, exit codes, files, and bad input."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import weightscope as ws
+from tests.support.commands import Weights, is_one_line, run, with_tokenizer
+from tests.support.figures import undrawn
+
+
+def rounded(weights: Weights) -> None:
+    for name, w in weights.items():
+        weights[name] = w.astype(np.float16)
+
+
+def norm_is_one_too_high(weights: Weights) -> None:
+    weights["model.norm.weight"] += 1
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("same")
+    for name, change in {"a": None, "copy": None, "half": rounded, "wrong": norm_is_one_too_high}.items():
+        with_tokenizer("llama", folder / name, change)
+    return folder
+
+
+@pytest.mark.parametrize(("b", "up_to", "status"), [
+    ("copy", "values", 0), ("half", "function", 0), ("half", "rounding", 0), ("half", "values", 3),
+    ("wrong", "function", 3), ("wrong", "values", 3),
+])  # fmt: skip
+def test_exit_status_tells_whether_the_verdict_is_strong_enough(folder: Path, b: str, up_to: str, status: int) -> None:
+    result = run("same", folder / "a", folder / b, "--up-to", up_to)
+    assert result.exit_code == status, result.output
+
+
+def test_the_first_line_is_the_sentence_of_the_json(folder: Path) -> None:
+    shown, printed = (run("same", folder / "a", folder / "wrong", *more) for more in ((), ("--json",)))
+    value = json.loads(printed.stdout)
+    assert shown.stdout.splitlines()[0] == value["lead"]
+    assert value["verdict"] == "different"
+    (difference,) = value["differences"]
+    assert (difference["tensor"], difference["role"], difference["deed"]) == (
+        "model.norm.weight",
+        "norm.outputs",
+        "norm: 1 added",
+    )
+    assert value["tokenizer"]["verdict"] == "same"
+
+
+def test_config_that_computes_something_else_is_a_difference(folder: Path, tmp_path: Path) -> None:
+    other = with_tokenizer("llama", tmp_path / "other")
+    config = json.loads((other / "config.json").read_text())
+    config["rope_parameters"] = {"rope_type": "default", "rope_theta": 12345.0}
+    (other / "config.json").write_text(json.dumps(config))
+    value = json.loads(run("same", folder / "a", other, "--json").stdout)
+    assert value["verdict"] == "different"
+    assert {"config": "rope_parameters.rope_theta", "b": 12345.0}.items() <= value["differences"][-1].items()
+
+
+def test_idle_config_keys_are_no_difference(folder: Path, tmp_path: Path) -> None:
+    other = with_tokenizer("llama", tmp_path / "other")
+    config = json.loads((other / "config.json").read_text()) | {"transformers_version": "0.0.1", "_name_or_path": "x"}
+    (other / "config.json").write_text(json.dumps(config))
+    same = ws.same(folder / "a", other)
+    assert same.verdict == "same values"
+    assert {each.key for each in same.settings.idle} >= {"transformers_version"}
+
+
+def test_it_writes_a_page_a_map_and_tables(folder: Path, tmp_path: Path) -> None:
+    result = run("same", folder / "a", folder / "wrong", "--out", tmp_path / "out")
+    assert result.exit_code == 3
+    names = {path.name for path in (tmp_path / "out").iterdir() if path.is_file()}
+    assert {"report.html", "same.json", "tensors.csv", "same.png", "same.svg"} <= names
+    assert "norm: 1 added" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_a_look_at_a_sample_says_so(folder: Path) -> None:
+    result = run("same", folder / "a", folder / "copy", "--sample", "0.5")
+    assert "first look" in result.stdout
+
+
+def test_what_is_no_checkpoint_is_refused_in_one_line(folder: Path, tmp_path: Path) -> None:
+    with undrawn():
+        assert is_one_line(run("same", folder / "a", tmp_path / "nothing"))
+        assert run("same", folder / "a").exit_code == 2
+        assert run("same", folder / "a", folder / "copy", "--up-to", "nonsense").exit_code == 2
+        assert run("same", folder / "a", folder / "copy", "--sample", "0").exit_code == 2
+
+
+def test_other_architectures_are_different_and_not_an_error(folder: Path) -> None:
+    assert ws.same(folder / "a", "embedded").verdict == "different"
