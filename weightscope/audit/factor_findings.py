@@ -16,6 +16,7 @@ from weightscope.checkpoint import Tensor
 from weightscope.findings import Finding, Member, Tried, aggregated, finding, indexed, of_head
 from weightscope.metrics.head_factors import FEWEST, cosines, profiles, share
 from weightscope.metrics.outliers import known_median, layer_medians, log_measure, off_trend, robust_z
+from weightscope.metrics.spectra import spread_error
 from weightscope.model import Model
 from weightscope.tensors.findings import other_gains
 from weightscope.tensors.measure import BITS
@@ -38,7 +39,6 @@ EXCHANGED = (
     0.4  # cosine of the difference of two factors' profiles with that in other layers, if it is below minus this
 )
 BIAS_RATIO = 5.0  # of the norms of query and key biases, on either side of 1 in a layer and in its neighbours
-RANDOM_Z, RANDOM_SHARE = 5.0, 0.05  # how far spectra of a random factor stray from their expectation
 TOO_NARROW = 0.5  # of that error; in each of nine real checkpoints some layer's factor is 1.1 from random at least
 
 Pair = tuple[float, float]
@@ -209,7 +209,7 @@ def _random(model: Model, heads: MeasuredHeads, i: int) -> bool:
 def _error(heads: MeasuredHeads) -> float:
     """How far the spread of a layer's random factors may be from 1."""
     r = heads.arrays["qk_singular_values"].shape[-1]
-    return float(RANDOM_SHARE + RANDOM_Z * 2 / (r * np.sqrt(heads.n_heads)))
+    return spread_error(r * np.sqrt(heads.n_heads))
 
 
 def _spread(model: Model, heads: MeasuredHeads, i: int) -> np.ndarray:
