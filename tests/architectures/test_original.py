@@ -228,7 +228,7 @@ def test_other_models_under_such_names_are_refused(
 ) -> None:
     """Nothing says how their queries and keys rotate, and from where their gains count: the names stay, unread."""
     config = {**CONFIGS["llama"], "model_type": kind}
-    with pytest.raises(CheckpointError, match=r"model_type|config\.json|has no") as caught:
+    with pytest.raises(CheckpointError, match=r"model_type|config\.json|has no|is missing") as caught:
         ws.open_model(
             write(tmp_path / "m", rename(published("llama"), "llama"), "model.safetensors", config=config)
         ).layer(0)
