@@ -234,6 +234,14 @@ class Tensors:
         return f"{stack}{layer}{'' if tensor.expert is None else f'expert {tensor.expert} '}{role}"
 
     @property
+    def roles(self) -> dict[str, str]:
+        """The role of each tensor that has one, by its name in the file; of another stack after that one's name."""
+        named = (tensor for tensor in self.rows if tensor.has_role)
+        return {
+            each.name: each.role if each.stack in (None, self.own) else f"{each.stack} {each.role}" for each in named
+        }
+
+    @property
     def lead(self) -> str:
         """How many tensors there are, and how many have a role, in a sentence."""
         unnamed = sum(tensor.role == tensor.name for tensor in self.rows)
