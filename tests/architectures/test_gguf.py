@@ -1,6 +1,8 @@
 """GGUF files written by the gguf package, against the weights that went into them."""
 
 import json
+import struct
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -8,9 +10,10 @@ import pytest
 from safetensors.numpy import save_file
 
 import weightscope as ws
+from tests.support.commands import run
 from weightscope.architectures import as_published, decide
 from weightscope.architectures.computed import NONE, differences, stated
-from weightscope.checkpoint import Checkpoint, open_checkpoint
+from weightscope.checkpoint import Checkpoint, ggml_blocks, open_checkpoint
 from weightscope.checkpoint.gguf import EVEN
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
@@ -257,11 +260,18 @@ def test_a_file_cut_short_is_refused(tmp_path: Path) -> None:
         opened(path)
 
 
-def test_without_the_package_the_error_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write_gguf(tmp_path / "model.gguf", hugging_face_weights())
-    monkeypatch.setitem(__import__("sys").modules, "gguf", None)
-    with pytest.raises(CheckpointError, match=r"pip install gguf$"):
-        opened(path)
+def test_codebooks_alone_need_the_gguf_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = {"model.norm.weight": RANDOM.standard_normal((2, 256)).astype(np.float32)}
+    path = write_gguf(tmp_path / "model.gguf", weights, kind="Q8_0")
+    text = path.read_bytes()
+    entry = text.rindex(struct.pack("<I", gguf.GGMLQuantizationType.Q8_0))
+    blocks = struct.pack("<I", gguf.GGMLQuantizationType.IQ2_XS)
+    (tmp_path / "codebook.gguf").write_bytes(text[:entry] + blocks + text[entry + 4 :])
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    ggml_blocks._entries.cache_clear()
+    assert open_checkpoint(path)["output_norm.weight"].read().shape == (2, 256)
+    with pytest.raises(CheckpointError, match=r"codebook\.gguf: tensor 'output_norm.weight' .*pip install gguf$"):
+        open_checkpoint(tmp_path / "codebook.gguf")["output_norm.weight"].read()
 
 
 def test_what_a_gguf_file_cannot_say_is_not_compared(tmp_path: Path) -> None:
@@ -300,3 +310,16 @@ def test_values_of_a_block_lie_evenly_between_its_ends(kind, tmp_path):
     spread = np.isfinite(values + first + last) & (np.abs(last - first) > 1e-3 * np.abs(first))
     place = ((values - first) * (levels - 1))[spread] / (last - first)[spread]
     assert np.abs(place - np.rint(place)).max() < 0.01 and set(np.rint(place)) == set(range(levels))
+
+
+def test_feed_forward_networks_of_gguf_are_paired(tmp_path: Path) -> None:
+    """`compare --all` says so of the whole file."""
+    weights = hugging_face_weights()
+    converted = write_gguf(tmp_path / "model.gguf", weights)
+    config = dict(ws.open_model(converted).checkpoint.config)
+    (tmp_path / "original").mkdir()
+    save_file(weights, tmp_path / "original" / "model.safetensors")
+    (tmp_path / "original" / "config.json").write_text(json.dumps(config))
+    shown = run("compare", converted, tmp_path / "original", "--all", "--out", tmp_path / "out")
+    assert shown.exit_code == 0, shown.output
+    assert f"Identical: all {len(weights)} compared tensors." in shown.output

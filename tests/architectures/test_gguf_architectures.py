@@ -9,13 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
 from tests.support.tiny_models import FIXTURES, fixture
 from weightscope.architectures import FAMILIES
 from weightscope.architectures.computed import NONE, differences, stated
 from weightscope.architectures.config import KEYS
+from weightscope.changes.all_tensors import compare_tensors
 
 gguf = pytest.importorskip("gguf")
 
@@ -312,3 +313,40 @@ def test_olmo2_with_a_window_is_refused(tmp_path: Path) -> None:
     windowed = Converted("olmo2", "olmo2", {"attention.sliding_window": 4096})
     with pytest.raises(ws.CheckpointError, match="as OLMo 3; such files are not read"):
         ws.open_model(written(windowed, tmp_path / "model.gguf"))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.fixture)
+def test_comparing_with_the_original_shows_no_change(case: Converted, tmp_path: Path) -> None:
+    original = ws.open_model(FIXTURES / case.fixture)
+    converted = ws.open_model(written(case, tmp_path / "model.gguf"))
+    changes = compare_tensors(converted, original).changes
+    assert {(c.kind, c.paired_by) for c in changes} == {("identical", "role")} and len(changes) == len(
+        original.checkpoint
+    )
+
+
+def test_stacked_and_separate_experts_are_paired(tmp_path: Path) -> None:
+    """ggml stacks all experts of a layer; transformers 4 saves each alone."""
+    case = next(case for case in CASES if case.fixture == "qwen3_moe")
+    weights = load_file(FIXTURES / "qwen3_moe" / "model.safetensors")
+    config = json.loads((FIXTURES / "qwen3_moe" / "config.json").read_text())
+    rng = np.random.default_rng(5)
+    d, inner, count = config["hidden_size"], 6, 3
+    shapes = {"gate": (count, inner, d), "up": (count, inner, d), "down": (count, d, inner)}
+    stacks = {
+        f"blk.{i}.ffn_{role}_exps.weight": rng.standard_normal(shape).astype(np.float32)
+        for i in range(config["num_hidden_layers"])
+        for role, shape in shapes.items()
+    }
+    for name, stack in stacks.items():
+        _, layer, kind, _ = name.split(".")
+        for expert, w in enumerate(stack):
+            weights[f"model.layers.{layer}.mlp.experts.{expert}.{kind.split('_')[1]}_proj.weight"] = w
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(weights, tmp_path / "model.safetensors")
+    separate = ws.open_model(tmp_path)
+    stacked = ws.open_model(written(case, tmp_path / "model.gguf", **stacks))
+    assert len(stacked.checkpoint) < len(weights)
+    for a, b in ((separate, stacked), (stacked, separate)):
+        changes = compare_tensors(a, b).changes
+        assert {(c.kind, c.paired_by) for c in changes} == {("identical", "role")} and len(changes) == len(weights)

@@ -2,6 +2,7 @@
 """What a hostile file may try: one line each. Every one ends in a CheckpointError, fast and in little memory.
 
 HEADERS are whole .safetensors files, GGUFS whole .gguf files, INDEXES and CONFIGS are the JSON next to a good one,
+PACKINGS are things done to the quantised weights of tests/fixtures and to their settings,
 LAYOUTS are things done to a folder, TOKENIZERS are tokenizer.json files that are loaded and split a text, HUBS what
 the server at HF_ENDPOINT does (see tests/support/hub_server.py). The second item of a line is a part of the message
 that the reader must see.
@@ -210,6 +211,104 @@ LAYOUTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a body swapped for a hole": (
         lambda f: os.truncate(f / "model.safetensors", 1 << 38), "but the file has 274877906944"),
 }  # fmt: skip
+
+
+Stored = dict[str, tuple[str, tuple[int, ...], bytes]]  # dtype, shape and bytes by name
+
+
+def _spoil(
+    part: str, dtype: str = "", shape: tuple[int, ...] | None = None, content: bytes | None = None
+) -> Callable[..., object]:
+    """Give one part of the first layer's up_proj another dtype, shape or content, or remove it."""
+
+    def spoilt(tensors: Stored, _: dict[str, Any]) -> None:
+        name = next(name for name in tensors if name.endswith(("up_proj." + part, "up_proj_" + part)))
+        was_dtype, was_shape, was = tensors.pop(name)
+        if dtype or shape is not None or content is not None:
+            repeated = was if content is None else content * (len(was) // len(content))
+            tensors[name] = dtype or was_dtype, was_shape if shape is None else shape, repeated
+
+    return spoilt
+
+
+def _state(*path: str, **changes: object) -> Callable[..., object]:
+    """Change what quantization_config says, at this path within it."""
+
+    def stated(_: Stored, settings: dict[str, Any]) -> None:
+        for key in path:
+            settings = settings[key]
+        settings.update(changes)
+
+    return stated
+
+
+_NAN, _GROUP = struct.pack("<f", float("nan")), ("config_groups", "group_0")
+_ROTATION = {"config_groups": {"R3": {"type": "hadamard", "apply": [{"targets": ["self_attn"], "location": "q_attn"}]}}}
+
+# Folder of tests/fixtures; what is done to it. `up_proj` has 64 outputs of 32 inputs, in two groups of 16.
+PACKINGS: dict[str, tuple[str, Callable[..., object], str]] = {
+    "integers without scales": ("compressed_tensors/int4_group", _spoil("weight_scale"), "has no scale"),
+    "integers without a shape": ("compressed_tensors/int4_group", _spoil("weight_shape"), "has no shape"),
+    "integers without zeros": ("compressed_tensors/int4_group_zeros", _spoil("weight_zero_point"), "has no weight_zero_point"),
+    "integers without settings": ("compressed_tensors/int4_group", _state(config_groups={}), "no config_groups"),
+    "settings that are a list": ("compressed_tensors/int4_group", _state(config_groups=[1]), "an object was expected"),
+    "0 bits": ("compressed_tensors/int4_group", _state(*_GROUP, "weights", num_bits=0), "in '0' bits"),
+    "9 bits": ("compressed_tensors/int4_group", _state(*_GROUP, "weights", num_bits=9), "in '9' bits"),
+    "10**30 bits": ("compressed_tensors/int4_group", _state(*_GROUP, "weights", num_bits=10**30), "bits; 1 to 8 are read"),
+    "true bits": ("compressed_tensors/int4_group", _state(*_GROUP, "weights", num_bits=True), "in 'True' bits"),
+    "8 bits in the words of 4": ("compressed_tensors/int4_group", _state(*_GROUP, "weights", num_bits=8), "no packing fit"),
+    "groups of another size": ("compressed_tensors/int4_group", _state(*_GROUP, "weights", group_size=8), "config.json says groups of 8"),
+    "a shape of 2**63": ("compressed_tensors/int4_group", _spoil("weight_shape", content=struct.pack("<Q", 2**63)), "has a weight_shape of -9223372036854775808"),
+    "a shape of other rows": ("compressed_tensors/int4_group", _spoil("weight_shape", content=struct.pack("<qq", 63, 32)), "there are 64 rows"),
+    "a shape of no columns": ("compressed_tensors/int4_group", _spoil("weight_shape", content=struct.pack("<qq", 64, 0)), "there are 64 rows"),
+    "a shape of 10**7 columns": ("compressed_tensors/int4_group", _spoil("weight_shape", content=struct.pack("<qq", 64, 10**7)), "4 words for 10000000 values"),
+    "a shape in one number": ("compressed_tensors/int4_group", _spoil("weight_shape", "I32", (4,)), "do not fit together"),
+    "scales of three groups": ("compressed_tensors/int4_group", _spoil("weight_scale", "F16", (64, 4)), "groups of 8 values; config.json says groups of 16"),
+    "scales of half the rows": ("compressed_tensors/int4_group", _spoil("weight_scale", shape=(32, 4)), "do not fit together"),
+    "scales that are integers": ("compressed_tensors/int4_group", _spoil("weight_scale", "I32"), "has scale of dtype I32"),
+    "scales that are not finite": ("compressed_tensors/int4_group", _spoil("weight_scale", content=_NAN), "not finite"),
+    "words that are floats": ("compressed_tensors/int4_group", _spoil("weight_packed", "F32"), "has packed of dtype F32"),
+    "zeros of other rows": ("compressed_tensors/int4_group_zeros", _spoil("weight_zero_point", shape=(16, 1)), "do not fit together"),
+    "zeros that are floats": ("compressed_tensors/int4_group_zeros", _spoil("weight_zero_point", "F32"), "has weight_zero_point of dtype F32"),
+    "zeros of INT8 that are missing": ("compressed_tensors/int8_channel", _state(*_GROUP, "weights", symmetric=False), "has no weight_zero_point"),
+    "INT8 without scales": ("compressed_tensors/int8_channel", _spoil("weight_scale"), "is I8 and has no weight_scale"),
+    "INT8 with scales of other rows": ("compressed_tensors/int8_channel", _spoil("weight_scale", "F16", (128, 1)), "128 x 1 scales for a weight of 64 x 32"),
+    "INT8 with scales that are not finite": ("compressed_tensors/int8_channel", _spoil("weight_scale", content=_NAN), "not finite"),
+    "INT8 in blocks": ("compressed_tensors/float8_block", _state(*_GROUP, "weights", block_structure=[0, 8]), "is in blocks of [0, 8]"),
+    "FP8 without scales": ("compressed_tensors/float8_channel", _spoil("weight_scale"), "is F8_E4M3 and has no weight_scale"),
+    "a bitmask of zeros": ("compressed_tensors/float8_channel", _state(sparsity_config={"format": "sparse-24-bitmask"}), "in format 'sparse-24-bitmask'"),
+    "an unknown format in a mixture": ("compressed_tensors/mixed", _state(*_GROUP, format="marlin-24"), "in format 'marlin-24'"),
+    "a rotation at run time": ("compressed_tensors/int4_group", _state(transform_config=_ROTATION), "transforms activations ('R3')"),
+    "NVFP4 without scales": ("compressed_tensors/nvfp4", _spoil("weight_scale"), "has no weight_scale"),
+    "NVFP4 without its second scale": ("compressed_tensors/nvfp4", _spoil("weight_global_scale"), "has no weight_global_scale"),
+    "NVFP4 with a second scale of 0": ("compressed_tensors/nvfp4", _spoil("weight_global_scale", content=b"\0" * 4), "not finite"),
+    "NVFP4 with scales of other rows": ("compressed_tensors/nvfp4", _spoil("weight_scale", shape=(32, 4)), "do not fit together"),
+    "NVFP4 with scales that are NaN": ("compressed_tensors/nvfp4", _spoil("weight_scale", content=b"\x7f"), "not finite"),
+    "MXFP4 with scales that are NaN": ("compressed_tensors/mxfp4", _spoil("weight_scale", content=b"\xff"), "not finite"),
+    "MXFP6 cut to three quarters": ("compressed_tensors/mxfp6", _spoil("weight_packed", shape=(48, 32)), "do not fit together"),
+    "MXFP8 with scales that are floats": ("compressed_tensors/mxfp8", _spoil("weight_scale", "I8"), "has a scale of dtype I8"),
+    "ModelOpt's NVFP4 without scales": ("modelopt/nvfp4", _spoil("weight_scale"), "has no weight_scale"),
+    "ModelOpt's NVFP4 without its second scale": ("modelopt/nvfp4", _spoil("weight_scale_2"), "or weight_scale_2"),
+    "ModelOpt's NVFP4 with two second scales": ("modelopt/nvfp4", _spoil("weight_scale_2", "F16", (2,)), "do not fit together"),
+    "ModelOpt's FP8 without scales": ("modelopt/fp8", _spoil("weight_scale"), "is F8_E4M3 and has no weight_scale"),
+    "ModelOpt's FP8 in other blocks": ("modelopt/fp8_blocks", _spoil("weight_scale", "F16", (4, 1, 1, 1)), "4 x 1 scales for a weight of 144 x 32"),
+    "ModelOpt's AWQ": ("modelopt/nvfp4", _state(quant_algo="NVFP4_AWQ"), "with 'NVFP4_AWQ', which is not read"),
+    "an escape for ModelOpt's algorithm": ("modelopt/nvfp4", _state(quant_algo="\x1b[2J"), "by ModelOpt with '\\x1b[2J'"),
+    "experts without scales": ("gpt_oss/mxfp4", _spoil("scales"), "has no scales"),
+    "experts with scales of another shape": ("gpt_oss/mxfp4", _spoil("scales", shape=(3, 64, 2)), "do not fit together"),
+    "experts with scales that are NaN": ("gpt_oss/mxfp4", _spoil("scales", content=b"\xff"), "not finite"),
+    "experts in blocks of 8": ("gpt_oss/mxfp4", _spoil("blocks", shape=(3, 128, 2, 8)), "do not fit together"),
+    "experts as one matrix": ("gpt_oss/mxfp4", _spoil("blocks", shape=(384, 16)), "needs U8 of 4 dimensions"),
+    "a g_idx of a group too many": ("compressed_tensors/older_int4_act_order", lambda t, _: _index(t, 6), "g_idx from 6 to 6; there are 6 groups"),
+    "a g_idx below 0": ("compressed_tensors/older_int4_act_order", lambda t, _: _index(t, -2), "g_idx from -2"),
+    "a g_idx of one group": ("compressed_tensors/older_int4_act_order", lambda t, _: _index(t, 3), "0 to 96 inputs in a group"),
+    "a g_idx of floats": ("compressed_tensors/older_int4_act_order", lambda t, _: t.update({"down_proj.weight_g_idx": ("F32", (96,), _NAN * 96)}), "has g_idx of dtype F32"),
+    "a g_idx too short": ("compressed_tensors/older_int4_act_order", lambda t, _: t.update({"down_proj.weight_g_idx": ("I32", (95,), b"\0" * 380)}), "do not fit together"),
+}  # fmt: skip
+
+
+def _index(tensors: Stored, group: int) -> None:
+    tensors["down_proj.weight_g_idx"] = ("I32", (96,), struct.pack("<i", group) * 96)
 
 
 def gguf(n_tensors: int = 0, n_keys: int = 0, body: bytes = b"", version: int = 3, magic: bytes = b"GGUF") -> bytes:

@@ -8,19 +8,23 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.attacks.attacks import CONFIGS, GGUFS, HEADERS, HUBS, INDEXES, LAYOUTS, ONE, TOKENIZERS, whole
+from tests.attacks.attacks import CONFIGS, GGUFS, HEADERS, HUBS, INDEXES, LAYOUTS, ONE, PACKINGS, TOKENIZERS, whole
+from tests.support.files import encode
 from tests.support.hub_server import COMMIT, Hub
 from weightscope.architectures import as_published
 from weightscope.checkpoint import http, open_checkpoint, resolve_folder
 from weightscope.checkpoint.hub import Repository
+from weightscope.checkpoint.storage import LocalFile
 from weightscope.errors import CheckpointError
 from weightscope.text.tokenizer import Tokenizer
 
 # Each takes under a second of processor time on a laptop. The bound is there for the attack that never ends, or
 # whose cost grows with the square of its size: a slow or busy machine must not fail it.
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 SECONDS, MEGABYTES = 15.0, 200
 
 
@@ -48,6 +52,20 @@ def refused(source: Path) -> str:
 
 def test_unchanged_checkpoint_opens(folder: Path) -> None:
     assert open_checkpoint(folder)["w"].read().tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("attack", PACKINGS)
+def test_packing(attack: str, folder: Path) -> None:
+    fixture, spoil, expected = PACKINGS[attack]
+    original = LocalFile(FIXTURES / fixture / "model.safetensors")
+    stored: dict[str, Any] = {}
+    for name, entry in original.tensors.items():
+        stored[name] = entry.dtype, entry.shape, original.bytes_of(entry, 0, entry.stop - entry.start).tobytes()
+    config = json.loads((FIXTURES / fixture / "config.json").read_text())
+    spoil(stored, config["quantization_config"])
+    (folder / "model.safetensors").write_bytes(encode(stored))
+    (folder / "config.json").write_text(json.dumps(config))
+    assert expected in refused(folder)
 
 
 @pytest.mark.parametrize("attack", HEADERS)

@@ -9,7 +9,7 @@ from safetensors.numpy import load_file
 
 import weightscope as ws
 from tests.support.files import write
-from weightscope.checkpoint.quantised import decode_fp8
+from weightscope.checkpoint.packings.scaled import decode_fp8
 
 LLAMA = Path(__file__).parent.parent / "architectures" / "fixtures" / "llama"
 

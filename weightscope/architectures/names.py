@@ -45,8 +45,9 @@ from weightscope.architectures.table import FAMILIES, title
 from weightscope.attention.layer import Layer
 from weightscope.attention.maps import Affine
 from weightscope.checkpoint import Checkpoint, Tensor
+from weightscope.checkpoint.checkpoint import DerivedTensor, WholeTensor
 from weightscope.checkpoint.gguf import GgufTensor
-from weightscope.checkpoint.quantised import DequantisedTensor
+from weightscope.checkpoint.packings.packed import DequantisedTensor
 from weightscope.errors import CheckpointError, counted, printable
 from weightscope.tables import Table
 
@@ -86,7 +87,36 @@ class NamedTensor:
     expert: int | None  # None where one tensor holds all experts
     shape: tuple[int, ...]  # of `array()`
     stored: str  # how the file has it, in words
-    read: Callable[[], np.ndarray] = field(repr=False, compare=False)
+    tensor: Tensor = field(repr=False, compare=False)  # of the file
+    # What `array` changes: tensors that agree in it are stored alike. None for a part of a tensor of the file.
+    undone: tuple[object, ...] | None = field(repr=False, compare=False)
+    read: "Read" = field(repr=False, compare=False)
+
+    @property
+    def has_role(self) -> bool:
+        """Whether a row knows what it is."""
+        return self.role != self.name
+
+    @property
+    def experts(self) -> "tuple[NamedTensor, ...]":
+        """The experts that one tensor of the file stacks, each read alone; empty where it stacks none."""
+        if self.expert is not None or not self.role.startswith("expert.") or len(self.shape) < 2:
+            return ()
+        return tuple(map(self.of_expert, range(self.shape[0])))
+
+    def of_expert(self, index: int) -> "NamedTensor":
+        """One of the experts that this tensor stacks."""
+        how = f"{self.stored}, one tensor for all experts".removeprefix(", ")
+        read = lambda expert: self.read(index)  # noqa: E731
+        return replace(self, expert=index, shape=self.shape[1:], stored=how, undone=None, read=read)
+
+    def as_stored(self) -> Tensor:
+        """The tensor of the file; of a part of one, that part."""
+        return ConvertedTensor(self.tensor, self) if self.undone is None else self.tensor
+
+    def in_convention(self) -> Tensor:
+        """The tensor in the convention of `array`: that of the file where nothing is changed."""
+        return self.tensor if self.undone == () else ConvertedTensor(self.tensor, self)
 
     def array(self) -> np.ndarray:
         """The tensor as float32 in one convention, whatever the container.
@@ -99,12 +129,38 @@ class NamedTensor:
         CheckpointError
             The tensor is broken, or its shape does not fit the config.
         """
-        return np.asarray(self.read(), np.float32, order="C")
+        return np.asarray(self.read(None), np.float32, order="C")
 
     def as_json(self) -> dict[str, Any]:
         """Its names, shape and how it is stored."""
         keys = ("name", "role", "stack", "layer", "expert", "shape", "stored")
         return {key: list(value) if key == "shape" else value for key in keys for value in [getattr(self, key)]}
+
+
+Read = Callable[[int | None], np.ndarray]  # the array, of one expert or of all
+
+
+@dataclass(frozen=True)
+class ConvertedTensor(DerivedTensor, WholeTensor):
+    """A tensor of the file in the convention of `NamedTensor.array`."""
+
+    stored: Tensor
+    named: NamedTensor
+
+    @property
+    def noted(self) -> set[str] | None:  # type: ignore[override]
+        return self.stored.noted
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.named.shape
+
+    def read(self) -> np.ndarray:
+        return self.named.array()
+
+    def unchecked(self, noted: set[str]) -> Tensor:
+        """Itself: it is as unchecked as the checkpoint that it is read from."""
+        return self
 
 
 class Tensors:
@@ -164,7 +220,7 @@ class Tensors:
         """Every tensor and every part of a fused one by its label, or by its name where two have the same."""
         labelled: dict[str, NamedTensor] = {}
         for tensor in self.rows:
-            for part in (tensor, *self._parts(tensor)):
+            for part in (tensor, *self.parts(tensor)):
                 label = self.label(part)
                 labelled[label if label not in labelled else f"{label} {part.name}"] = part
         return labelled
@@ -199,7 +255,8 @@ class Tensors:
         """Every role with its place, those of fused tensors' parts too; experts of one tensor are not listed."""
         return tuple(self._by_label)
 
-    def _parts(self, tensor: NamedTensor) -> tuple[NamedTensor, ...]:
+    def parts(self, tensor: NamedTensor) -> tuple[NamedTensor, ...]:
+        """The tensors that one tensor of the file fuses; empty where it fuses none."""
         reader = next((reader for reader in self.readers if reader.stack == tensor.stack), None)
         return reader.parts(tensor) if reader and "+" in tensor.role and tensor.role != tensor.name else ()
 
@@ -219,10 +276,7 @@ class Tensors:
         if match := OF_EXPERT.fullmatch(key):
             stacked = self._by_label.get(f"{match[1]}expert.{match[3]}")
             if stacked is not None and len(stacked.shape) > 1 and int(match[2]) < stacked.shape[0]:
-                index = int(match[2])
-                how = f"{stacked.stored}, one tensor for all experts".removeprefix(", ")
-                read = partial(_expert, stacked, index)
-                return replace(stacked, expert=index, shape=stacked.shape[1:], stored=how, read=read)
+                return stacked.of_expert(int(match[2]))
         near = get_close_matches(key, [*self._by_label, *self.checkpoint], n=3)
         known = near or [*self._by_label][:3]
         raise CheckpointError(
@@ -234,10 +288,6 @@ def _shown(value: object) -> str:
     if isinstance(value, tuple):
         return " x ".join(map(str, value))
     return "" if value is None else printable(value)
-
-
-def _expert(stacked: NamedTensor, index: int) -> np.ndarray:
-    return stacked.array()[index]
 
 
 class _Module(NamedTuple):
@@ -268,6 +318,7 @@ class _Reader:
     def __init__(self, checkpoint: Checkpoint, stack: str, family: Family, config: ModelConfig, prefix: str) -> None:
         self.checkpoint, self.stack, self.family, self.config, self.prefix = checkpoint, stack, family, config, prefix
         self._last: tuple[int, Layer] | None = None
+        self._fused: tuple[tuple[str, int | None], np.ndarray] | None = None
 
     # Which tensor has which role.
 
@@ -355,7 +406,24 @@ class _Reader:
         if (joined := self._joined(role, tensor, config, row)) is not None:
             shape = joined
         read = partial(self._array, tensor, role, how, module.norm, layer, config, row, shape)
-        return NamedTensor(name, role, self.stack, layer, expert, shape, ", ".join(words), read)
+        undone = tuple(self._undone(tensor, role, how, module.norm, layer, config, row))
+        return NamedTensor(name, role, self.stack, layer, expert, shape, ", ".join(words), tensor, undone, read)
+
+    @staticmethod
+    def _undone(
+        tensor: Tensor, role: str, how: tuple[str, ...], norm: StoredNorm | None, layer: int | None,
+        config: ModelConfig, row: Family,
+    ) -> Iterator[object]:  # fmt: skip
+        """What `_array` changes of a stored tensor, and what that depends on."""
+        plain = role.removesuffix(".bias")
+        if layer is not None and _is_split(plain, tensor.shape, row):
+            yield row.heads.layout.__name__, config.n_heads, config.n_kv_heads, config.head_dim
+        if TRANSPOSED in how and len(tensor.shape) > 1:
+            yield TRANSPOSED
+        if ALTERNATING in how:
+            yield ALTERNATING
+        if "norm" in plain and role == plain and (offset := norm.offset if norm else FROM_ZERO in how):
+            yield float(offset), isinstance(tensor, RestoredTensor)  # 1 + w may have lost digits of w
 
     @staticmethod
     def _is_transposed(module: _Module, name: str, row: Family) -> bool:
@@ -386,17 +454,15 @@ class _Reader:
         config: ModelConfig,
         row: Family,
         shape: tuple[int, ...],
+        expert: int | None,
     ) -> np.ndarray:
-        """A whole tensor in the one convention."""
+        """A whole tensor, or one of the experts that it stacks, in the one convention."""
         plain = role.removesuffix(".bias")
-        letters = plain.split("+")
-        is_fused = len(letters) > 1 and row.heads.layout is not separate
-        if layer is not None and {*letters} & {"q", "k", "v"} and (is_fused or len(tensor.shape) == 3):
-            return np.concatenate([self._projection(layer, each, role != plain) for each in letters])
-        if plain == "o" and layer is not None and len(tensor.shape) == 3:
-            return self._projection(layer, "o", False)
+        if layer is not None and _is_split(plain, tensor.shape, row):
+            parts = [self._projection(layer, each, role != plain) for each in plain.split("+")]
+            return np.concatenate(parts)
         self._check(tensor, role, shape, config, row)
-        array = tensor.read()
+        array = tensor.read() if expert is None else tensor.rows(expert, expert + 1)[0]
         if TRANSPOSED in how and array.ndim > 1:
             array = array.swapaxes(-1, -2)
         if ALTERNATING in how:
@@ -437,16 +503,30 @@ class _Reader:
             if role in ("gate", "up"):
                 axis = len(fused.shape) - (1 if bias else 2)
                 shape = (*fused.shape[:axis], fused.shape[axis] // 2, *fused.shape[axis + 1 :]) if axis >= 0 else ()
-                read: Callable[[], np.ndarray] = partial(_half, fused, i, axis)
+                read: Read = partial(self._half, fused, i, -1 if bias else -2)
             elif fused.layer is not None:
                 rows, d = self._rows(role, fused.layer), self.config.d_model
                 inner = d if self.family.memory is None or not fused.shape else fused.shape[-1]
                 shape = (rows,) if bias else ((d, rows) if role == "o" else (rows, inner))
-                read = partial(self._projection, fused.layer, role, bool(bias))
+                read = partial(self._part, fused.layer, role, bool(bias))
             else:
                 continue
-            parts.append(replace(fused, role=f"{kind}{dot}{role}{bias}", shape=shape, read=read))
+            part = replace(fused, role=f"{kind}{dot}{role}{bias}", shape=shape, undone=None)
+            parts.append(replace(part, read=read))
         return tuple(parts)
+
+    def _half(self, fused: NamedTensor, index: int, axis: int, expert: int | None) -> np.ndarray:
+        """Gate or up of a tensor, or of an expert, that has both; the last one read is kept for the other half."""
+        key = fused.name, expert if fused.expert is None else fused.expert
+        if self._fused is None or self._fused[0] != key:
+            self._fused = key, fused.read(expert)
+        array = self._fused[1]
+        if array.ndim < -axis or array.shape[axis] % 2:
+            raise CheckpointError(f"has shape {fused.shape}, which {fused.role} does not halve", tensor=fused.name)
+        return np.split(array, 2, axis)[index]
+
+    def _part(self, layer: int, role: str, bias: bool, expert: None) -> np.ndarray:
+        return self._projection(layer, role, bias)
 
     def _rows(self, role: str, layer: int) -> int:
         config, _ = in_layer(self.config, self.family, layer)
@@ -473,6 +553,14 @@ class _Reader:
         if bias:
             return affine.b.reshape(-1)
         return affine.w.transpose(0, 2, 1).reshape(-1, affine.shape[1])
+
+
+def _is_split(plain: str, shape: tuple[int, ...], row: Family) -> bool:
+    """Whether the row's layout says where the projections are in a tensor of the file."""
+    letters = plain.split("+")
+    if not {*letters} & {"q", "k", "v", "o"}:
+        return False
+    return len(shape) == 3 or (len(letters) > 1 and row.heads.layout is not separate)
 
 
 def modules_of(row: Family, *, of_model: bool = False) -> tuple[dict[str, _Module], Patterns]:
@@ -604,14 +692,9 @@ def _rotary(role: str, tensor: Tensor, config: ModelConfig, row: Family, layer: 
 
 def _unnamed(tensor: Tensor) -> NamedTensor:
     words = ", ".join((*packed_as(tensor), UNNAMED))
-    return NamedTensor(tensor.name, tensor.name, None, None, None, tensor.shape, words, tensor.read)
-
-
-def _half(fused: NamedTensor, index: int, axis: int) -> np.ndarray:
-    array = fused.array()
-    if axis < 0 or array.shape[axis] % 2:
-        raise CheckpointError(f"has shape {fused.shape}, which {fused.role} does not halve", tensor=fused.name)
-    return np.split(array, 2, axis)[index]
+    return NamedTensor(
+        tensor.name, tensor.name, None, None, None, tensor.shape, words, tensor, (), lambda expert: tensor.read()
+    )
 
 
 def _take(array: np.ndarray, rows: slice, axis: int) -> np.ndarray:

@@ -9,6 +9,7 @@ from math import inf, isfinite, log, prod, sqrt
 import numpy as np
 
 from weightscope.architectures.layer import NO_WEIGHTS
+from weightscope.changes.counterparts import Counterparts, counterparts
 from weightscope.changes.pair import Pair, pair_up
 from weightscope.changes.tensor import (
     CALLED,
@@ -65,7 +66,7 @@ class TensorChanges:
         """How many tensors changed, in what way and where, in a sentence or two."""
         same, total = self.kinds["identical"], len(self.changes)
         if same == total:
-            return f"Every tensor is identical, {counted(total, 'tensor')} in all."
+            return f"Every tensor is identical, {counted(total, 'tensor')} in all.{self._by_name()}"
         parts = []
         for kind, words in CALLED.items():
             changes = [change for change in self.changes if change.kind == kind]
@@ -74,7 +75,12 @@ class TensorChanges:
                 parts.append(f"{len(tuned)} {words}{_in_common(tuned)}")
             if unlike := [change for change in changes if change not in tuned]:
                 parts.append(f"{len(unlike)} {UNLIKE} ({spread(unlike)})")
-        return f"Of {counted(total, 'tensor')}: {', '.join(parts)}.{self._where()}"
+        return f"Of {counted(total, 'tensor')}: {', '.join(parts)}.{self._where()}{self._by_name()}"
+
+    def _by_name(self) -> str:
+        """How many were paired by name alone, as a sentence."""
+        count = sum(change.paired_by == "name" for change in self.changes)
+        return f" {count} of them, which no row names, were paired by name." if count else ""
 
     def _where(self) -> str:
         """The layers that changed, as a sentence."""
@@ -98,8 +104,9 @@ class TensorChanges:
     def table(self) -> Table:
         """One row per tensor; its csv() is tensors.csv."""
         rows = [
-            (c.name, role_of(c.name)[0], c.kind, c.detail, c.change, c.largest, c.values_changed, c.rows_changed,
-             np.nan if c.rank is None else float(c.rank), *c.dtypes, *map(shown_shape, c.shapes))
+            (c.name, c.role or role_of(c.name)[0], c.kind, c.detail, c.change, c.largest, c.values_changed,
+             c.rows_changed, np.nan if c.rank is None else float(c.rank), *c.dtypes, *map(shown_shape, c.shapes),
+             c.name_b, c.paired_by)
             for c in self.changes
         ]  # fmt: skip
         return Table.of_rows(COLUMNS, rows)
@@ -109,8 +116,8 @@ class TensorChanges:
         order = sorted(range(len(self.changes)), key=lambda i: -np.nan_to_num(self.changes[i].change, nan=np.inf))
         shown = [i for i in order if self.changes[i].kind != "identical"][:n]
         table = self.table.select("tensor", "kind", "detail", "change", "rank").take(shown)
-        kinds = Column("kind", [self.changes[i].shown_kind for i in shown])
-        columns = [kinds if column.name == "kind" else column for column in table.columns]
+        names, kinds = ([getattr(self.changes[i], f"shown_{what}") for i in shown] for what in ("name", "kind"))
+        columns = [Column("tensor", names), Column("kind", kinds), *table.columns[2:]]
         filled = [column for column in columns if any(map(column.shown, column.values))]
         return Table(filled, "All are in tensors.csv.")
 
@@ -119,7 +126,7 @@ class TensorChanges:
         """The tensors whose changes share a direction, as a finding, where there are any."""
         shared, cosine = self.shared
         if shared:
-            members = {Member("tensor", None, name=self.changes[i].name): along for i, along in shared.items()}
+            members = {Member("tensor", None, name=self.changes[i].shown_name): along for i, along in shared.items()}
             names = listed([member.name for member in members], NAMED)
             yield changes_along_one_direction(members, cosine, names)
 
@@ -129,7 +136,8 @@ class TensorChanges:
 
 
 COLUMNS = (
-    Column("tensor"), Column("role", meaning="The name without the numbers of layers and experts."),
+    Column("tensor", meaning="Its name in the first checkpoint; in the last where only that has it."),
+    Column("role", meaning="Its role, as `inspect --tensors` shows it; its name where no row knows it."),
     Column("kind", meaning="What kind of change it is."), Column("detail", meaning="The same in more detail."),
     Column("change", symbol="$‖ΔW‖/‖W‖$", meaning="Frobenius norm of the change, relative to the tensor before."),
     Column("largest", meaning="The largest change of a value."),
@@ -137,13 +145,15 @@ COLUMNS = (
     Column("rank", meaning="Of the change, where it is low.", format=".0f"),
     Column("dtype_a", symbol="dtype before"), Column("dtype_b", symbol="dtype after"),
     Column("shape_a", symbol="shape before"), Column("shape_b", symbol="shape after"),
+    Column("tensor_b", symbol="tensor after", meaning="Its name in the last checkpoint."),
+    Column("paired_by", symbol="paired by", meaning="Role, or name alone where no row knows what it is."),
 )  # fmt: skip
 
 
 def _in_common(changes: Sequence[Change]) -> str:
     """What the changes of one kind have in common, in brackets, or which tensors they are."""
     if changes[0].kind in ("missing", "new"):
-        return f": {described([change.name for change in changes])}"
+        return f": {described([change.shown_name for change in changes])}"
     if changes[0].kind == "changed":
         return f" ({spread(changes)})"
     ranks = sorted({change.rank for change in changes if change.rank is not None})
@@ -172,16 +182,25 @@ def compare_tensors(a: Model, b: Model) -> TensorChanges:
 
     Memory is a few blocks of a million values per core and, where a rank is looked for, two matrices of 144 columns.
     """
-    tensors = ({name.removeprefix(m.prefix): tensor for name, tensor in m.checkpoint.items()} for m in (a, b))
-    pairs, only_a, only_b = pair_up(*tensors)
-    return TensorChanges([*changes_with_directions(a, b, pairs), *unpaired(only_a, only_b)])
+    found = list(counterparts(a, b))
+    pairs = [pair for each in found if (pair := each.pair())]
+    return TensorChanges([*changes_with_directions(a, b, pairs), *(_lacking(each) for each in found if not each.by)])
+
+
+def _lacking(only: Counterparts) -> Change:
+    """A tensor, or a part of one, that only one checkpoint has."""
+    a, b = (None if side is None else side.as_stored() for side in (only.a, only.b))
+    tensor = only.a or only.b
+    assert tensor is not None
+    part = only.label if tensor.undone is None else ""
+    return replace(unchanged(a, b, "missing" if a else "new"), role=tensor.role * tensor.has_role, part=part)
 
 
 def changes_with_directions(a: Model, b: Model, pairs: Sequence[Pair]) -> list[Change]:
     """How each pair changed; those along a direction that several share are of a kind of their own."""
     compared = TensorChanges(compare_pairs(a.checkpoint, b.checkpoint, pairs))
-    shared = {compared.changes[i].name for i in compared.shared[0]}  # what is more than one of their rank is rounding
-    return [replace(c, kind="one direction", rank=1) if c.name in shared else c for c in compared.changes]
+    shared = compared.shared[0]  # what is more than one of their rank is rounding
+    return [replace(c, kind="one direction", rank=1) if i in shared else c for i, c in enumerate(compared.changes)]
 
 
 def unpaired(only_a: Sequence[Tensor], only_b: Sequence[Tensor]) -> list[Change]:
@@ -208,7 +227,7 @@ class OtherChanges(TensorChanges):
     def moved_most(self, n: int) -> Table:
         """Those that changed most, for people."""
         order = sorted(self.moved, key=lambda change: -np.nan_to_num(change.change, nan=np.inf))
-        rows = [(change.name, change.change) for change in order[:n]]
+        rows = [(change.shown_name, change.change) for change in order[:n]]
         return Table.of_rows((Column("tensor"), Column("change", symbol="$‖ΔW‖/‖W‖$")), rows)
 
     @property
@@ -276,7 +295,7 @@ def limited_changes(a: Model, changes: Iterable[Change]) -> dict[str, float]:
     A bias of next to nothing may double without effect, and its weight says how large it would have to be.
     """
     changes, shown = list(changes), shown_by_heads(a)
-    squares = {change.name: change.squares for change in changes}
+    squares = {(change.name, change.part): change.squares for change in changes}
     limited: dict[str, float] = {}
     for change in changes:
         if change.kind in UNKNOWN_SIZE or change.name in shown:
@@ -284,7 +303,8 @@ def limited_changes(a: Model, changes: Iterable[Change]) -> dict[str, float]:
         far = change.change
         weight = change.name.removesuffix("bias") + "weight"
         if change.name.endswith(".bias") and change.moved > 0 and weight in a.checkpoint:
-            of_weight = squares[weight] if weight in squares else squares_of(a.checkpoint[weight])
+            known = squares.get((weight, change.part.removesuffix(".bias")))
+            of_weight = squares_of(a.checkpoint[weight]) if known is None else known
             if of_weight > change.squares:
                 far = sqrt(change.moved / of_weight)
         limited[change.name] = float(np.maximum(far, limited.get(change.name, 0.0)))  # NaN stays NaN
@@ -311,10 +331,10 @@ def find_rescaled(changes: Iterable[Change], label: str) -> Iterator[Finding]:
     for kind, tensors, measure in (("zero_tensor", zero, "norm"), ("out_of_scale", scaled, "norm_ratio")):
         if not tensors:
             continue
-        names = listed([change.name for change, _ in tensors], NAMED)
+        names = listed([change.shown_name for change, _ in tensors], NAMED)
         change, ratio = max(tensors, key=lambda each: abs(log(each[1])) if each[1] else 0.0)
         text = f"{names} of {label}: zero throughout, and not before."
         if kind == "out_of_scale":
-            text = f"{names} of {label}: the norm of {change.name} is {ratio:.3g} times that before."
-        members = tuple(Member("tensor", None, name=change.name, number=ratio) for change, ratio in tensors)
+            text = f"{names} of {label}: the norm of {change.shown_name} is {ratio:.3g} times that before."
+        members = tuple(Member("tensor", None, name=change.shown_name, number=ratio) for change, ratio in tensors)
         yield Finding(kind=kind, measure=measure, number=ratio, usual=1.0, text=text, members=members)

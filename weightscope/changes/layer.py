@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weightscope.attention.layer import Layer
+from weightscope.changes.counterparts import counterparts_among
 from weightscope.changes.head import UNDRIFTED, Basis, Drift, drift, is_folded, low_ranks
 from weightscope.changes.pair import SAMPLED_ROWS, Pair, first_rows, pair_up, sample_rows, whole
 from weightscope.changes.rounding import FRACTION, precision
@@ -82,12 +83,13 @@ def compare_layers(a: Model, b: Model, j: int, i: int, order: np.ndarray, basis:
     of_heads = {tensor.name for tensor in a.attention_tensors(j)}
     tensors = TensorsOfBoth()
     if basis.same:
-        tensors = tensors_by_name(a, b, _names(a, j, heads=as_it_was), _names(b, i, heads=as_it_was))
+        names = (_names(m, layer, heads=as_it_was) for m, layer in ((a, j), (b, i)))
+        tensors = tensors_of_both(a, b, *names, of_any_layer=True)
     unmoved = {change.name_b for change in tensors.changes if change.kind in ("identical", "rounded")}
     copies = (_copies(a, b, j, i), _copies(b, a, i, j)) if tensors.lost or tensors.gained else (0, 0)
     change = LayerChange(
         i, _values(a, b, j, i, unmoved), tensors, in_place, folded, base_folded, *copies,
-        neurons=any(_reordered(a, b, each) for each in tensors.changes if each.name_a not in of_heads),
+        neurons=any(_reordered(each) for each in tensors.changes if each.name_a not in of_heads),
     )  # fmt: skip
     same = as_it_was and all(each.name_b in unmoved for each in tensors.changes if each.name_a in of_heads)
     if same or not basis.known:
@@ -101,10 +103,18 @@ def compare_layers(a: Model, b: Model, j: int, i: int, order: np.ndarray, basis:
 # Tensors
 
 
-def tensors_by_name(a: Model, b: Model, in_a: Mapping[str, str], in_b: Mapping[str, str]) -> TensorsOfBoth:
-    """How tensors changed, by their names in both checkpoints."""
+def tensors_of_both(
+    a: Model, b: Model, in_a: Mapping[str, str], in_b: Mapping[str, str], *, of_any_layer: bool = False
+) -> TensorsOfBoth:  # fmt: skip
+    """How tensors changed, by their keys in both checkpoints; by role where only one has a key."""
     sides = ({key: m.checkpoint[name] for key, name in names.items()} for m, names in ((a, in_a), (b, in_b)))
     pairs, lost, gained = pair_up(*sides)
+    if lost and gained:
+        names = ([tensor.name for tensor in tensors] for tensors in (lost, gained))
+        left = list(counterparts_among(a, b, *names, of_any_layer=of_any_layer))
+        pairs += [pair for each in left if each.by == "role" and (pair := each.pair())]
+        lost = [each.a.as_stored() for each in left if each.a and each.by != "role"]
+        gained = [each.b.as_stored() for each in left if each.b and each.by != "role"]
     return TensorsOfBoth(compare_pairs(a.checkpoint, b.checkpoint, pairs), lost, gained)
 
 
@@ -169,12 +179,12 @@ def _cosine(x: np.ndarray, y: np.ndarray) -> float:
     return float(x @ y) / size if size else 0.0
 
 
-def _reordered(a: Model, b: Model, change: Change) -> bool:
+def _reordered(change: Change) -> bool:
     """Whether a changed matrix has the rows of A in another order."""
-    if change.kind != "changed" or change.change < REORDERED or len(change.shapes[0]) != 2:
+    if change.pair is None or change.kind != "changed" or change.change < REORDERED or len(change.shapes[0]) != 2:
         return False
     ordered, norms = [], []
-    for tensor in (a.checkpoint[change.name_a], b.checkpoint[change.name_b]):
+    for tensor in (change.pair.a, change.pair.b):
         rows = whole(tensor).astype(np.float64)
         lengths = np.linalg.norm(rows, axis=1)
         order = np.argsort(lengths)

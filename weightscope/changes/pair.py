@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weightscope.architectures.names import ConvertedTensor
 from weightscope.checkpoint import Checkpoint, Tensor
 from weightscope.checkpoint.blocks import Block, batches, blocks_of, row_width
 from weightscope.metrics.spectra import evenly_spread
@@ -23,11 +24,19 @@ class Pair:
 
     a: Tensor
     b: Tensor
+    role: str = ""
+    paired_by: str = ""  # "role" or "name"
+    part: str = ""  # its role and place, where a file has it as a part of another tensor
 
     @property
     def names(self) -> tuple[str, str]:
         """Its names in both."""
         return self.a.name, self.b.name
+
+    @property
+    def is_converted(self) -> bool:
+        """Whether one of them is converted from how it is stored: it is read whole, with what it is a part of."""
+        return isinstance(self.a, ConvertedTensor) or isinstance(self.b, ConvertedTensor)
 
     @property
     def problem(self) -> str:
@@ -73,7 +82,7 @@ class Paired(NamedTuple):
 
 def pair_up(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Paired:
     """Tensors with the same key are counterparts."""
-    pairs = [Pair(tensor, b[key]) for key, tensor in a.items() if key in b]
+    pairs = [Pair(tensor, b[key], paired_by="name") for key, tensor in a.items() if key in b]
     return Paired(pairs, [a[key] for key in a if key not in b], [b[key] for key in b if key not in a])
 
 

@@ -134,6 +134,10 @@ class Change:
     shapes: tuple[tuple[int, ...], tuple[int, ...]]
     kind: str = "identical"  # a key of `CALLED`
     detail: str = ""  # the kind of rounding, the number of rows
+    role: str = ""  # in `Model.tensors`, where it was looked up there; a name without numbers if no row names it
+    paired_by: str = ""  # "role" or "name"; empty where one checkpoint lacks it
+    part: str = ""  # its role and place, where a file has it as a part of another tensor
+    pair: Pair | None = field(default=None, compare=False, repr=False)  # what was compared
     values_changed: int = 0
     rows_changed: int = 0
     squares: float = 0.0  # sum of squares of the tensor before
@@ -151,6 +155,11 @@ class Change:
     def name(self) -> str:
         """Its name in the first checkpoint, or in the last where only that has it."""
         return self.name_a or self.name_b
+
+    @property
+    def shown_name(self) -> str:
+        """Its name in the file, or its role and place where it is a part of a tensor."""
+        return self.part or self.name
 
     @property
     def change(self) -> float:
@@ -208,16 +217,21 @@ def unchanged(a: Tensor | None, b: Tensor | None, kind: str = "identical") -> Ch
 
 def first_pass(a: Checkpoint, b: Checkpoint, pairs: Sequence[Pair]) -> list[Change]:
     """How each pair changed, from reading both once, in blocks; its kind is only its problem, if it has one."""
-    changes = {pair.names: unchanged(pair.a, pair.b, pair.problem or "identical") for pair in pairs}
-    comparable = [pair for pair in pairs if not pair.problem]
+    changes = {id(pair): _before_reading(pair) for pair in pairs}
+    comparable = [pair for pair in pairs if changes[id(pair)].kind == "identical"]
     total = sum(prod(pair.a.shape) for pair in comparable)
     with bar(what="tensors", unit=" values", total=total, unit_scale=True) as progress:
-        parts = blocks_of_pairs(a, b, comparable)
-        for change, values in in_threads(lambda part: (change_of(part), part[2] - part[1]), parts):
-            names = change.name_a, change.name_b
-            changes[names] = changes[names].and_then(change)
-            progress.update(values)
+        for many, are_converted in ((in_threads, False), (map, True)):  # of these one after another, each read whole
+            parts = blocks_of_pairs(a, b, [pair for pair in comparable if pair.is_converted == are_converted])
+            for pair, change, values in many(lambda part: (part[0], change_of(part), part[2] - part[1]), parts):
+                changes[id(pair)] = changes[id(pair)].and_then(change)
+                progress.update(values)
     return list(changes.values())
+
+
+def _before_reading(pair: Pair) -> Change:
+    change = unchanged(pair.a, pair.b, pair.problem or "identical")
+    return replace(change, role=pair.role, paired_by=pair.paired_by, part=pair.part, pair=pair)
 
 
 def change_of(part: Part) -> Change:
@@ -250,7 +264,10 @@ def change_of(part: Part) -> Change:
 def compare_pairs(a: Checkpoint, b: Checkpoint, pairs: Sequence[Pair]) -> list[Change]:
     """How each pair changed, with its kind."""
     changes = first_pass(a, b, pairs)
-    return list(in_threads(lambda i: classify(pairs[i], changes[i]), range(len(pairs))))
+    converted = {i: classify(pair, changes[i]) for i, pair in enumerate(pairs) if pair.is_converted}
+    stored = [i for i in range(len(pairs)) if i not in converted]
+    converted |= zip(stored, in_threads(lambda i: classify(pairs[i], changes[i]), stored), strict=True)
+    return [converted[i] for i in range(len(pairs))]
 
 
 def classify(pair: Pair, change: Change) -> Change:

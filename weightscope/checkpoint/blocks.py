@@ -10,7 +10,7 @@ import numpy as np
 
 from weightscope.checkpoint.checkpoint import Checkpoint, StoredTensor, Tensor, WholeTensor
 from weightscope.checkpoint.gguf import GgufTensor
-from weightscope.checkpoint.quantised import decode_fp8
+from weightscope.checkpoint.packings.scaled import decode_fp8
 
 BLOCK = 1 << 20  # values of a block: 4 MB as float32, which the cores' caches hold
 SHORT = 16  # values: a last axis shorter than this is joined with the axes before it to make a row

@@ -1,7 +1,7 @@
 """GGUF files (ggml's format, version 2 or 3): the checked header, and tensors under ggml's names and in ggml's order.
 
 Layout: magic, version, counts; keys and values; tensors by name with shape, type and offset; padding; the data. The
-reader of the gguf package maps the file and trusts its counts, so the header is read here. The package dequantises.
+reader of the gguf package maps the file and trusts its counts, so the header is read here; `ggml_blocks` dequantises.
 """
 
 import struct
@@ -16,6 +16,7 @@ import numpy as np
 from weightscope.checkpoint.checkpoint import StoredTensor, Tensor
 from weightscope.checkpoint.config import LONGEST_KEY, Config
 from weightscope.checkpoint.formats import START, refuse_other_format
+from weightscope.checkpoint.ggml_blocks import LAYOUTS, NUMBERS, PLAIN, Codebook, dequantise, size_of
 from weightscope.checkpoint.storage import MAX_OFFSET, HeaderDigest, OpenFile, TensorEntry
 from weightscope.errors import CheckpointError
 
@@ -26,8 +27,6 @@ MAX_STRINGS = 1_000_000
 MAX_NUMBERS = 1_000_000  # in all lists together: a byte in a list may cost thirty bytes of memory
 LONGEST_LIST = 10_000  # longer lists of numbers are skipped
 MAX_DIMENSIONS = 4
-PLAIN = ("F32", "F16", "F64", "BF16")
-BLOCKS_AT_ONCE = 4096  # given to the gguf package as one row: it takes 16 rows at a time, which is slow for short ones
 EVEN: dict[str, tuple[int, tuple[slice, ...]]] = {  # formats of even grids: values of a grid, and a block's bytes that
     # hold scales and minima; its other bytes hold places on the grid, from all bits 0 to all bits 1
     "Q4_0": (16, (slice(0, 2),)), "Q4_1": (16, (slice(0, 4),)), "Q5_0": (32, (slice(0, 2),)),
@@ -181,16 +180,14 @@ class GgufFile(OpenFile):
 
     def _locate(self, name: str, entry: GgufEntry, data_start: int) -> TensorEntry:
         """A tensor's type and bytes, checked against the file's size."""
-        constants = _package().constants
 
         def refuse(problem: str) -> CheckpointError:
             return CheckpointError(problem, file=self.path, tensor=name)
 
-        try:
-            kind = constants.GGMLQuantizationType(entry.type)
-            per_block, block_bytes = constants.GGML_QUANT_SIZES[kind]
-        except (ValueError, KeyError):
-            raise refuse(f"is of type {entry.type}, which the gguf package does not know") from None
+        kind = NUMBERS.get(entry.type)
+        if kind is None:
+            raise refuse(f"is of ggml type {entry.type}, which is not read")
+        per_block, block_bytes = size_of(kind)
         row = entry.shape[-1] if entry.shape else 1
         if row % per_block:
             raise refuse(f"has rows of {row}, which blocks of {per_block} do not divide")
@@ -198,7 +195,7 @@ class GgufFile(OpenFile):
         start = data_start + entry.offset
         if not 0 <= start <= start + n_bytes <= min(self.size, MAX_OFFSET):
             raise refuse(f"ends at byte {start + n_bytes}, but the file has {self.size}; is it cut short?")
-        return TensorEntry(kind.name, entry.shape, start, start + n_bytes)
+        return TensorEntry(kind, entry.shape, start, start + n_bytes)
 
     def _refuse_overlaps(self, located: Mapping[str, TensorEntry]) -> None:
         end = 0
@@ -221,8 +218,14 @@ class GgufTensor(StoredTensor):
         return replace(self, fill=first), replace(self, fill=last), EVEN[self.dtype][0]
 
     def check_readable(self) -> None:
-        if self.dtype not in PLAIN and self.dtype not in _dequantised_types():
-            raise self.refuse(f"is of ggml type {self.dtype}, which the gguf package does not dequantise")
+        layout = LAYOUTS.get(self.dtype)
+        if layout is None:
+            super().check_readable()
+        elif isinstance(layout, Codebook):
+            try:
+                layout.entries()
+            except CheckpointError as error:
+                raise self.refuse(str(error)) from None
 
     def rows(self, start: int, stop: int) -> np.ndarray:
         if len(self.shape) == 1 and self.dtype not in PLAIN:  # a block has many rows of one element
@@ -235,29 +238,10 @@ class GgufTensor(StoredTensor):
             return super().decode(raw)
         if not len(raw):
             return np.empty(0, np.float32)
-        package = _package()
-        kind = package.constants.GGMLQuantizationType[self.dtype]
-        block_bytes = package.constants.GGML_QUANT_SIZES[kind][1]
         if self.fill is not None:
-            blocks = raw.reshape(-1, block_bytes)
+            blocks = raw.reshape(-1, size_of(self.dtype)[1])
             filled = np.full_like(blocks, self.fill)
             for scales in EVEN[self.dtype][1]:
                 filled[:, scales] = blocks[:, scales]
             raw = filled.reshape(-1)
-        pieces = np.split(raw, range(BLOCKS_AT_ONCE * block_bytes, len(raw), BLOCKS_AT_ONCE * block_bytes))
-        with np.errstate(over="ignore", invalid="ignore"):  # from hostile scales; the caller checks the result
-            return np.concatenate([package.quants.dequantize(piece[None], kind)[0] for piece in pieces])
-
-
-def _package() -> Any:
-    """The gguf package, which is optional."""
-    try:
-        import gguf
-        import gguf.quants
-    except ImportError:
-        raise CheckpointError("GGUF files need the gguf package: pip install gguf") from None
-    return gguf
-
-
-def _dequantised_types() -> set[str]:
-    return {kind.name for kind in _package().quants._type_traits}
+        return dequantise(raw, self.dtype)

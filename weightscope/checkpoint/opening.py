@@ -41,6 +41,7 @@ from weightscope.checkpoint.formats import (
 from weightscope.checkpoint.gguf import GgufFile, GgufTensor
 from weightscope.checkpoint.hub import CONNECTIONS, Ahead, RemoteFile, Repository
 from weightscope.checkpoint.packages import PACKAGE, packaged
+from weightscope.checkpoint.packings.modelopt import SETTINGS_FILE, settings_of
 from weightscope.checkpoint.quantised import PARTS, SETTINGS, dequantised
 from weightscope.checkpoint.storage import LocalFile, OpenFile, Storage
 from weightscope.embedded import FOLDER
@@ -156,7 +157,10 @@ def config_of(folder: Path) -> Config:
     if not os.path.lexists(path):
         return Config({}, path)
     text = read_small(path, MAX_BYTES)
-    return Config(parse_json(text, file=path), path, stored=(len(text), sha256(text).hexdigest()))
+    values = parse_json(text, file=path)
+    if os.path.lexists(folder / SETTINGS_FILE) and values.keys().isdisjoint(SETTINGS):
+        values |= {SETTINGS[0]: settings_of(read_json(folder / SETTINGS_FILE))}
+    return Config(values, path, stored=(len(text), sha256(text).hexdigest()))
 
 
 # What a source names
@@ -436,6 +440,8 @@ def _remote_weights(repository: Repository) -> tuple[Repository, Path | None, di
     except CheckpointError:  # a mirror that has the files and no list of them, or a fault that the next request meets
         names = [name for name in (LONE, INDEX, "config.json") if pinned.on_server(name) is not None]
     config = Config({}, "config.json") if folder is None else config_of(folder)
+    if SETTINGS_FILE in names and config.keys().isdisjoint(SETTINGS):
+        pinned.file(SETTINGS_FILE, MAX_BYTES)
     loaded = weights_named(config, names, config.file)
     weight_map: dict[str, str] = {}
     if loaded.endswith(OF_INDEX):

@@ -156,7 +156,7 @@ def compare(
     changes = (
         everything.changes if everything else [*others[-1].changes, *attention_changes(unchecked[0], unchecked[-1])]
     )
-    changes = list({change.name: change for change in changes}.values())  # biases are among both
+    changes = list({(change.name, change.part): change for change in changes}.values())  # biases are among both
     done = deed(unchecked[0], unchecked[-1], changes, (heads[0], heads[-1]), from_first[-1], order[-1], edits)
     return Comparison(
         labels=labels,

@@ -63,7 +63,9 @@ def deed(
         is_same = "; every head computes the same" if same.all() else ""
         where = f"the gain before attention is part of the matrices after it in {len(folded)} of {len(same)} layers"
         return " ".join(filter(None, [f"Norms folded: {where}{is_same}." if folded else "", rotation]))
-    matrices = {change.name: change for change in changes if change.name in attention and change.is_matrix}
+    matrices = {
+        (change.name, change.part): change for change in changes if change.name in attention and change.is_matrix
+    }
     now = [change for change in matrices.values() if change in changed]
     if now and same.all():
         if (order != np.arange(order.shape[-1])).any():

@@ -12,7 +12,7 @@ import numpy as np
 
 from weightscope.changes.all_tensors import TensorChanges, between
 from weightscope.changes.head import Basis, basis_by_tokens
-from weightscope.changes.layer import LayerChange, TensorsOfBoth, compare_layers, tensors_by_name
+from weightscope.changes.layer import LayerChange, TensorsOfBoth, compare_layers, tensors_of_both
 from weightscope.changes.tensor import Change
 from weightscope.changes.thresholds import (
     EXPLAINED,
@@ -119,7 +119,7 @@ def _outside(suspect: Model, base: Model) -> TensorsOfBoth:
         compared = model.attention_layers if deep else range(model.config.n_layers)
         inside = {name for i in compared for name in model.checkpoint.names_under(model.stem(i))}
         names.append({name.removeprefix(model.prefix): name for name in model.checkpoint if name not in inside})
-    return tensors_by_name(base, suspect, *names)
+    return tensors_of_both(base, suspect, *names)
 
 
 # What the match of layers and heads shows

@@ -38,7 +38,7 @@ class Proof:
         return " and ".join(HOW[way] for way in HOW if self.ways[way])
 
 
-def prove(weights: WeightChanges, suspect: Model, base: Model, which: str) -> Proof | None:
+def prove(weights: WeightChanges, which: str) -> Proof | None:
     """How one checkpoint follows from the other: the suspect from the base for `which` "B", the reverse for "A".
 
     None where a tensor does not follow, or where the one that would be older has tensors or rows that the other lacks:
@@ -53,11 +53,11 @@ def prove(weights: WeightChanges, suspect: Model, base: Model, which: str) -> Pr
         if not layer.in_place and not layer.drift.maps <= EXPLAINED * weights.rounding:
             return None
     follows, cells = Proof(), Cells()
-    along = _projected([change for _, change in weights.every], suspect, base, which)
+    along = _projected([change for _, change in weights.every], which)
     for layer_b, change in sorted(weights.every, key=lambda each: -each[1].values_changed):
         if change.kind == "identical" or (change.shapes[0] == change.shapes[1] and change.change <= CONVERTED):
             continue
-        way = "direction removed" if change.name_a in along else _way(change, suspect, base, which, cells)
+        way = "direction removed" if change.shown_name in along else _way(change, which, cells)
         if not way:
             return None
         if way != "equal":
@@ -73,14 +73,14 @@ def _matters(tensor: Tensor) -> bool:
     return len(shape) > 1 and shape[:2] != (1, 1) and not tensor.dtype.startswith(("I", "U", "BOOL"))
 
 
-def _older_and_newer(change: Change, suspect: Model, base: Model, which: str) -> tuple[Tensor, Tensor]:
-    a, b = base.checkpoint[change.name_a], suspect.checkpoint[change.name_b]
-    return (a, b) if which == "B" else (b, a)
+def _older_and_newer(change: Change, which: str) -> tuple[Tensor, Tensor]:
+    assert change.pair is not None
+    return (change.pair.a, change.pair.b) if which == "B" else (change.pair.b, change.pair.a)
 
 
-def _way(change: Change, suspect: Model, base: Model, which: str, cells: Cells) -> str:
+def _way(change: Change, which: str, cells: Cells) -> str:
     """How a tensor follows from the other, as a key of `HOW`; empty where it does not, or no map is known."""
-    older, newer = _older_and_newer(change, suspect, base, which)
+    older, newer = _older_and_newer(change, which)
     if change.kind in ("reshaped", "unread", "not finite") or prod(older.shape) > prod(newer.shape):
         return ""  # where rows were cut, the older may also be the newer one, extended
     if not change.values_changed:
@@ -89,17 +89,17 @@ def _way(change: Change, suspect: Model, base: Model, which: str, cells: Cells) 
     return way_from(older, newer, casts, cells)
 
 
-def _projected(changes: Sequence[Change], suspect: Model, base: Model, which: str) -> set[str]:
-    """The base's names of the matrices, at least two, that the same direction was projected out of."""
+def _projected(changes: Sequence[Change], which: str) -> set[str]:
+    """The names of the matrices, at least two, that the same direction was projected out of."""
     removed = []
     for i, change in enumerate(changes):
         if change.rank == 1:
-            older, newer = _older_and_newer(change, suspect, base, which)
+            older, newer = _older_and_newer(change, which)
             small = max(PROJECTED, 4 * 2.0 ** -BITS.get(newer.dtype, 23))
             _, *sides = first_directions(Pair(older, newer).pairs)
             removed += [(i, side) for side in sides
                         if side.left <= small and np.abs(side.direction).max() < ONE_DIMENSION]  # fmt: skip
-    return {changes[i].name_a for i in one_direction(removed)[0]}
+    return {changes[i].shown_name for i in one_direction(removed)[0]}
 
 
 # Layers that were left out

@@ -169,7 +169,7 @@ def _proved(suspect: Sketches, first: Related, weights: WeightChanges, structure
     smaller = SMALLER[which] & structure
     if (OTHER_SIZES & structure) or smaller - {"layers removed"}:
         return None
-    derivation = prove(weights, suspect.source, first.base.source, which)
+    derivation = prove(weights, which)
     if derivation is not None and smaller:
         gone = [layer for j, layer in enumerate(first.base.layers) if j not in first.match.layers]
         if not without_layers(first.base.source, gone):

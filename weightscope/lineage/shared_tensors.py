@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weightscope.changes.counterparts import counterparts
 from weightscope.changes.thresholds import MAYBE_SHARED, SAME_SIZE, SAME_SIZES, SHARED_ROWS
 from weightscope.checkpoint import Tensor
 from weightscope.checkpoint.blocks import Block, blocks_of, row_width
@@ -74,7 +75,9 @@ def _named(names: Sequence[str], total: int) -> str:
 
 def find_shared_tensors(suspect: Model, base: Model) -> SharedTensors:
     """Compare all tensors outside attention matrices, whatever layer they are in."""
-    here, there = list(facts_of(suspect)), list(facts_of(base))
+    stored_apart = [pair for each in counterparts(suspect, base) if (pair := each.pair()) and pair.is_converted]
+    here = list(facts_of(suspect, [(pair.part or pair.a.name, pair.a) for pair in stored_apart]))
+    there = list(facts_of(base, [(pair.part or pair.b.name, pair.b) for pair in stored_apart]))
     digests = {(fact.shape, fact.digest) for fact in there}
     equal = [fact for fact in here if (fact.shape, fact.digest) in digests]
     rest = [fact for fact in here if (fact.shape, fact.digest) not in digests and fact.sample.size]
@@ -112,22 +115,23 @@ def _doubt(
     return ""
 
 
-def facts_of(model: Model) -> Iterator[Facts]:
-    """Every tensor that is not an attention matrix, nor the same in all models."""
+def facts_of(model: Model, converted: Sequence[tuple[str, Tensor]] = ()) -> Iterator[Facts]:
+    """Every tensor that is no attention matrix, nor the same in all models; some as they were converted, by name."""
     attention = {tensor.name for i in model.attention_layers for tensor in model.attention_tensors(i)}
     inside = {name for i in range(model.config.n_layers) for name in model.checkpoint.names_under(model.stem(i))}
-    tensors = [tensor for name in model.checkpoint for tensor in [model.checkpoint[name]]
-               if not (name in attention and len(tensor.shape) > 1)]  # fmt: skip
-    for tensor in bar(tensors, "other tensors", "tensor"):
+    replaced = {tensor.name for _, tensor in converted}
+    stored = [(name, tensor) for name, tensor in model.checkpoint.items() if name not in replaced]
+    tensors = [each for each in (*stored, *converted) if not (each[1].name in attention and len(each[1].shape) > 1)]
+    for name, tensor in bar(tensors, "other tensors", "tensor"):
         if not tensor.shape or tensor.dtype.startswith(("I", "U", "BOOL")) or why_unread(tensor):
             continue
         part = VECTORS if len(tensor.shape) < 2 else NETWORKS if tensor.name in inside else EMBEDDINGS
-        fact = _fact(tensor, part)
+        fact = _fact(name, tensor, part)
         if fact is not None:
             yield fact
 
 
-def _fact(tensor: Tensor, part: str) -> Facts | None:
+def _fact(name: str, tensor: Tensor, part: str) -> Facts | None:
     """A tensor's digest, size and sample; None if it says nothing of where it comes from."""
     digest, squares, largest, distinct = blake2b(digest_size=16), 0.0, 0.0, 0
     for block in blocks_of(tensor):
@@ -143,7 +147,7 @@ def _fact(tensor: Tensor, part: str) -> Facts | None:
     if not (len(tensor.shape) > 1 or tensor.name.endswith((".weight", ".bias"))):
         return None  # frequencies, slopes
     sample = _sample(tensor, part) if size >= SMALLEST and len(tensor.shape) > 1 else np.empty(0)
-    return Facts(tensor.name, part, tensor.shape, digest.digest(), sqrt(mean), sample)
+    return Facts(name, part, tensor.shape, digest.digest(), sqrt(mean), sample)
 
 
 def _sample(tensor: Tensor, part: str) -> np.ndarray:

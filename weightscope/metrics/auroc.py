@@ -6,9 +6,7 @@ all others are the negatives (section 3.2, Fig. 2, Table 2).
 """
 
 import math
-import os
 from collections.abc import Callable, Iterator
-from functools import cache
 from itertools import pairwise
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -17,6 +15,7 @@ import numpy as np
 
 from weightscope.compute.cores import in_threads, usable_cores
 from weightscope.compute.device import CPU, Device, rows_that_fit
+from weightscope.compute.fast import numba_may_run
 from weightscope.errors import CheckpointError, TooLargeError
 
 # Scores of a few rows with all columns, by products small enough for BLAS and the caches.
@@ -25,7 +24,6 @@ ALL_TILES_BYTES = 320_000_000  # and all threads together, while the rows allow 
 FEWEST_ROWS = 16  # of a tile, and what more rows are a multiple of
 PANEL_COLUMNS, PRODUCT_SIZE = 64, 2**19  # of one product, and at most rows x r x columns: BLAS then skips its packing
 CACHE_LINE = 64  # bytes
-NUMBA_SETTINGS = ".numba_config.yaml"
 
 
 def tile_rows(width: int, threads: int, most: int) -> int:
@@ -276,7 +274,7 @@ def auroc_by_token(
     if device is not CPU:
         auroc[scored] = auroc_on_device(device, left, right, counts, progress)
         return auroc
-    compiled = _numba_may_run() if compiled is None else compiled
+    compiled = numba_may_run() if compiled is None else compiled
     tile_auroc = _tile_auroc_compiled if compiled else _tile_auroc
     threads = threads or usable_cores()
     width = len(right)
@@ -422,22 +420,3 @@ def _check_total(total: float, width: int) -> None:
     """Twice the wins of a row stay in int64."""
     if total * width >= LARGEST_TOTAL:
         raise CheckpointError(f"the counts of one token add up to {total:.1e}, more than can be summed exactly")
-
-
-def _numba_may_run() -> bool:
-    """numba is installed, and the working directory has no settings for it.
-
-    numba reads them when it is imported and whenever it compiles. They may say where its cache is, which it unpickles,
-    and the working directory may be a checkpoint's.
-    """
-    return not os.path.lexists(NUMBA_SETTINGS) and _numba_is_there()
-
-
-@cache
-def _numba_is_there() -> bool:
-    """numba is installed and works with this NumPy."""
-    try:
-        import weightscope.metrics.auroc_numba  # noqa: F401
-    except ImportError:
-        return False
-    return True

@@ -20,9 +20,11 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core.cgutils import true_bit
 from numba.extending import intrinsic
+
+from weightscope.compute.compiled import compiled, in_wide_vectors
 
 FEWEST_BUCKETS, MOST_BUCKETS = 2**11, 2**14  # a table of 8 to 64 kB, or twice that in int64, stays in cache
 BUCKETS_PER_POSITIVE = 256  # then about one element in two hundred meets a step
@@ -58,26 +60,7 @@ def _prefetch(typing_context: Any, strip: Any, index: Any) -> tuple[Any, Callabl
     return types.void(strip, types.int64), emit
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def _in_wide_vectors(typing_context: Any) -> tuple[Any, Callable[..., Any]]:
-    """Let the function that calls this use vectors of 512 bits where there are any: LLVM halves them by default."""
-
-    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        set.add(builder.function.attributes, '"prefer-vector-width"="512"')  # llvmlite's own `add` knows no such names
-        return context.get_dummy_value()
-
-    return types.void(), emit
-
-
-def _cached(function: Any) -> Any:
-    """Compile a function; cache the result next to this file or in the user's cache, if one is writable."""
-    try:
-        return njit(function, nogil=True, cache=True)
-    except RuntimeError:
-        return njit(function, nogil=True)
-
-
-@_cached
+@compiled
 def _sort_together(score: Any, weight: Any, n: Any) -> None:
     """Shell sort of the first n scores, rising, and of their weights with them."""
     for gap in GAPS:
@@ -90,7 +73,7 @@ def _sort_together(score: Any, weight: Any, n: Any) -> None:
             score[j], weight[j] = s, c
 
 
-@_cached
+@compiled
 def _bucket(s: Any, low: Any, scale: Any, top: Any) -> Any:
     x = (s - low) * scale
     x = x if x > np.float32(0) else np.float32(0)
@@ -98,7 +81,7 @@ def _bucket(s: Any, low: Any, scale: Any, top: Any) -> Any:
     return np.uint64(np.int32(x))  # unsigned, or indexing would look for negative numbers
 
 
-@_cached
+@compiled
 def _fill(table: Any, n: Any, step: Any, above: Any, low: Any, scale: Any, top: Any) -> None:
     """W of each bucket up to `top`; where steps are, -1 - t, the first of them t."""
     kind = table.dtype.type
@@ -115,7 +98,7 @@ def _fill(table: Any, n: Any, step: Any, above: Any, low: Any, scale: Any, top: 
         table[b] = kind(0)
 
 
-@_cached
+@compiled
 def _search(s: Any, value: Any, n: Any, step: Any, above: Any) -> Any:
     """2 W(s) of an element whose bucket holds steps: the first step not below s, in strides that double, then halve."""
     t = np.uint64(-1 - value)
@@ -133,7 +116,7 @@ def _search(s: Any, value: Any, n: Any, step: Any, above: Any) -> Any:
     return above[t] + above[t + np.uint64(step[t] == s)]
 
 
-@_cached
+@compiled
 def tile_auroc(
     tile: Any, width: Any, indptr: Any, positives: Any, weights: Any, bound: Any, table: Any, auroc: Any
 ) -> None:
@@ -141,7 +124,7 @@ def tile_auroc(
 
     tile (S, n, C), indptr (n + 1,), positives (m,), weights (m,), bound (n,), auroc (n,).
     """
-    _in_wide_vectors()
+    in_wide_vectors()
     kind, columns = table.dtype.type, tile.shape[2]
     most: Any = np.int64(0)
     for i in range(tile.shape[1]):

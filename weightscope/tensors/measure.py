@@ -13,7 +13,7 @@ import numpy as np
 
 from weightscope.checkpoint import Checkpoint, Tensor
 from weightscope.checkpoint.blocks import BLOCK, Block, batches, blocks_of, row_width, streamed
-from weightscope.checkpoint.checkpoint import StoredTensor
+from weightscope.checkpoint.checkpoint import DerivedTensor, StoredTensor
 from weightscope.compute.cores import in_threads
 from weightscope.errors import CheckpointError, counted, printable
 from weightscope.files import Files
@@ -269,6 +269,8 @@ def _facts_and_bytes(block: Block) -> tuple[TensorFacts, int]:
 def why_unread(tensor: Tensor) -> str:
     """Why a stored tensor's values cannot be read; empty where they can."""
     try:
+        if isinstance(tensor, DerivedTensor):
+            return why_unread(tensor.stored)
         if isinstance(tensor, StoredTensor):
             Block(tensor, 0, 0).values()
     except CheckpointError as error:

@@ -1,0 +1,152 @@
+"""GPTQ and AWQ: integers in 32-bit words, stored transposed, with a scale and a zero per group."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from weightscope.checkpoint.checkpoint import StoredTensor
+from weightscope.checkpoint.config import Config
+from weightscope.checkpoint.packings.packed import FLOATS, DequantisedTensor, parts_of, unpack_columns
+
+GPTQ_ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
+# Order of the eight columns in a word of AWQ: nibble i holds column AWQ_ORDER[i] (AutoAWQ, packing_utils.py).
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+CHUNK = 1024  # rows unpacked at a time, so that only the result has the result's size
+
+
+def find_gptq(tensor: StoredTensor, stored: Mapping[str, StoredTensor], settings: Config) -> DequantisedTensor | None:
+    """The weight of this tensor, if it is a `qweight`."""
+    return _found(GptqTensor, tensor, stored, settings)
+
+
+def find_awq(tensor: StoredTensor, stored: Mapping[str, StoredTensor], settings: Config) -> DequantisedTensor | None:
+    """The weight of this tensor, if it is a `qweight`."""
+    return _found(AwqTensor, tensor, stored, settings)
+
+
+def _found(
+    kind: type[DequantisedTensor], tensor: StoredTensor, stored: Mapping[str, StoredTensor], settings: Config
+) -> DequantisedTensor | None:
+    if not tensor.name.endswith(".qweight"):
+        return None
+    module = tensor.name.removesuffix(".qweight")
+    by_key = {"qweight": tensor, **parts_of(module, stored, "qzeros", "scales", "g_idx")}
+    return kind(f"{module}.weight", by_key, settings)
+
+
+def gptq(
+    qweight: np.ndarray, qzeros: np.ndarray, scales: np.ndarray, groups: np.ndarray, bits: int, zero_offset: int
+) -> np.ndarray:
+    """GPTQ: scale[g(k)] * (q[k] - zero[g(k)]), words of q along k (AutoGPTQ, qlinear_cuda_old.py) -> (out, in).
+
+    qweight (in * bits / 32, out), qzeros (n_groups, out * bits / 32), scales (n_groups, out), groups (in,).
+    """
+    zeros = (unpack_columns(qzeros, bits) + np.uint8(zero_offset) & np.uint8(2**bits - 1)).astype(np.float32)
+    w = np.empty((len(groups), scales.shape[1]), np.float32)  # (in, out)
+    per_word = 32 // bits
+    for start in range(0, len(qweight), CHUNK // per_word):
+        words = qweight[start : start + CHUNK // per_word]
+        rows = slice(start * per_word, (start + len(words)) * per_word)
+        q = unpack_columns(np.ascontiguousarray(words.T), bits).T  # (rows, out)
+        w[rows] = scales[groups[rows]] * (q - zeros[groups[rows]])
+    return w.T
+
+
+def awq(qweight: np.ndarray, qzeros: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """AWQ, "gemm": scale[g(k)] * (q[k] - zero[g(k)]), four bits, words of q along the outputs -> (out, in).
+
+    qweight (in, out / 8), qzeros (n_groups, out / 8), scales (n_groups, out).
+    """
+    in_order = np.argsort(AWQ_ORDER)
+
+    def unpack(packed: np.ndarray) -> np.ndarray:
+        return unpack_columns(packed, 4).reshape(len(packed), -1, 8)[:, :, in_order].reshape(len(packed), -1)
+
+    zeros = unpack(qzeros).astype(np.float32)
+    size = len(qweight) // len(scales)
+    w = np.empty((len(qweight), scales.shape[1]), np.float32)  # (in, out)
+    for group in range(len(scales)):
+        rows = slice(group * size, (group + 1) * size)
+        w[rows] = scales[group] * (unpack(qweight[rows]) - zeros[group])
+    return w.T
+
+
+class GptqTensor(DequantisedTensor):
+    """GPTQ: integers packed along the inputs; a scale and a zero per group of inputs and output."""
+
+    @property
+    def bits(self) -> int:
+        return self.settings.get("bits", 4)
+
+    @property
+    def dtype(self) -> str:
+        return f"GPTQ int{self.bits}"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        words, outputs = self.by_key["qweight"].shape
+        return outputs, words * 32 // self.bits
+
+    @property
+    def format(self) -> Any:
+        """checkpoint_format, which files older than the second format leave out."""
+        return self.settings.get("checkpoint_format") or self.settings.get("format") or "gptq"
+
+    def check(self) -> None:
+        if type(self.bits) is not int or self.bits not in {2, 4, 8}:
+            raise self.refuse(f"is GPTQ of '{str(self.bits)[:20]}' bits; read are 2, 4 and 8")
+        if not isinstance(self.format, str) or self.format not in GPTQ_ZERO_OFFSETS:
+            known = " and ".join(GPTQ_ZERO_OFFSETS)
+            raise self.refuse(f"is GPTQ in format '{str(self.format)[:40]}'; read are {known}")
+        words = self.part("qweight", ("I32",), 2).shape
+        zeros, scales = self.part("qzeros", ("I32",), 2).shape, self.part("scales", FLOATS, 2).shape
+        outputs, inputs = self.shape
+        n_groups = scales[0]
+        if zeros != (n_groups, outputs * self.bits // 32) or scales[1] != outputs or words[1] * self.bits % 32:
+            self.misshapen()
+        if not 0 < n_groups <= max(inputs, 1):
+            self.misshapen()
+        if "g_idx" in self.by_key:
+            if self.part("g_idx", ("I32",), 1).shape != (inputs,):
+                self.misshapen()
+        elif self.settings.get("desc_act"):
+            raise self.refuse("has no g_idx, and config.json says desc_act: the groups of its inputs are unknown")
+
+    def groups(self) -> np.ndarray:
+        """The group of each input."""
+        n_groups, inputs = self.by_key["scales"].shape[0], self.shape[1]
+        if "g_idx" not in self.by_key:
+            return np.arange(inputs) // -(-inputs // n_groups)
+        groups = self.by_key["g_idx"].raw().view("<i4")
+        if inputs and not 0 <= groups.min() <= groups.max() < n_groups:
+            raise self.refuse(f"has a g_idx from {groups.min()} to {groups.max()}; there are {n_groups} groups")
+        return groups
+
+    def dequantise(self) -> np.ndarray:
+        scales = self.by_key["scales"].read()
+        zeros, words = self.words("qzeros"), self.words("qweight")
+        return gptq(words, zeros, scales, self.groups(), self.bits, GPTQ_ZERO_OFFSETS[self.format])
+
+
+class AwqTensor(DequantisedTensor):
+    """AWQ: integers packed along the outputs in AWQ_ORDER; a scale and a zero per group and output."""
+
+    dtype = "AWQ int4"  # type: ignore[assignment]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        inputs, words = self.by_key["qweight"].shape
+        return words * 8, inputs
+
+    def check(self) -> None:
+        bits, version = self.settings.get("bits", 4), self.settings.get("version", "gemm")
+        if bits != 4 or str(version).lower() != "gemm":
+            raise self.refuse(f"is AWQ of {str(bits)[:20]} bits in version '{str(version)[:40]}'; read is gemm of 4")
+        words, zeros = self.part("qweight", ("I32",), 2).shape, self.part("qzeros", ("I32",), 2).shape
+        n_groups, outputs = self.part("scales", FLOATS, 2).shape
+        if zeros != (n_groups, words[1]) or outputs != words[1] * 8 or not n_groups or words[0] % n_groups:
+            self.misshapen()
+
+    def dequantise(self) -> np.ndarray:
+        return awq(self.words("qweight"), self.words("qzeros"), self.by_key["scales"].read())

@@ -1,0 +1,101 @@
+"""A weight made of several stored tensors, and what its packings share."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn
+
+import numpy as np
+
+from weightscope.checkpoint.checkpoint import StoredTensor, Tensor, WholeTensor
+from weightscope.checkpoint.config import Config
+from weightscope.checkpoint.storage import Storage
+
+FLOATS = ("F16", "BF16", "F32", "F64")
+
+
+def parts_of(prefix: str, stored: Mapping[str, StoredTensor], *keys: str, joint: str = ".") -> dict[str, StoredTensor]:
+    """The parts of a weight that are there, by the ends of their names."""
+    return {key: stored[f"{prefix}{joint}{key}"] for key in keys if f"{prefix}{joint}{key}" in stored}
+
+
+def stated_weights(settings: Config) -> list[Mapping[str, Any]]:
+    """What compressed-tensors' config_groups (ModelOpt writes them too) say of weights, group by group."""
+    groups = settings.get("config_groups")
+    groups = [group for group in groups.values() if isinstance(group, dict)] if isinstance(groups, dict) else []
+    return [group["weights"] for group in groups if isinstance(group.get("weights"), dict)]
+
+
+def unpack_columns(packed: np.ndarray, bits: int) -> np.ndarray:
+    """Integers of 32-bit words, the first in the lowest bits: packed (rows, words) -> (rows, words * 32 / bits)."""
+    shifts = np.arange(0, 32, bits, dtype=np.uint32)
+    return (packed[:, :, None] >> shifts & (2**bits - 1)).astype(np.uint8).reshape(len(packed), -1)
+
+
+@dataclass(frozen=True)
+class DequantisedTensor(WholeTensor):
+    """A weight made of several stored tensors."""
+
+    name: str
+    by_key: dict[str, StoredTensor]  # the parts by role, the main one first
+    settings: Config  # quantization_config
+    noted: set[str] | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        self.check()
+
+    @property
+    def file(self) -> Storage:  # type: ignore[override]
+        return self.parts[0].file
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.by_key["weight"].shape
+
+    @property
+    def parts(self) -> tuple[StoredTensor, ...]:
+        return tuple(self.by_key.values())
+
+    def unchecked(self, noted: set[str]) -> Tensor:
+        # Only values of the weight that are not finite are noted, not those of its parts.
+        by_key = {key: replace(part, noted=set()) for key, part in self.by_key.items()}
+        return replace(self, by_key=by_key, noted=noted)
+
+    @abstractmethod
+    def check(self) -> None:
+        """Refuse missing parts, and dtypes and shapes that do not fit together."""
+
+    @abstractmethod
+    def dequantise(self) -> np.ndarray:
+        """The weight, float32, of `shape`."""
+
+    def read(self) -> np.ndarray:
+        for file in {id(part.file): part.file for part in self.parts}.values():
+            file.prefetch([part.entry for part in self.parts if part.file is file])
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # from hostile scales; checked below
+            weight = self.dequantise()
+        return self.check_finite(weight)
+
+    def part(self, key: str, dtypes: tuple[str, ...], n_dimensions: int) -> StoredTensor:
+        """A required part, of one of these dtypes."""
+        part = self.by_key.get(key)
+        if part is None:
+            raise self.refuse(f"has no {key}; {self.dtype} needs one")
+        if part.dtype not in dtypes or len(part.shape) != n_dimensions:
+            problem = f"has {key} of dtype {part.dtype} and shape {part.shape}"
+            raise self.refuse(f"{problem}; {self.dtype} needs {' or '.join(dtypes)} of {n_dimensions} dimensions")
+        return part
+
+    def misshapen(self) -> NoReturn:
+        """Refuse parts whose shapes do not fit together."""
+        shapes = ", ".join(f"{key} {part.shape}" for key, part in self.by_key.items())
+        raise self.refuse(f"is in parts that do not fit together: {shapes}")
+
+    def words(self, key: str) -> np.ndarray:
+        """A part of 32-bit words."""
+        part = self.by_key[key]
+        return part.raw().view("<u4").reshape(part.shape)
+
+
+# From a stored tensor, all tensors by name and the settings: the weight whose main part it is; None of any other.
+Find = Callable[[StoredTensor, Mapping[str, StoredTensor], Config], DequantisedTensor | None]

@@ -1,0 +1,162 @@
+"""FP8 or INT8 values times scales: of DeepSeek and transformers, FBGEMM, compressed-tensors, ModelOpt."""
+
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from weightscope.checkpoint.checkpoint import StoredTensor
+from weightscope.checkpoint.config import Config
+from weightscope.checkpoint.packings.packed import FLOATS, DequantisedTensor, stated_weights
+
+FP8 = ("F8_E4M3", "F8_E5M2")
+
+
+def find(tensor: StoredTensor, stored: Mapping[str, StoredTensor], settings: Config) -> DequantisedTensor | None:
+    """The weight of this tensor, if it is FP8 and has a scale."""
+    if tensor.dtype in FP8:
+        for end in ("_scale_inv", "_scale"):
+            if tensor.name + end in stored:
+                by_key = {"weight": tensor, "scale": stored[tensor.name + end]}
+                if f"{tensor.name}_zero_point" in stored:
+                    by_key["zero_point"] = stored[f"{tensor.name}_zero_point"]
+                return ScaledTensor(tensor.name, by_key, settings)
+    return None
+
+
+def _e4m3(bits: np.ndarray) -> np.ndarray:
+    """Four bits of exponent, bias 7, three of fraction; no infinities, all ones is NaN (OCP FP8)."""
+    exponent, fraction = bits >> 3 & 15, bits & 7
+    magnitude = np.where(exponent > 0, np.ldexp(1 + fraction / 8, exponent - 7), np.ldexp(fraction / 8, -6))
+    magnitude[(bits & 127) == 127] = np.nan
+    return np.where(bits & 128, -magnitude, magnitude)
+
+
+def _e5m2(bits: np.ndarray) -> np.ndarray:
+    """The upper byte of a float16."""
+    return (bits << 8).astype("<u2").view("<f2").astype(np.float64)
+
+
+def _e8m0(bits: np.ndarray) -> np.ndarray:
+    """A power of two, bias 127; all ones is NaN."""
+    return np.where(bits == 255, np.nan, np.ldexp(1.0, bits - 127))
+
+
+_TABLES: dict[str, Callable[[np.ndarray], np.ndarray]] = {"F8_E4M3": _e4m3, "F8_E5M2": _e5m2, "F8_E8M0": _e8m0}
+
+
+def decode_fp8(raw: np.ndarray, dtype: str) -> np.ndarray:
+    """Bytes of F8_E4M3, F8_E5M2 or F8_E8M0 as float32, by a table of all 256."""
+    with np.errstate(invalid="ignore"):  # NaN is among the values
+        table = _TABLES[dtype](np.arange(256, dtype=np.int64)).astype(np.float32)
+    return table[raw]
+
+
+def decode_exponents(raw: np.ndarray) -> np.ndarray:
+    """Bytes of MX scales, powers of two, as float32."""
+    return decode_fp8(raw, "F8_E8M0")
+
+
+def by_blocks(w: np.ndarray, scale: np.ndarray, block: tuple[int, int], zero: np.ndarray | None = None) -> np.ndarray:
+    """(W[i, j] - zero[i // block[0], j // block[1]]) * scale[...], in place: w (out, in), block (int, int)."""
+    for index, row in enumerate(scale):
+        rows = w[index * block[0] : (index + 1) * block[0]]
+        if zero is not None:
+            rows -= np.repeat(zero[index], block[1])[: w.shape[1]]
+        rows *= np.repeat(row, block[1])[: w.shape[1]]
+    return w
+
+
+class ScaledTensor(DequantisedTensor):
+    """FP8 or INT8 times a scale: one for all, per row, per group of a row, or per block; weight_scale_inv too."""
+
+    @property
+    def dtype(self) -> str:
+        return f"{self.by_key['weight'].dtype} x scale"
+
+    def check(self) -> None:
+        weight, scale = self.by_key["weight"], self.by_key["scale"]
+        exponents = ("F8_E8M0", "U8") if self._is_mx() else ("F8_E8M0",)
+        if scale.dtype not in (*FLOATS, *exponents):
+            raise self.refuse(f"has a scale of dtype {scale.dtype}")
+        zero = self.by_key.get("zero_point")
+        if zero is not None and zero.dtype not in (weight.dtype, *FLOATS):
+            raise self.refuse(f"has a zero_point of dtype {zero.dtype}; {self.dtype} needs {weight.dtype}")
+        if zero is not None and prod(zero.shape) != prod(scale.shape):
+            self.misshapen()
+        self.block()
+
+    def _is_mx(self) -> bool:
+        """Whether scales are said to be exponents."""
+        stated = [str(weights.get("scale_dtype")) for weights in stated_weights(self.settings)]
+        return self.settings.get("scale_fmt") == "ue8m0" or any("uint8" in dtype for dtype in stated)
+
+    def grid(self) -> tuple[int, int]:
+        """How many scales there are along the rows and the columns."""
+        scale = self.by_key["scale"].shape
+        if len(scale) == 4 and scale[1] == scale[3] == 1:  # as ModelOpt keeps blocks
+            scale = scale[::2]
+        if len(scale) not in {1, 2}:
+            self.misshapen()
+        return scale[0], scale[1] if len(scale) == 2 else 1
+
+    def block(self) -> tuple[int, int]:
+        """Rows and columns that share a scale: as config.json says, or for one scale in all or one per row the shape.
+
+        Scales in blocks do not tell their blocks' size: 2 x 4 of them fit a weight (24, 64) in blocks of 12 x 16 and of
+        16 x 16.
+        """
+        weight, scale = self.by_key["weight"], self.by_key["scale"]
+        if prod(scale.shape) == 1:
+            return max(1, weight.shape[0] if weight.shape else 1), max(1, prod(weight.shape[1:]))
+        if len(weight.shape) != 2 or 0 in (*weight.shape, *scale.shape):
+            self.misshapen()
+        grid = self.grid()
+        if all(n in (1, size) for size, n in zip(weight.shape, grid, strict=True)):
+            return weight.shape[0] // grid[0], weight.shape[1] // grid[1]
+        counts = f"has {grid[0]} x {grid[1]} scales for a weight of {weight.shape[0]} x {weight.shape[1]}"
+        blocks = self._stated_blocks()
+        for block in blocks:
+            if not (isinstance(block, list) and len(block) == 2 and all(type(n) is int and n > 0 for n in block)):
+                raise self.refuse(f"is in blocks of {str(block)[:40]}, says config.json")
+        needed = [tuple(-(-n // side) for n, side in zip(weight.shape, block, strict=True)) for block in blocks]
+        fitting = [block for block, count in zip(blocks, needed, strict=True) if count == grid]
+        if len(blocks) == 1 and not fitting:
+            stated = f"config.json says blocks of {blocks[0][0]} x {blocks[0][1]}"
+            raise self.refuse(f"{counts}; {stated}, which need {needed[0][0]} x {needed[0][1]}")
+        if len(fitting) != 1:
+            problem = f"{counts}, and config.json does not give the block size"
+            raise self.refuse(f"{problem}: quantization_config needs weight_block_size, as its quantiser was given")
+        return min(fitting[0][0], weight.shape[0]), min(fitting[0][1], weight.shape[1])
+
+    def _stated_blocks(self) -> list[Any]:
+        """The block sizes in config.json, each once, under the names of compressed-tensors too."""
+        if (stated := self.settings.get("weight_block_size")) is not None:
+            return [stated]
+        blocks: list[Any] = []
+        for weights in stated_weights(self.settings):
+            block = weights.get("block_structure")
+            if block is None and weights.get("group_size") is not None:
+                block = [1, weights["group_size"]]
+            if block is not None and block not in blocks:
+                blocks.append(block)
+        return blocks
+
+    def dequantise(self) -> np.ndarray:
+        weight, scale, zero = (self.by_key.get(key) for key in ("weight", "scale", "zero_point"))
+        assert weight is not None and scale is not None
+        w = _values(weight).reshape(self.shape)
+        s = decode_exponents(scale.raw()) if scale.dtype in ("F8_E8M0", "U8") else scale.read()
+        z = None if zero is None else _values(zero)
+        if s.size == 1:
+            return (w if z is None else w - z.reshape(())) * s.reshape(())
+        grid = self.grid()
+        return by_blocks(w, s.reshape(grid), self.block(), None if z is None else z.reshape(grid))
+
+
+def _values(part: StoredTensor) -> np.ndarray:
+    """FP8, INT8 or floating-point numbers as float32."""
+    if part.dtype in FP8:
+        return decode_fp8(part.raw(), part.dtype)
+    return part.raw().view(np.int8).astype(np.float32) if part.dtype == "I8" else part.read()
