@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -167,8 +166,9 @@ def _of_files(
         if path not in held or not role.startswith("expert.") or stored_names(path, parameter_of):
             continue
         if not prints:
-            prints = {_print_of(np.asarray(tensor.read(), np.float32)): name for name, tensor in tensors.checkpoint.items()
-                      if len(tensor.shape) == 2 and tensor.dtype in FLOATING}  # fmt: skip
+            matrices = {name: tensor for name, tensor in tensors.checkpoint.items() if len(tensor.shape) == 2}
+            prints = {_print_of(np.asarray(tensor.read(), np.float32)): name for name, tensor in matrices.items()
+                      if tensor.dtype in FLOATING}  # fmt: skip
         role, _, how = role.removeprefix("expert.").partition(" as ")
         for stacked in held[path].detach().float():
             w = stacked.T if "(in, out)" in how else stacked
@@ -199,7 +199,7 @@ def _places(
     if role.partition(" ")[0] in OF_MODEL:
         above = {reader: (reader.prefix + reader.family.layer).partition("{i}")[0] for reader in readers}
         near = {
-            reader: len(commonprefix([start, name]))
+            reader: next((i for i, (a, b) in enumerate(zip(start, name, strict=False)) if a != b), len(start))
             for reader, start in above.items()
             if name.startswith(reader.prefix)
         }

@@ -182,6 +182,14 @@ def roles(events: Sequence[Event], attention: Mapping[str, str]) -> dict[str, st
     made = [network.down for network in seen] + [block.event for block in blocks]
     through_attention = {mark(out) for event in outs for out in _upwards(event, events, made)}
     through = {mark(out): event for event in made for out in _upwards(event, events, outs)}
+    for block in blocks:  # with what shared experts add
+        for outer in (
+            event for event in reversed(events) if inside(event, block.event) and event.inputs and event.outputs
+        ):
+            whole = outer.outputs[0].numel() == outer.inputs[0].numel() == block.event.inputs[0].numel()
+            if whole and not any(inside(outer, event) for event in outs):
+                through[mark(outer.outputs[0])] = block.event
+                break
     entered = [(network.entered, network.start, network.down) for network in seen]
     entered += [(block.event.inputs[0], block.event, block.event) for block in blocks]
     found = {event.name: "" for event in events if is_linear(event) or is_norm(event)}
@@ -195,6 +203,8 @@ def roles(events: Sequence[Event], attention: Mapping[str, str]) -> dict[str, st
             role = "norm.mlp_output"
         elif feeds and mark(gave) not in into_attention:
             role = _of_stream(norm, feeds[0][2], events, norms)
+        elif any(_after(took, out, events, attention) for out in outs if out.end < norm.start < out.end + AFTER):
+            role = "norm.after_attention"
         elif not re.search(r"\.\d+(\.|$)", norm.name) and _of_last_layer(took, events):
             role = "norm.outputs"
         else:
@@ -235,7 +245,7 @@ def roles(events: Sequence[Event], attention: Mapping[str, str]) -> dict[str, st
 
 
 def images(events: Sequence[Event]) -> dict[str, str]:
-    """What makes patches of an image, the table added to them and the token put before them: in + table is what goes on."""
+    """What makes patches of an image, the table that is added to them, and the token that is put before them."""
     whole = events[0]
     given = [x for x in whole.inputs if x.is_floating_point() and x.numel() > SAMPLE]
     tables = {
@@ -294,6 +304,17 @@ def _upwards(event: Event, events: Sequence[Event], unless: Sequence[Event]) -> 
             yield outer.outputs[0]
 
 
+def _after(took: torch.Tensor, out: Event, events: Sequence[Event], attention: Mapping[str, str]) -> bool:
+    """Whether a norm took the sum of what attention read and what it gave: nothing has normalised what it read."""
+    made = out.outputs[0]
+    if took.numel() != made.numel():
+        return False
+    asks = [event for event in events if event.start < out.start and "q" in attention.get(event.name, "").split("+")]
+    read = [event.inputs[0] for event in asks[-1:] if event.inputs and event.inputs[0].numel() == took.numel()]
+    parts = fitted(took, [read[0], made]) if read else None
+    return bool(parts and min(map(abs, parts)) > SOME)
+
+
 def _last(events: Sequence[Event], name: str) -> Event:
     return next(event for event in reversed(events) if event.name == name)
 
@@ -319,9 +340,8 @@ def _prefix(
 
 def _joins(made: torch.Tensor, by: Event, events: Sequence[Event], norms: Sequence[Event] = ()) -> bool:
     """Whether what was made, or a norm of it, is added to something else that was there before."""
-    parts = [made] + [norm.outputs[0] for norm in norms if norm.start > by.end and proportional(norm.inputs[0], made)][
-        :1
-    ]
+    normed = [norm.outputs[0] for norm in norms if norm.start > by.end and proportional(norm.inputs[0], made)]
+    parts = [made, *normed[:1]]
     near = [event for event in events if by.end < event.end and event.start < by.end + AFTER]
     before = [event for event in events if by.start - AFTER < event.start < by.end]
     streams = {
@@ -341,7 +361,7 @@ def _of_last_layer(took: torch.Tensor, events: Sequence[Event]) -> bool:
     """Whether every row is one that the last of some modules in a row gave."""
     lists: dict[str, Event] = {}
     for event in events:
-        stem, dot, index = event.name.rpartition(".")
+        stem, _, index = event.name.rpartition(".")
         if (
             index.isdigit()
             and event.outputs
@@ -479,7 +499,8 @@ def _as(how: Sequence[str]) -> str:
 
 
 def _gives(
-    module: Any, stacked: Mapping[str, Any], order: Sequence[str], turned: bool, halve: Any, act: Any, x: torch.Tensor, expert: int
+    module: Any, stacked: Mapping[str, Any], order: Sequence[str], turned: bool, halve: Any, act: Any,
+    x: torch.Tensor, expert: int,
 ) -> bool:  # fmt: skip
     """Whether one expert gives what the formula gives with these parameters in these places."""
     maps = [stacked[name][expert].detach().float() for name in order]
@@ -521,7 +542,8 @@ def _choosing(experts: Event, events: Sequence[Event], count: int) -> dict[str, 
         named = {**dict(block.module.named_parameters()), **dict(block.module.named_buffers())}
         inner = experts.name.removeprefix(block.name + ".")
         for name, tensor in named.items():
-            if name.startswith(inner + ".") and tensor.ndim == 3 or tensor.shape[:1] != (count,) or tensor.ndim > 2:
+            of_experts = name.startswith(inner + ".") and tensor.ndim == 3
+            if of_experts or tensor.shape[:1] != (count,) or tensor.ndim > 2:
                 continue
             where = f"{block.name}.{name}"
             owner = next((e for e in events if e.name == where.rpartition(".")[0] and e.inputs), block)

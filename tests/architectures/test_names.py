@@ -17,7 +17,7 @@ from weightscope.attention.maps import Affine
 from weightscope.errors import CheckpointError
 
 # Tensors of the fixtures that no row names: state-space layers, heads of pretraining, adapters after a tower.
-UNNAMED_TENSORS = 103
+UNNAMED_TENSORS = 75
 
 
 def matrix(projection: Affine) -> np.ndarray:

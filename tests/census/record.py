@@ -49,9 +49,9 @@ again (half an hour, PyTorch); `--against` reports what a newer transformers add
 
 ## Roles of tensors
 
-[`inspect --tensors`](weights.md) names tensors by their role. In {named_types} of {opened_types} types, all tensors that
-transformers' class saves have one; of all types' {tensors:,} tensors, {share:.0%} do. `unnamed` and `where` in
-architectures.csv say for each type how many have none, and in which modules they are. The modules of most types:
+[`inspect --tensors`](tensors.md) names tensors by their role. In {named_types} of {opened_types} types, all tensors
+that transformers' class saves have one; of all types' {tensors:,} tensors, {share:.0%} do. `unnamed` and `where` in
+architectures.csv say how many tensors of a type have none, and in which modules they are. The modules of most types:
 
 | module | types |
 | --- | --- |
