@@ -21,7 +21,8 @@ from weightscope.checkpoint import open_checkpoint
 from weightscope.errors import CheckpointError
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-FOLDERS = sorted(path.parent for path in FIXTURES.glob("*/*/expected.npz"))
+WRITERS = ("compressed_tensors", "gpt_oss", "modelopt")
+FOLDERS = sorted(path.parent for writer in WRITERS for path in (FIXTURES / writer).glob("*/expected.npz"))
 NAMES = [f"{path.parent.name}/{path.name}" for path in FOLDERS]
 
 
