@@ -238,7 +238,7 @@ def test_gptq_groups_are_as_large_as_the_config_says(tmp_path: Path) -> None:
     del parts["g_idx"]
     read = checkpoint_of(tmp_path, named(parts), quant_method="gptq", bits=4, group_size=64)["q_proj.weight"].read()
     np.testing.assert_array_equal(read, expected)
-    with pytest.raises(CheckpointError, match="2 groups for 96 inputs, and config.json says 32"):
+    with pytest.raises(CheckpointError, match=r"2 groups for 96 inputs, and config\.json says 32"):
         _ = checkpoint_of(tmp_path, named(parts), quant_method="gptq", bits=4, group_size=32)["q_proj.weight"]
 
 
