@@ -484,7 +484,7 @@ class RestoredTensor(DerivedTensor, WholeTensor):
     def unchecked(self, noted: set[str]) -> Tensor:
         return replace(self, stored=self.stored.unchecked(noted))
 
-    def ends(self) -> tuple[Tensor, Tensor, int] | None:
+    def ends(self) -> tuple[Tensor, Tensor, int | tuple[float, ...]] | None:
         ends = self.stored.ends()
         return ends and (replace(self, stored=ends[0]), replace(self, stored=ends[1]), ends[2])
 

@@ -7,6 +7,7 @@ near them. Every value is checked, which is what a search for a grid among some 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from math import prod, sqrt
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,6 +28,12 @@ ON_GRID = 0.02  # steps that a value may be off its grid
 FEW_VALUES = 0.5  # of a group's size: with so few values it lies on a grid that need not be even
 SCALE = 2.0**-11  # relative error of a scale that a quantised format stores in 16 bits
 OF_MINIMUM = 0.1  # of half a step: the most that a stored minimum's own rounding moves a cell
+# Half-steps that a value may lie beyond the end of a stored grid: Q4_0 and others lack the last level on one side,
+# MXFP4 those from 6 to 8. An outlier of the original passes as clipped up to one step beyond its block's end.
+CLIPPED = 2.0
+SUPER_BLOCK = 256  # values of a K-quant whose scales are whole multiples of one: a small scale is rounded by half of it
+SCALE_CODES = {"Q2_K": 15, "Q3_K": 31, "Q4_K": 63, "Q5_K": 63, "Q6_K": 127, "IQ4_XS": 31}  # the largest such multiple
+WITH_MINIMUM = ("Q2_K", "Q4_K", "Q5_K")  # and minima, multiples of another
 TINY = 2.0**-25  # and its absolute error among the smallest
 FIRST, SAMPLED = 4, 64  # groups that show that a matrix has no grid, and which it has
 LARGEST_SVD = 1 << 24  # values of a matrix whose singular values are computed
@@ -124,18 +131,52 @@ def _is_quantised(older: Tensor, newer: Tensor, cells: Cells) -> bool:
 
 def _nearest_stored(older: Tensor, newer: Tensor) -> Iterator[CellBlock]:
     """The same as `_nearest` of each block, on the grids that are stored with the newer one's values."""
-    first, last, levels = newer.ends() or (newer, newer, 1)
+    for stored in stored_cells(older, newer):
+        is_outside = (stored.off > stored.room) | (stored.beyond > CLIPPED * stored.end + stored.lost)
+        changed = (stored.off > 0) | (stored.beyond > 0)
+        yield None if is_outside.any() else (changed, stored.off > 2 * OUTER * stored.half)
+
+
+class StoredCells(NamedTuple):
+    """How values lie on the stored grids of what they were rounded to, (n,) each."""
+
+    off: np.ndarray  # how far a value, within its grid's ends, is from what it became
+    beyond: np.ndarray  # how far it is beyond the end
+    half: np.ndarray  # half of the step to the next level on its side
+    end: np.ndarray  # half of the last step before the end
+    room: np.ndarray  # how far off it may be
+    lost: np.ndarray  # how much of the grid's reach the rounding of its own scale may have cost
+
+
+def stored_cells(older: Tensor, newer: Tensor) -> Iterator[StoredCells]:
+    """Every value of the older tensor on the grid that the newer one stores with it, in blocks."""
+    first, last, levels = newer.ends() or (newer, newer, (0.0, 1.0))
+    places = np.linspace(0, 1, levels) if isinstance(levels, int) else np.array(levels)
+    places = (places - places[0]) / np.ptp(places)
+    steps = np.diff(places)
+    largest = len(places) if isinstance(levels, int) else max(map(abs, levels))
+    codes = SCALE_CODES.get(newer.dtype)
     for _, start, stop in Pair(older, newer).blocks():
         tensors = (older, newer, first, last)
         x, y, low, high = (Block(tensor, start, stop).values().astype(np.float64) for tensor in tensors)
         span, size = np.abs(high - low), np.maximum(np.abs(low), np.abs(high))
-        half = span / (levels - 1) / 2
-        is_one = span == 0  # a scale that was rounded to zero: less than the other blocks' steps was lost
-        beyond = np.where(is_one, x, np.clip(x, np.minimum(low, high), np.maximum(low, high)))
-        room = np.where(is_one, half.max(initial=0.0), half)
-        off = np.abs(beyond - y)
-        is_outside = off > room * (1 + 1e-4) + SCALE * (span + size) + levels * TINY
-        yield None if is_outside.any() else (x != y, ~is_one & (off > 2 * OUTER * half))
+        fine = lost = SCALE * (span + size) + largest * TINY
+        quantum = np.zeros(1)  # of the reach of a grid
+        if codes is not None and len(x) % SUPER_BLOCK == 0:
+            reach = (span, np.abs(low)) if newer.dtype in WITH_MINIMUM else (span,)
+            most = [np.repeat(each.reshape(-1, SUPER_BLOCK).max(axis=1), SUPER_BLOCK) for each in reach]
+            quantum, lost = most[0] / codes, fine + sum(most) / (2 * codes)
+        inside = np.clip(x, np.minimum(low, high), np.maximum(low, high))
+        if isinstance(levels, int):
+            half = end = span * steps[0] / 2
+        else:
+            step = np.where(span > 0, high - low, 1.0)
+            nearest = np.searchsorted((places[1:] + places[:-1]) / 2, (y - low) / step)
+            is_up = (inside - y) / step > 0
+            half = span * steps[np.clip(nearest - ~is_up, 0, len(steps) - 1)] / 2
+            end = span * np.where(nearest > len(steps) / 2, steps[-1], steps[0]) / 2
+        end = end + quantum / 2 * (steps[0] / 2)  # as it was before its scale was rounded
+        yield StoredCells(np.abs(inside - y), np.abs(x - inside), half, end, half * (1 + 1e-4) + fine, lost)
 
 
 def _nearest(x: np.ndarray, y: np.ndarray, fine: float) -> CellBlock:

@@ -65,9 +65,9 @@ class Tensor(ABC):
     def unchecked(self, noted: set[str]) -> "Tensor":
         """The same tensor, but NaN and infinity are read, and the tensor's name is added to `noted`."""
 
-    def ends(self) -> "tuple[Tensor, Tensor, int] | None":
-        """The first and the last value that each value's stored block can hold, and how many lie evenly between them,
-        both included; None where no such blocks are stored.
+    def ends(self) -> "tuple[Tensor, Tensor, int | tuple[float, ...]] | None":
+        """The first and the last value that each value's stored block can hold, and the levels from one to the other:
+        how many, where they are even, else where they lie; None where no such blocks are stored.
         """
         return None
 

@@ -16,7 +16,7 @@ import numpy as np
 from weightscope.checkpoint.checkpoint import StoredTensor, Tensor
 from weightscope.checkpoint.config import LONGEST_KEY, Config
 from weightscope.checkpoint.formats import START, refuse_other_format
-from weightscope.checkpoint.ggml_blocks import LAYOUTS, NUMBERS, PLAIN, Codebook, dequantise, size_of
+from weightscope.checkpoint.ggml_blocks import FLOAT4, LAYOUTS, NUMBERS, PLAIN, UNEVEN, Codebook, dequantise, size_of
 from weightscope.checkpoint.storage import MAX_OFFSET, HeaderDigest, OpenFile, TensorEntry
 from weightscope.errors import CheckpointError
 
@@ -27,14 +27,27 @@ MAX_STRINGS = 1_000_000
 MAX_NUMBERS = 1_000_000  # in all lists together: a byte in a list may cost thirty bytes of memory
 LONGEST_LIST = 10_000  # longer lists of numbers are skipped
 MAX_DIMENSIONS = 4
-EVEN: dict[str, tuple[int, tuple[slice, ...]]] = {  # formats of even grids: values of a grid, and a block's bytes that
-    # hold scales and minima; its other bytes hold places on the grid, from all bits 0 to all bits 1
-    "Q4_0": (16, (slice(0, 2),)), "Q4_1": (16, (slice(0, 4),)), "Q5_0": (32, (slice(0, 2),)),
-    "Q5_1": (32, (slice(0, 4),)), "Q8_0": (256, (slice(0, 2),)), "Q2_K": (4, (slice(0, 16), slice(80, 84))),
-    "Q3_K": (8, (slice(96, 110),)), "Q4_K": (16, (slice(0, 16),)), "Q5_K": (32, (slice(0, 16),)),
-    "Q6_K": (64, (slice(192, 210),)),
+
+
+class Stored(NamedTuple):
+    """What a block of a type with a grid stores besides its codes."""
+
+    levels: int | tuple[int, ...]  # how many are evenly spread, or which they are
+    scales: tuple[slice, ...]  # a block's bytes that hold scales and minima; the others hold codes
+    first: int = 0x00  # the byte of two codes, or of one, of the first level, and of the last
+    last: int = 0xFF
+
+
+SIGNED4 = tuple(sorted({*FLOAT4}))
+GRIDS = {
+    "Q4_0": Stored(16, (slice(0, 2),)), "Q4_1": Stored(16, (slice(0, 4),)), "Q5_0": Stored(32, (slice(0, 2),)),
+    "Q5_1": Stored(32, (slice(0, 4),)), "Q8_0": Stored(256, (slice(0, 2),), 0x80, 0x7F),
+    "Q2_K": Stored(4, (slice(0, 16), slice(80, 84))), "Q3_K": Stored(8, (slice(96, 110),)),
+    "Q4_K": Stored(16, (slice(0, 16),)), "Q5_K": Stored(32, (slice(0, 16),)), "Q6_K": Stored(64, (slice(192, 210),)),
+    "IQ4_NL": Stored(UNEVEN, (slice(0, 2),)), "IQ4_XS": Stored(UNEVEN, (slice(0, 8),)),
+    "MXFP4": Stored(SIGNED4, (slice(0, 1),), 0xFF, 0x77), "NVFP4": Stored(SIGNED4, (slice(0, 4),), 0xFF, 0x77),
+    "TQ1_0": Stored(3, (slice(52, 54),)), "TQ2_0": Stored(3, (slice(64, 66),), 0x00, 0xAA),
 }  # fmt: skip
-SIGNED = "Q8_0"  # its places are signed bytes: from 128 to 127
 
 # Value types by number, as struct codes; 8 is a string, 9 an array.
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -211,11 +224,10 @@ class GgufTensor(StoredTensor):
 
     fill: int | None = None  # instead of the bytes that hold places on the grid
 
-    def ends(self) -> tuple[Tensor, Tensor, int] | None:
-        if self.dtype not in EVEN:
+    def ends(self) -> tuple[Tensor, Tensor, int | tuple[float, ...]] | None:
+        if (stored := GRIDS.get(self.dtype)) is None:
             return None
-        first, last = (0x80, 0x7F) if self.dtype == SIGNED else (0x00, 0xFF)
-        return replace(self, fill=first), replace(self, fill=last), EVEN[self.dtype][0]
+        return replace(self, fill=stored.first), replace(self, fill=stored.last), stored.levels
 
     def check_readable(self) -> None:
         layout = LAYOUTS.get(self.dtype)
@@ -241,7 +253,7 @@ class GgufTensor(StoredTensor):
         if self.fill is not None:
             blocks = raw.reshape(-1, size_of(self.dtype)[1])
             filled = np.full_like(blocks, self.fill)
-            for scales in EVEN[self.dtype][1]:
+            for scales in GRIDS[self.dtype].scales:
                 filled[:, scales] = blocks[:, scales]
             raw = filled.reshape(-1)
         return dequantise(raw, self.dtype)

@@ -5,14 +5,25 @@ from typing import NamedTuple
 import numpy as np
 
 from weightscope.changes.pair import Pair
-from weightscope.changes.recomputed import Cells, way_from
+from weightscope.changes.recomputed import CLIPPED, Cells, stored_cells, way_from
 from weightscope.changes.rounding import CASTS
 from weightscope.changes.tensor import Change
 from weightscope.checkpoint import Tensor
-from weightscope.checkpoint.blocks import Block
 from weightscope.tensors.measure import BITS
 
-SEARCHED = 2.0  # times the error of rounding to the nearest, at most, that a format makes which searches its codes
+GROUP = 32  # values whose error is judged together: of most formats a block
+# What quantisers that search for a scale may do, weighted by an importance matrix too; measured on ggml's, see
+# `analyses.experiments.faithful_conversions`. A change inside these bounds is not seen: less than two half-steps of one
+# value, or outliers in one value of twenty, at the end of its block's grid, by less than twenty half-steps.
+SEARCHED = 2.0  # times the error of rounding to the nearest, in each group
+FARTHEST = 3.0  # half-steps from its level, of one value within its grid
+BEYOND = 20.0  # half-steps beyond the end of its grid
+OUTLIERS = 0.05  # of the values of a row, that are more than `CLIPPED` beyond
+# Types whose groups of 4 or 8 values are entries of a codebook: no value has a cell of its own. |error| / |W| that
+# ggml's quantiser makes of normal weights with an importance matrix; a change smaller than the error is not seen.
+CODEBOOKS = {"IQ1_S": 0.55, "IQ1_M": 0.52, "IQ2_XXS": 0.49, "IQ2_XS": 0.37, "IQ2_S": 0.28, "IQ3_XXS": 0.24,
+             "IQ3_S": 0.16}  # fmt: skip
+USUAL = 1.25  # times this error, at most
 ROUNDED_BEFORE = {"F16": ("BF16",), "F8_E4M3": ("BF16", "F16"), "F8_E5M2": ("BF16", "F16")}
 
 
@@ -45,26 +56,31 @@ def quantised(pair: Pair, change: Change) -> Proof | None:
         if way == "quantised":
             how = f"{letter} quantised" + (f" ({newer.dtype})" if newer.dtype not in BITS else "")
             return Proof(how, "every value in the cell of its original")
-        if newer.ends() is not None:
-            ratio = _searched(older, newer)
-            if ratio <= SEARCHED:
-                error = f"error {ratio:.2f} times that of rounding to the nearest in the worst row"
-                return Proof(f"{letter} quantised by search ({newer.dtype})", f"{error}; not every value in its cell")
+        usual = USUAL * CODEBOOKS.get(newer.dtype, 0.0)
+        if usual:
+            detail = f"error {change.change:.2f} |W|; ggml's own on normal weights {usual / USUAL:.2f}"
+            return Proof(f"{letter} quantised by search ({newer.dtype})", detail) if change.change <= usual else None
+        if newer.ends() is not None and (detail := _searched(older, newer)):
+            return Proof(f"{letter} quantised by search ({newer.dtype})", detail)
     return None
 
 
-def _searched(older: Tensor, newer: Tensor) -> float:
-    """The worst row's error over that of rounding each value to the nearest of its stored grid."""
-    first, last, levels = newer.ends() or (newer, newer, 1)
-    width, worst = newer.shape[-1], 0.0
-    for _, start, stop in Pair(older, newer).blocks():
-        x, y, low, high = (Block(each, start, stop).values().astype(np.float64) for each in (older, newer, first, last))
-        if len(x) % width:
-            return np.inf
-        step = np.abs(high - low) / max(levels - 1, 1)
-        apart = np.square(x - y).reshape(-1, width).sum(axis=1)
-        usual = (np.square(step) / 12).reshape(-1, width).sum(axis=1)
+def _searched(older: Tensor, newer: Tensor) -> str:
+    """How near values are to what a search rounded them to; empty where they are not near enough."""
+    worst, farthest, clipped, width = 0.0, 0.0, 0.0, newer.shape[-1]
+    for stored in stored_cells(older, newer):
+        if len(stored.off) % width or width % GROUP:
+            return ""
+        off = np.maximum(stored.off - (stored.room - stored.half), 0.0)
+        beyond = np.maximum(stored.beyond - stored.lost, 0.0)
         with np.errstate(all="ignore"):
-            ratios = np.sqrt(np.where(apart > 0, apart / usual, 0.0))
-        worst = max(worst, float(np.nan_to_num(ratios, nan=np.inf).max(initial=0.0)))
-    return worst
+            apart, usual = (np.square(each).reshape(-1, GROUP).sum(axis=1) for each in (off, stored.half))
+            ratio = np.where(apart > 0, np.sqrt(3 * apart / usual), 0.0).max(initial=0.0)
+            step = np.where(off > 0, off / stored.half, 0.0).max(initial=0.0)
+            ends = np.where(beyond > 0, beyond / stored.end, 0.0)
+        is_far = (ends > CLIPPED).reshape(-1, width).mean(axis=1).max(initial=0.0)
+        if not (ratio <= SEARCHED and step <= FARTHEST and ends.max(initial=0.0) <= BEYOND and is_far <= OUTLIERS):
+            return ""
+        worst, farthest, clipped = max(worst, ratio), max(farthest, step), max(clipped, ends.max(initial=0.0))
+    return (f"error {worst:.2f} times that of rounding to the nearest in the worst {GROUP} values, a value at most "
+            f"{farthest:.2g} half-steps from its level, clipped by at most {clipped:.2g}")  # fmt: skip

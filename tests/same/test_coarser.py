@@ -1,0 +1,91 @@
+"""Rounded twice or quantised: every value in its cell, and no fault that hides as clipped or as a lost scale."""
+
+import numpy as np
+import pytest
+
+from tests.support.files import write
+from weightscope.changes.pair import Pair
+from weightscope.changes.rounding import CASTS
+from weightscope.changes.tensor import change_of, unchanged
+from weightscope.checkpoint import open_checkpoint
+from weightscope.same.coarser import quantised, rounded_twice
+
+RNG = np.random.default_rng(0)
+WEIGHTS = (0.02 * RNG.standard_normal((64, 256))).astype(np.float32)
+KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
+
+
+def stored(folder, weights, kind="F32"):
+    """A tensor of a GGUF file."""
+    gguf = pytest.importorskip("gguf")
+    writer, number = gguf.GGUFWriter(folder / f"{kind}.gguf", "llama"), gguf.GGMLQuantizationType[kind]
+    writer.add_tensor("w.weight", gguf.quants.quantize(weights, number), raw_dtype=number)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return open_checkpoint(folder / f"{kind}.gguf")["w.weight"]
+
+
+def judged(a, b):
+    pair = Pair(a, b)
+    change = unchanged(a, b)
+    for part in pair.blocks():
+        change = change.and_then(change_of(part))
+    return quantised(pair, change)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_quantised_values_are_in_their_cells(kind, tmp_path):
+    a, b = stored(tmp_path, WEIGHTS), stored(tmp_path, WEIGHTS, kind)
+    assert judged(a, b) == (f"B quantised ({kind})", "every value in the cell of its original")
+    assert judged(b, a) == (f"A quantised ({kind})", "every value in the cell of its original")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fault", ["outlier", "block", "row scaled", "rows exchanged", "code"])
+def test_a_fault_is_not_quantisation(kind, fault, tmp_path):
+    """Of the original, after the copy was made: a value far beyond its block, a block that the copy has as zeros, ..."""
+    changed = WEIGHTS.copy()
+    if fault == "outlier":
+        changed[3, 40] = 40 * np.abs(WEIGHTS).max()
+    if fault == "block":
+        copied = WEIGHTS.copy()
+        copied[5, 32:64] = 0
+        assert judged(stored(tmp_path, WEIGHTS), stored(tmp_path, copied, kind)) is None
+        return
+    if fault == "row scaled":
+        changed[7] *= 1.5
+    if fault == "rows exchanged":
+        changed[[1, 2]] = changed[[2, 1]]
+    if fault == "code":  # in the middle of the block's grid, where nothing is clipped
+        changed[9, int(np.abs(WEIGHTS[9, :32]).argmin())] += np.abs(WEIGHTS[9, :32]).max() / 2
+    assert judged(stored(tmp_path, changed), stored(tmp_path, WEIGHTS, kind)) is None
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "scale"), [("BF16", "F16", 1e-2), ("BF16", "F8_E4M3", 50), ("F16", "F8_E5M2", 50)]
+)
+def test_a_copy_of_a_copy_is_rounded_twice(first, then, scale, tmp_path):
+    weights = WEIGHTS * np.float32(scale)  # so that the second rounding loses bits of the first
+    twice = CASTS[then](CASTS[first](weights))
+    assert not np.array_equal(twice, CASTS[then](weights))
+    codes = {"F16": lambda x: x.astype("<f2").tobytes(), "F8_E4M3": float8(3, 7), "F8_E5M2": float8(2, 15)}[then]
+    a = open_checkpoint(write(tmp_path / "a.safetensors", {"w": weights}))["w"]
+    b = open_checkpoint(write(tmp_path / "b.safetensors", {"w": (then, weights.shape, codes(twice))}))["w"]
+    proof = rounded_twice(Pair(a, b))
+    assert proof is not None
+    assert proof.deed == f"B to {first}, then to {then}"
+
+
+def float8(fractions, bias):
+    """Values that a float of eight bits holds, as its bytes."""
+
+    def encode(x):
+        mantissa, exponent = np.frexp(np.abs(x))
+        exponent = np.maximum(exponent - 1 + bias, 1)
+        steps = np.rint(np.abs(x) / np.ldexp(1.0, exponent - bias - fractions)).astype(int)
+        code = np.where(steps >= 1 << fractions, ((exponent << fractions) + steps - (1 << fractions)), steps)
+        return (code | (np.signbit(x).astype(int) << 7)).astype(np.uint8).tobytes()
+
+    return encode
