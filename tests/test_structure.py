@@ -13,11 +13,12 @@ FLOOR = {room: -number for number, line in enumerate(MAP) for room in line.split
 
 
 HEAVY = {
-    "torch": ("weightscope/runner/", "weightscope/adopting/", "analyses/toys/"),
+    "torch": ("weightscope/runner/", "weightscope/adopting/", "analyses/toys/", "analyses/experiments/"),
     "transformers": (
         "weightscope/runner/",
         "weightscope/adopting/",
         "analyses/toys/",
+        "analyses/experiments/",
     ),
     "matplotlib": ("weightscope/pages/", "figures.py"),
     "cupy": ("weightscope/compute/device.py",),

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import astuple, fields, replace
+from dataclasses import astuple, dataclass, fields, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -134,6 +134,70 @@ def _base_of(adapter: Adapter, revision: str | None) -> Checkpoint:
     except CheckpointError as error:
         problem = f"is a LoRA adapter, and its base cannot be opened ({error}); say where it is with `base`"
         raise CheckpointError(problem, file=adapter.folder) from None
+
+
+@dataclass(frozen=True, eq=False)
+class TensorsOnly:
+    """A checkpoint whose heads are not read: its tensors, under roles as far as its row knows them.
+
+    Attributes
+    ----------
+    checkpoint : Checkpoint
+    refusal : str
+        Why its heads are not read.
+    reading : Reading or None
+        How the row reads it; None where no row does.
+    """
+
+    checkpoint: Checkpoint
+    refusal: str
+    reading: Reading | None = None
+
+    @cached_property
+    def prefix(self) -> str:
+        """What stands before every tensor's name, as far as the row knows."""
+        row = self.reading.row if self.reading else None
+        first = row.layer.split("{i}")[0] if row else ""
+        return next((p for p in (row.prefixes if row else ()) if self.checkpoint.names_under(p + first)), "")
+
+    @cached_property
+    def tensors(self) -> "Tensors":
+        """Every tensor under its role; see `Model.tensors`."""
+        from weightscope.architectures.names import Tensors
+
+        if self.reading is None:
+            return Tensors(self.checkpoint, {})
+        stack = self.reading.configured, self.reading.config, self.prefix
+        tensors = Tensors(self.checkpoint, {self.reading.row.tower or "text": stack})
+        try:
+            len(tensors)
+        except CheckpointError:  # the row asks for what this file lacks
+            return Tensors(self.checkpoint, {})
+        return tensors
+
+    def unchecked(self) -> "TensorsOnly":
+        """The same, but NaN and infinity are read."""
+        return replace(self, checkpoint=self.checkpoint.unchecked())
+
+
+def open_tensors(
+    source: str | Path, revision: str | None = None, family: str | None = None, tower: str | None = None,
+    tokenizer: str | None = None, base: str | Path | None = None, families: str | Path | None = None,
+) -> "Model | TensorsOnly":  # fmt: skip
+    """Open a checkpoint for its tensors, whether or not its heads can be read; arguments as of `open_model`."""
+    try:
+        return open_model(source, revision, family, tower, tokenizer, base, families)
+    except CheckpointError as error:
+        refusal = error
+    try:
+        checkpoint = open_source(source, revision, base, tokenizer).checkpoint
+    except CheckpointError:  # a GGUF file of an architecture that no row reads keeps ggml's names
+        checkpoint = open_checkpoint(source, revision)
+    with suppress(CheckpointError):
+        reading = decide(checkpoint, family, tower, families)
+        if reading.configured.refused:
+            return TensorsOnly(checkpoint, str(refusal), reading)
+    return TensorsOnly(checkpoint, str(refusal))
 
 
 def as_model(model: "Model | str | Path") -> "Model":

@@ -16,7 +16,7 @@ from weightscope.checkpoint import Checkpoint, open_checkpoint
 from weightscope.checkpoint.config import MAX_BYTES, read_small
 from weightscope.checkpoint.opening import EMBEDDED, at_revision, existing, resolved
 from weightscope.errors import CheckpointError, printable
-from weightscope.model import Model, open_model, open_source
+from weightscope.model import Model, TensorsOnly, open_model, open_source, open_tensors
 from weightscope.provenance import read_digests
 from weightscope.run_identity import RunIdentity
 
@@ -59,6 +59,12 @@ class Source:
         model = open_model(self.source, **{name: getattr(self, name) for name in HOW})
         self._as_asked(model.checkpoint)
         return model
+
+    def open_tensors(self) -> Model | TensorsOnly:
+        """The model, or its tensors alone where its heads are not read; see `model.open_tensors`."""
+        opened = open_tensors(self.source, **{name: getattr(self, name) for name in HOW})
+        self._as_asked(opened.checkpoint)
+        return opened
 
     def of_stacks(self) -> dict[str, "Source"]:
         """How to open each of its attention stacks, by name; unsupported ones are left out."""

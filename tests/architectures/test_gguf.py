@@ -136,6 +136,42 @@ def test_gguf_tensors_have_the_roles_of_their_originals(
     assert converted.tensors["layer 0 q"].stored == ", ".join(words)
 
 
+MLX = Path(__file__).parents[1] / "fixtures" / "mlx" / "mixed"  # a Llama of these sizes
+PARTS = ("q", "k", "v", "gate", "up")
+
+
+def fuse(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """A Llama's weights as Phi-3 stores them."""
+    replaced = tuple(f"{part}_proj.weight" for part in PARTS)
+    fused = {name: w for name, w in weights.items() if not name.endswith(replaced)}
+    for layer in range(LAYERS):
+        prefix = f"model.layers.{layer}."
+        for module, parts in (("self_attn.qkv_proj", PARTS[:3]), ("mlp.gate_up_proj", PARTS[3:])):
+            stem = prefix + module.partition(".")[0]
+            fused[f"{prefix}{module}.weight"] = np.concatenate([weights[f"{stem}.{x}_proj.weight"] for x in parts])
+    return fused
+
+
+def test_one_model_in_four_containers_has_the_same_roles(tmp_path: Path) -> None:
+    """MLX, as mlx-lm wrote it; its values as separate and as fused safetensors, and as GGUF."""
+    packed = ws.open_model(MLX)
+    weights = {name: tensor.read() for name, tensor in packed.checkpoint.items()}
+    config = {key: value for key, value in packed.checkpoint.config.items() if not key.startswith("quantization")}
+    sources = [write_gguf(tmp_path / "model.gguf", weights)]
+    for kind, written in (("llama", weights), ("phi3", fuse(weights))):
+        (tmp_path / kind).mkdir()
+        save_file(written, tmp_path / kind / "model.safetensors")
+        (tmp_path / kind / "config.json").write_text(json.dumps({**config, "model_type": kind}))
+        sources.append(tmp_path / kind)
+    for source in sources:
+        tensors = ws.open_model(source).tensors
+        assert {label for label in tensors.labels if "+" not in label} == {*packed.tensors.labels}
+        for label in packed.tensors.labels:
+            ours, theirs = packed.tensors[label], tensors[label]
+            assert (ours.role, ours.layer, ours.shape) == (theirs.role, theirs.layer, theirs.shape)
+            np.testing.assert_array_equal(ours.array(), theirs.array(), label)
+
+
 def test_the_config_is_what_config_json_would_say(tmp_path: Path) -> None:
     config = opened(write_gguf(tmp_path / "model.gguf", hugging_face_weights())).config
     assert config == {
@@ -233,11 +269,15 @@ def test_llama_3_scaling_is_recognised_by_its_factors(factor: float, tmp_path: P
     assert "rope_freqs.weight" not in opened(path)
 
 
-def test_unknown_rope_scaling_in_gguf_is_refused(tmp_path: Path) -> None:
+def test_factors_that_are_not_llama_3s_are_taken_as_they_are(tmp_path: Path) -> None:
     factors = llama3_factors(8.0)
     factors[2] *= 1.5
-    with pytest.raises(CheckpointError, match="not Llama 3's"):
-        opened(write_gguf(tmp_path / "model.gguf", hugging_face_weights(), factors=factors))
+    scaling = opened(write_gguf(tmp_path / "model.gguf", hugging_face_weights(), factors=factors)).config[
+        "rope_scaling"
+    ]
+    assert scaling["rope_type"] == "longrope" and scaling["attention_factor"] == 1
+    np.testing.assert_array_equal(np.float32(scaling["short_factor"]), factors)
+    assert scaling["long_factor"] == scaling["short_factor"]
 
 
 @pytest.mark.check

@@ -3,12 +3,14 @@
 
 HEADERS are whole .safetensors files, GGUFS whole .gguf files, INDEXES and CONFIGS are the JSON next to a good one,
 PACKINGS are things done to the quantised weights of tests/fixtures and to their settings,
+PACKED are quantised files of zeros with their configs,
 LAYOUTS are things done to a folder, TOKENIZERS are tokenizer.json files that are loaded and split a text, HUBS what
 the server at HF_ENDPOINT does (see tests/support/hub_server.py). The second item of a line is a part of the message
 that the reader must see.
 """
 
 import json
+import math
 import os
 import struct
 from collections.abc import Callable
@@ -189,6 +191,190 @@ def _replace(path: Path, make: Callable[[Path], object]) -> None:
 
 
 # Done to a folder that holds model.safetensors and config.json.
+Shapes = dict[str, tuple[str, list[int]]]  # of tensors by name: dtype and sizes
+BYTES = {"U8": 1, "I8": 1, "F16": 2, "BF16": 2, "F32": 4, "U32": 4, "I32": 4, "I64": 8}
+
+
+def zeros(tensors: Shapes) -> bytes:
+    """A file of tensors that are zeros."""
+    header, end = {}, 0
+    for name, (dtype, sizes) in tensors.items():
+        start, end = end, end + BYTES[dtype] * math.prod(sizes)
+        header[name] = {"dtype": dtype, "shape": sizes, "data_offsets": [start, end]}
+    return whole(header, b"\0" * end)
+
+
+def mlx(
+    weight: object = ("U32", [4, 8]), scales: object = ("BF16", [4, 1]), biases: object = ("BF16", [4, 1])
+) -> Shapes:
+    """A module of 4 x 64 weights as MLX stores four bits in groups of 64; None for a part that is not there."""
+    parts: dict[str, Any] = {"m.weight": weight, "m.scales": scales, "m.biases": biases}
+    return {name: part for name, part in parts.items() if part}
+
+
+def in_mlx(bits: object = 4, group_size: object = 64, **more: object) -> dict[str, Any]:
+    return {"quantization": {"bits": bits, "group_size": group_size, **more}}
+
+
+def auto_round(
+    qweight: object = ("I32", [8, 32]), qzeros: object = ("I32", [2, 4]), scales: object = ("F16", [2, 32])
+) -> Shapes:
+    """A module of 32 x 64 weights as AutoRound stores four bits in groups of 32."""
+    parts: dict[str, Any] = {"m.qweight": qweight, "m.qzeros": qzeros, "m.scales": scales}
+    return {name: part for name, part in parts.items() if part}
+
+
+def in_auto_round(**more: object) -> dict[str, Any]:
+    settings = {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "group_size": 32}
+    return {"quantization_config": settings | more}
+
+
+def hqq(**changes: object) -> Shapes:
+    """A module of 64 x 64 weights as HQQ stores eight bits in groups of 64, its settings zeros."""
+    parts: dict[str, Any] = {
+        "W_q": ("U8", [64, 64]), "scale": ("F16", [64, 1]), "zero": ("F16", [64, 1]), "shape": ("I64", [2]),
+        "axis": ("I32", []), "group_size": ("I32", []), "packing": ("U8", [7]),
+    }  # fmt: skip
+    return {f"m.{key}": part for key, part in (parts | changes).items() if part}
+
+
+def in_bitnet(**more: object) -> dict[str, Any]:
+    return {"quantization_config": {"quant_method": "bitnet", **more}}
+
+
+PACKED: dict[str, tuple[Shapes, dict[str, Any], str]] = {
+    "MLX, no scales": (mlx(scales=None), in_mlx(), "has no scales; MLX int4 in groups of 64 needs one"),
+    "MLX, no biases": (mlx(biases=None), in_mlx(), "has no biases"),
+    "MLX, scales of integers": (mlx(scales=("I32", [4, 1])), in_mlx(), "has scales of dtype I32 and shape (4, 1)"),
+    "MLX, scales of other rows": (
+        mlx(scales=("BF16", [3, 1])),
+        in_mlx(),
+        "8 words in a row and scales of shape (3, 1)",
+    ),
+    "MLX, scales of a vector": (mlx(scales=("BF16", [4])), in_mlx(), "needs F16 or BF16 or F32 or F64 of 2 dimensions"),
+    "MLX, biases of other rows": (mlx(biases=("BF16", [4, 2])), in_mlx(), "do not fit together"),
+    "MLX, a group that does not divide": (mlx(), in_mlx(group_size=128), "which do not fit MLX int4 in groups of 128"),
+    "MLX, bits that do not divide": (mlx(), in_mlx(bits=3), "which do not fit MLX int3"),
+    "MLX, other bits than stored": (mlx(), in_mlx(bits=8), "which do not fit MLX int8"),
+    "MLX, 7 bits": (mlx(), in_mlx(bits=7), "has bits 7; affine has 1, 2, 3, 4, 5, 6, 8"),
+    "MLX, bits that are text": (mlx(), in_mlx(bits="4"), "has bits 4; affine has"),
+    "MLX, bits that are true": (mlx(), in_mlx(bits=True), "has bits True"),
+    "MLX, no bits": (mlx(), {"quantization": {"group_size": 64}}, "has bits None"),
+    "MLX, a group of 48": (mlx(), in_mlx(group_size=48), "has group_size 48; affine has 32, 64, 128"),
+    "MLX, a group of 10^30": (mlx(), in_mlx(group_size=10**30), "has group_size 1000000"),
+    "MLX, mxfp4 of 8 bits": (mlx(), in_mlx(bits=8, group_size=32, mode="mxfp4"), "has bits 8; mxfp4 has 4"),
+    "MLX, mxfp4 with float scales": (mlx(), in_mlx(group_size=32, mode="mxfp4"), "has scales of dtype BF16"),
+    "MLX, mxfp4 with biases": (
+        mlx(scales=("U8", [4, 2]), biases=("U8", [4, 2])),
+        in_mlx(group_size=32, mode="mxfp4"),
+        "has biases; MLX mxfp4 has none",
+    ),
+    "MLX, a mode that is not known": (
+        mlx(),
+        in_mlx(mode="fp3"),
+        "has mode 'fp3'; read are affine, mxfp4, nvfp4, mxfp8",
+    ),
+    "MLX, a mode that is a list": (mlx(), in_mlx(mode=["affine"]), "has mode '['affine']'"),
+    "MLX, settings that are a list": (
+        mlx(),
+        {"quantization": [4, 64]},
+        "config.json does not say how: it has no 'quantization'",
+    ),
+    "MLX, settings of nothing": (
+        mlx(),
+        in_mlx(gone={"bits": 4, "group_size": 64}),
+        "has settings of gone, and no file has gone.weight",
+    ),
+    "MLX, settings of a module without bits": (
+        mlx(),
+        in_mlx(m={"group_size": 64}),
+        "'quantization' of m has bits None",
+    ),
+    "MLX, packed against the config": (
+        mlx(),
+        in_mlx(m=False),
+        "has dtype U32, and config.json says that it is not quantised",
+    ),
+    "MLX, not packed against the config": (
+        mlx(weight=("BF16", [4, 64])),
+        in_mlx(m={"bits": 4, "group_size": 64}),
+        "has dtype BF16, and config.json says that it is quantised",
+    ),
+    "MLX, a global scale of affine": (
+        {**mlx(), "m.global_scale": ("F32", [])},
+        in_mlx(),
+        "has a global_scale; MLX int4 in groups of 64 has none",
+    ),
+    "MLX, a vector": (mlx(("U32", [8]), ("BF16", [1]), ("BF16", [1])), in_mlx(), "do not fit together"),
+    "AutoRound, no scales": (auto_round(scales=None), in_auto_round(), "has no scales; AutoRound's packing needs one"),
+    "AutoRound, no zeros": (auto_round(qzeros=None), in_auto_round(), "has no qzeros"),
+    "AutoRound, 9 bits": (auto_round(qzeros=("I32", [2, 9])), in_auto_round(), "do not fit together"),
+    "AutoRound, other words": (
+        auto_round(qweight=("I32", [9, 32])),
+        in_auto_round(),
+        "has 72 inputs; AutoRound packs 32 of them at a time",
+    ),
+    "AutoRound, zeros of other groups": (auto_round(qzeros=("I32", [3, 4])), in_auto_round(), "do not fit together"),
+    "AutoRound, no zeros at all": (auto_round(qzeros=("I32", [2, 0])), in_auto_round(), "do not fit together"),
+    "AutoRound, words of a vector": (auto_round(qweight=("I32", [8])), in_auto_round(), "do not fit together"),
+    "AutoRound, no group size": (
+        auto_round(),
+        in_auto_round(group_size=None),
+        "is in groups of None, says config.json",
+    ),
+    "AutoRound, a group of text": (
+        auto_round(),
+        in_auto_round(group_size="32"),
+        "is in groups of 32, says config.json; a whole",
+    ),
+    "AutoRound, a group of -2": (auto_round(), in_auto_round(group_size=-2), "is in groups of -2"),
+    "AutoRound, a packing that is not known": (
+        auto_round(),
+        in_auto_round(packing_format="auto_round:fp8_static"),
+        "as 'auto_round:fp8_static', which is not read",
+    ),
+    "AutoRound, a packing that is a list": (
+        auto_round(),
+        in_auto_round(packing_format=[]),
+        "as '[]', which is not read",
+    ),
+    "AutoRound as AWQ, other words": (
+        auto_round(),
+        in_auto_round(packing_format="auto_round:auto_awq"),
+        "do not fit together",
+    ),
+    "HQQ, no scale": (hqq(scale=None), {}, "has no scale; HQQ needs one"),
+    "HQQ, no shape": (hqq(shape=None), {}, "has no shape"),
+    "HQQ, a shape of zeros": (hqq(), {}, "is packed as '\\x00\\x00\\x00\\x00\\x00\\x00\\x00'"),
+    "HQQ, a shape of ten sizes": (hqq(shape=("I64", [10])), {}, "at most 2 integers were expected"),
+    "HQQ, a packing of a megabyte": (hqq(packing=("U8", [10**6])), {}, "at most 16 integers were expected"),
+    "HQQ, a scale of integers": (hqq(scale=("I32", [64, 1])), {}, "do not fit together"),
+    "BitNet, no scale": ({"m.weight": ("U8", [4, 4])}, in_bitnet(), "has no weight_scale; BitNet ternary needs one"),
+    "BitNet, scales": (
+        {"m.weight": ("U8", [4, 4]), "m.weight_scale": ("F32", [2])},
+        in_bitnet(),
+        "do not fit together",
+    ),
+    "BitNet, a vector": ({"m.weight": ("U8", [4]), "m.weight_scale": ("F32", [1])}, in_bitnet(), "do not fit together"),
+    "BitNet, divided by a scale of 0": (
+        {"m.weight": ("U8", [4, 4]), "m.weight_scale": ("F32", [1])},
+        in_bitnet(),
+        "values that are not finite",
+    ),
+    "BitNet, made ternary as it runs": (
+        {"m.weight": ("F32", [4, 4])},
+        in_bitnet(linear_class="autobitlinear", quantization_mode="online"),
+        "and mode 'online'; read are",
+    ),
+    "BitNet, a class that is not known": (
+        {"m.weight": ("F32", [4, 4])},
+        in_bitnet(linear_class=["x"]),
+        "of class '['x']'",
+    ),
+    "MLX, no config": (mlx(), {}, "is packed as MLX does, and config.json does not say how"),
+}
+
+
 LAYOUTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a pipe for weights": (lambda f: _replace(f / "model.safetensors", os.mkfifo), "not a regular file"),
     "a pipe for config": (lambda f: _replace(f / "config.json", os.mkfifo), "not a regular file"),

@@ -12,7 +12,20 @@ from typing import Any
 
 import pytest
 
-from tests.attacks.attacks import CONFIGS, GGUFS, HEADERS, HUBS, INDEXES, LAYOUTS, ONE, PACKINGS, TOKENIZERS, whole
+from tests.attacks.attacks import (
+    CONFIGS,
+    GGUFS,
+    HEADERS,
+    HUBS,
+    INDEXES,
+    LAYOUTS,
+    ONE,
+    PACKED,
+    PACKINGS,
+    TOKENIZERS,
+    whole,
+    zeros,
+)
 from tests.support.files import encode
 from tests.support.hub_server import COMMIT, Hub
 from weightscope.architectures import as_published
@@ -121,6 +134,16 @@ def test_layout(attack: str, folder: Path) -> None:
     change, expected = LAYOUTS[attack]
     change(folder)
     assert expected in refused(folder)
+
+
+@pytest.mark.parametrize("attack", PACKED)
+def test_packed(attack: str, folder: Path) -> None:
+    tensors, config, expected = PACKED[attack]
+    (folder / "model.safetensors").write_bytes(zeros(tensors))
+    (folder / "config.json").write_text(json.dumps(config))
+    message = refused(folder)
+    assert expected in message
+    assert message.isprintable() and len(message) < 1000
 
 
 @pytest.mark.parametrize("attack", HUBS)

@@ -9,6 +9,7 @@ from dataclasses import astuple, dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
 
+from tests.census.layout_record import Line, disagreements, written
 from weightscope.architectures.table import OF, RECORD, lines
 from weightscope.files import new_file
 
@@ -16,6 +17,15 @@ SUBJECT = re.compile(
     r"^(its text stack is not read: )?(no row can describe \S+: it |\S+ is not supported: it "
     r"|\w+ (?=with |is not a model|has no tower))"
 )  # the type that a reason is about, which the page names in a column of its own
+# What an error of reading means, for people; architectures.csv keeps the error.
+PLAIN = (
+    (
+        re.compile(r"has no layer of a "),
+        "a part saved alone, under names that the row of the whole model does not know",
+    ),
+    (re.compile(r"tensor '.*' is missing"), "its tensors have other names than its row expects"),
+    (re.compile(r"tensor '.*' has shape"), "its fused tensor has fewer keys and values than its row expects"),
+)
 QUOTED = re.compile(r"'[^']*'|\([^()]*\)|\b\d+\b", re.ASCII)  # parts of a reason that differ between stacks
 
 PAGE = """\
@@ -52,6 +62,25 @@ again (half an hour, PyTorch); `--against` reports what a newer transformers add
 | reason | stacks | types |
 | --- | --- | --- |
 {refused}
+
+A checkpoint whose heads are refused opens for its tensors: `inspect --tensors` lists them, and `compare --all` compares
+them, under roles as far as a row knows them and by name otherwise.
+
+## Where other projects read otherwise
+
+An eager model is a witness, not the last one. The rotary layout, the norms that add 1 and the scale of scores of
+{compared} types were compared with llama.cpp (as in llama-cpp-python 0.3.36) and vLLM 0.33.0, read as text:
+[layouts.csv](../tests/census/layouts.csv), made by `python -m tests.census.layouts`. Their readings differ for:
+
+| type | here, as in transformers {version} | llama.cpp | vLLM |
+| --- | --- | --- | --- |
+{differing}
+
+A row of these says so among its notes.
+
+## What share of models this is
+
+Not known here: no public list of models with their downloads and its date has been matched with this table yet.
 
 ## Not checked
 
@@ -139,6 +168,8 @@ def mechanism(reason: str) -> str:
     if reason.startswith("no row reads this stack") or "no row reads it" in reason:
         return "another stack of the file is read, this one has no row yet"
     sentence = reason.rpartition("safetensors: ")[2] or reason
+    if plain := next((words for error, words in PLAIN if error.match(sentence)), ""):
+        return plain
     return QUOTED.sub("…", SUBJECT.sub("", sentence))
 
 
@@ -160,9 +191,15 @@ def page(rows: Sequence[Row], version: str) -> str:
         version=version, counts=counts, stacks=sum(counts.values()), types=len(types), whole=len(all_exact),
         refused="\n".join(table), unbuilt="\n".join(_unbuilt(rows)),
         exact_classes=f"{sum(row.classes for row in tried):,} classes{more}",
+        compared=len(known := written()), differing="\n".join(map(_differing, filter(disagreements, known))),
         unseen=", ".join(f"{row.type} ({row.row})" for row in rows if row.verdict == "unseen") or "none",
         **{f"{name}_types": len({row.type for row in rows if row.verdict == verdict}) for name, verdict in VERDICTS},
     )  # fmt: skip
+
+
+def _differing(line: Line) -> str:
+    """A type that another project reads otherwise, as a line of a table."""
+    return f"| {line.type} | {line.rotary} | {line.rotary_llama_cpp or 'unknown'} | {line.rotary_vllm or 'unknown'} |"
 
 
 def _unbuilt(rows: Sequence[Row]) -> list[str]:

@@ -300,7 +300,7 @@ def test_an_unchecked_weight_is_read_as_it_is(tmp_path: Path) -> None:
         tensor.read()
 
 
-@pytest.mark.parametrize("method", ["hqq", "aqlm", "quanto", "torchao", "\x1b[2J", None, 3])
+@pytest.mark.parametrize("method", ["vptq", "aqlm", "quanto", "higgs", "\x1b[2J", None, 3])
 def test_methods_that_are_not_read_are_refused_by_name(method: object, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"says quantised with .*which is not read; read are fp8, ") as caught:
         checkpoint_of(tmp_path, {"w": np.ones(3, np.float32)}, quant_method=method)

@@ -291,8 +291,13 @@ def nothing_more(keys: Config, modules: Collection[str]) -> dict[str, Any]:
 class Gguf:
     """How GGUF files of this architecture differ from other GGUF files."""
 
-    architecture: str = cell("what a GGUF file calls this row; the row that says it reads such files", "")
+    architecture: Names = cell("what GGUF files call this row; the row that says it reads such files", ())
+    given: Names = cell("keys, or key=value, that tell its files from others of that architecture", ())
+    keys: Mapping[str, str] = cell("keys of config.json by the GGUF file's, less the architecture's name", make=dict)
     roles: Mapping[str, str] = cell("ggml's names of modules that have another role here than elsewhere", make=dict)
+    modules: Mapping[str, str] = cell(
+        "the row's modules, or tensors, by ggml's names, where no role says it", make=dict
+    )
     halves: bool = cell("rows of queries and keys are reordered, since ggml rotates neighbours", False)
     config: Callable[[Config, Collection[str]], dict[str, Any]] = cell(
         "values of config.json that have no key of their own in a GGUF file", nothing_more

@@ -1,7 +1,7 @@
-"""A GGUF file as the checkpoint that it was converted from: what the conversion changed is undone."""
+"""A GGUF or MLX file as the checkpoint that it was converted from: what the conversion changed is undone."""
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,10 +9,10 @@ import numpy as np
 
 from weightscope.architectures.cells import Gguf
 from weightscope.architectures.family import Family
-from weightscope.architectures.layouts import grouped
+from weightscope.architectures.layouts import grouped, latent
 from weightscope.architectures.rope import Rope
 from weightscope.checkpoint import Checkpoint, Tensor
-from weightscope.checkpoint.checkpoint import DerivedTensor, WholeTensor
+from weightscope.checkpoint.checkpoint import DerivedTensor, StoredTensor, WholeTensor
 from weightscope.checkpoint.config import Config
 from weightscope.checkpoint.gguf import GgufTensor
 from weightscope.errors import CheckpointError
@@ -88,13 +88,6 @@ def granite_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
     return {key: float(str(np.float32(scale))) for key, scale in scales.items() if isinstance(scale, float)}
 
 
-def olmo2_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
-    """Nothing more; but OLMo 3 is called olmo2 there too, and turns otherwise in layers that see a window."""
-    if keys.inside("own").get("attention.sliding_window") is not None:
-        raise CheckpointError("has layers that see a window, as OLMo 3; such files are not read", file=keys.file)
-    return {}
-
-
 def falcon_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
     """Which of Falcon's layouts it is: no key says so, the norms and the number of key-value heads do."""
     kv_heads, two = keys.inside("own").get("attention.head_count_kv"), "attn_norm_2.weight" in names
@@ -108,6 +101,28 @@ def mpt_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
     return {"attn_config": {"clip_qkv": shortest(keys.inside("own").get("attention.clamp_kqv"))}}
 
 
+def latent_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
+    """Widths of the parts of heads made of latents; ggml sees one key-value head, the latent."""
+    own_keys = keys.inside("own")
+    rotating = own_keys.size("rope.dimension_count")
+    multiplier = own_keys.get("rope.scaling.yarn_log_multiplier")
+    weights = {} if multiplier is None else {name: shortest(10 * multiplier) for name in ("mscale", "mscale_all_dim")}
+    return {
+        "num_key_value_heads": own_keys.size("attention.head_count"), "head_dim": rotating,
+        "qk_rope_head_dim": rotating, "qk_nope_head_dim": own_keys.size("attention.key_length_mla") - rotating,
+        "v_head_dim": own_keys.size("attention.value_length_mla"), "rope_weights": weights,
+    }  # fmt: skip
+
+
+def glm4_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
+    """Nothing more; but the converter reorders rows of queries and keys where positions have sections."""
+    if keys.inside("own").get("rope.dimension_sections") is not None:
+        raise CheckpointError(
+            "has rows of queries and keys in another order, as GLM 4V; that is not read", file=keys.file
+        )
+    return {}
+
+
 def bert_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
     """Nothing more; but RoBERTa and others are called bert there too, and their position rows are other ones."""
     if keys.get("tokenizer.ggml.model") != "bert":
@@ -115,11 +130,37 @@ def bert_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
     return {}
 
 
+# A file of mlx-lm as the checkpoint that it was converted from.
+
+# Types whose norms mlx-lm counts from 1, where transformers counts from 0 (models/*.py, sanitize), and which norms.
+COUNTED_BY_MLX = {
+    r"qwen3_next|qwen3_5(_moe)?(_text)?": r".*((input|post_attention)_layernorm|model\.norm|q_norm|k_norm)",
+    r"step3p5": r".*norm[^.]*",
+}
+
+
+def as_before_mlx(checkpoint: Checkpoint) -> Checkpoint:
+    """A checkpoint that mlx-lm wrote, norms counted as transformers counts them."""
+    kind = checkpoint.config.get("model_type")
+    norms = next((norms for types, norms in COUNTED_BY_MLX.items() if re.fullmatch(types, str(kind))), None)
+    if norms is None:
+        return checkpoint
+    tensors: dict[str, Tensor] = dict(checkpoint)
+    for name, stored in checkpoint.items():
+        if re.fullmatch(rf"{norms}\.weight", name) and len(stored.shape) == 1:
+            tensors[name] = RestoredTensor(stored, less_one, 1, 1)
+    before = Checkpoint(checkpoint.folder, checkpoint.files, tensors, checkpoint.config, checkpoint.name)
+    before.weight_files = checkpoint.weight_files
+    return before
+
+
 # A GGUF file as the checkpoint that it was converted from: what the conversion changed is undone.
 #
 # Names become Hugging Face's again, and the file's keys a config. Rows of Q and K go back to their places: ggml
 # rotates
 # neighbouring coordinates, Hugging Face the two halves of a head.
+
+KEYS_OF_LATENT, VALUES_OF_LATENT = "k_b_proj", "v_b_proj"  # what the converter splits kv_b_proj into
 
 # The role of each module (`Family.roles`) by ggml's name for it, whatever the architecture.
 ROLES = {
@@ -129,6 +170,12 @@ ROLES = {
     "attn_output_norm": "norm.after_attention", "post_attention_norm": "norm.attention_output", "ffn_norm": "norm.mlp",
     "ffn_gate": "gate", "ffn_up": "up", "ffn_down": "down", "post_ffw_norm": "norm.mlp_output",
     "layer_output_norm": "norm.after",
+}  # fmt: skip
+# Modules of latent attention by ggml's names: the last parts of their names.
+OF_LATENTS = {
+    "attn_q": "q_proj", "attn_q_a": "q_a_proj", "attn_q_b": "q_b_proj", "attn_q_a_norm": "q_a_layernorm",
+    "attn_kv_a_mqa": "kv_a_proj_with_mqa", "attn_kv_a_norm": "kv_a_layernorm", "attn_kv_b": "kv_b_proj",
+    "attn_k_b": KEYS_OF_LATENT, "attn_v_b": VALUES_OF_LATENT,
 }  # fmt: skip
 # Meaning in config.json -> key after the architecture's name.
 KEYS = {
@@ -142,7 +189,19 @@ KEYS = {
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
     "layer_norm_eps": "attention.layer_norm_epsilon",
     "rope_theta": "rope.freq_base",
+    "sliding_window": "attention.sliding_window",
+    "num_experts": "expert_count",
+    "q_lora_rank": "attention.q_lora_rank",
+    "kv_lora_rank": "attention.kv_lora_rank",
 }
+# Values of rope_scaling by the key after "rope.scaling.".
+SCALINGS: dict[str, dict[str, str]] = {
+    "linear": {"factor": "factor"},
+    "yarn": {
+        "factor": "factor", "original_max_position_embeddings": "original_context_length",
+        "beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow", "attention_factor": "yarn_attn_factor",
+    },
+}  # fmt: skip
 EPSILONS = ("layer_norm_epsilon", "norm_epsilon", "norm_eps")  # other names that rows have for it
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 MOST_FACTORS = 4096
@@ -151,12 +210,8 @@ LOW, HIGH, ORIGINAL = 1.0, 4.0, 8192  # of the rotations of every Llama 3; only 
 
 def as_published(checkpoint: Checkpoint, families: Callable[[], Sequence[Family]]) -> Checkpoint:
     """The checkpoint under Hugging Face's names and in Hugging Face's order."""
-    named, file = checkpoint.config.get("general.architecture"), checkpoint.config.file
-    rows = [(row, row.gguf) for row in families() if row.gguf is not None]
-    row, gguf = next(((row, gguf) for row, gguf in rows if gguf.architecture == named), (None, None))
-    if row is None or gguf is None:
-        known = ", ".join(dict.fromkeys(gguf.architecture for _, gguf in rows))
-        raise CheckpointError(f"is of architecture '{str(named)[:40]}'; read are {known}", file=file)
+    file = checkpoint.config.file
+    row, gguf = _row_of(checkpoint.config, families())
     present = {name.split(".", 2)[2] if name.startswith("blk.") else name for name in checkpoint}
     config = {"model_type": row.types[0], **_config(checkpoint.config, row, gguf, present)}
     heads = config["num_attention_heads"], config["num_key_value_heads"]
@@ -173,10 +228,16 @@ def as_published(checkpoint: Checkpoint, families: Callable[[], Sequence[Family]
             raise CheckpointError("has two tensors that mean the same", file=file, tensor=name)
         renamed = replace(stored, name=full) if isinstance(stored, GgufTensor) else stored
         undo = undone.get(module)
-        if undo is None or len(stored.shape) < (2 if undo is turned else 1):
+        if (
+            undo is None
+            or (undo is less_one and full.endswith(".bias"))
+            or len(stored.shape) < (2 if undo is turned else 1)
+        ):
             tensors[full] = renamed
         else:
             tensors[full] = RestoredTensor(renamed, undo, *heads)
+    if row.heads.layout is latent:
+        _join_latents(tensors, row, file)
     config |= _factors(checkpoint, Config(config, file))
     tokens = tensors.get(row.prefixes[0] + row.inputs.tokens)
     config["vocab_size"] = tokens.shape[0] if tokens is not None and tokens.shape else None
@@ -186,10 +247,34 @@ def as_published(checkpoint: Checkpoint, families: Callable[[], Sequence[Family]
     return published
 
 
+def _row_of(keys: Config, families: Sequence[Family]) -> tuple[Family, Gguf]:
+    """The row that reads files of an architecture; where several do, the one whose keys are there."""
+    named = keys.get("general.architecture")
+
+    def is_there(key: str) -> bool:
+        name, _, value = key.partition("=")
+        stored = keys.get(name) if keys.get(name) is not None else keys.get(f"{named}.{name}")
+        return stored == value if value else stored not in (None, 0)
+
+    rows = [(row, row.gguf) for row in families if row.gguf is not None]
+    fitting = [(row, gguf) for row, gguf in rows if named in gguf.architecture and all(map(is_there, gguf.given))]
+    if not fitting:
+        known = ", ".join(dict.fromkeys(name for _, gguf in rows for name in gguf.architecture))
+        raise CheckpointError(f"is of architecture '{str(named)[:40]}'; read are {known}", file=keys.file)
+    return max(fitting, key=lambda pair: len(pair[1].given))
+
+
 def modules_of(row: Family, gguf: Gguf) -> dict[str, str]:
     """The row's modules by ggml's names."""
     roles = {"gate": (modules := row.roles).get("gate+up"), "up": modules.get("gate+up"), **modules}
-    return {name: module for name, role in {**ROLES, **gguf.roles}.items() if (module := roles.get(role))}
+    for role, names in row.also.items():
+        if role not in roles and names and not {" ", "{"} & {*names[0]}:  # stored as it was, and not an expert's
+            roles[role] = names[0]
+    named = {name: module for name, role in {**ROLES, **gguf.roles}.items() if (module := roles.get(role))}
+    if row.heads.layout is latent:
+        attention = row.heads.k.rpartition(".")[0]
+        named |= {name: f"{attention}.{last}" for name, last in OF_LATENTS.items()}
+    return {**named, **gguf.modules}
 
 
 def _undone(row: Family, gguf: Gguf) -> dict[str, Undo]:
@@ -219,6 +304,9 @@ def _published_name(name: str, row: Family, modules: Mapping[str, str]) -> tuple
     parts = re.fullmatch(r"(?:blk\.(\d{1,7})\.)?(\w+)\.(weight|bias)", name, re.ASCII)
     if not parts:
         return "", name
+    if tensor := modules.get(f"{parts[2]}.{parts[3]}"):
+        stem = f"{row.prefixes[0]}{row.layer.format(i=int(parts[1]))}" if parts[1] else row.prefixes[0]
+        return tensor, stem + tensor
     module = modules.get(parts[2], "")
     if not module and parts[1] and ROLES.get(parts[2]) in ("q_norm", "k_norm"):
         module = f"{row.heads.out.rpartition('.')[0]}.{parts[2]}"
@@ -232,9 +320,11 @@ def _published_name(name: str, row: Family, modules: Mapping[str, str]) -> tuple
 
 def _config(keys: Config, row: Family, gguf: Gguf, present: set[str]) -> dict[str, Any]:
     """What config.json would say."""
-    start = gguf.architecture + "."
+    start = f"{keys.get('general.architecture')}."
     own_keys = {key.removeprefix(start): value for key, value in keys.items() if key.startswith(start)}
-    values = {meaning: shortest(own_keys[key]) for meaning, key in KEYS.items() if own_keys.get(key) is not None}
+    named = {**KEYS, **gguf.keys}
+    values = {meaning: shortest(own_keys[key]) for meaning, key in named.items() if own_keys.get(key) is not None}
+    values |= _by_layer(Config(values, keys.file), own_keys)
     config = Config(values, keys.file)
     if (first := keys.get("tokenizer.ggml.bos_token_id")) is not None:
         values["bos_token_id"] = first
@@ -242,15 +332,30 @@ def _config(keys: Config, row: Family, gguf: Gguf, present: set[str]) -> dict[st
     kv_heads = config.size("num_key_value_heads", default=heads if row.heads.kv_heads != 1 else 1)
     values["num_key_value_heads"] = kv_heads
     head_dim = config.size("head_dim", default=config.size("hidden_size") // heads)
+    if "head_dim" in row.config.defaults:
+        values["head_dim"] = head_dim
+    if own_keys.get("nextn_predict_layers"):  # further layers, which predict the tokens after the next
+        predicting = Config(own_keys, keys.file).size("nextn_predict_layers")
+        values["num_hidden_layers"] = config.size("num_hidden_layers") - predicting
     if isinstance(row.rope, Rope) and row.rope.theta_key not in ("", "rope_theta") and "rope_theta" in values:
         values[row.rope.theta_key] = values.pop("rope_theta")
-    scaling = own_keys.get("rope.scaling.type") or "none"
-    if scaling == "linear":
-        values["rope_scaling"] = {"rope_type": "linear", "factor": own_keys.get("rope.scaling.factor")}
+    scaling = str(own_keys.get("rope.scaling.type") or "none")
+    if scaling in SCALINGS:
+        given = {name: shortest(own_keys.get(f"rope.scaling.{key}")) for name, key in SCALINGS[scaling].items()}
+        values["rope_scaling"] = {"rope_type": scaling, **{name: x for name, x in given.items() if x is not None}}
     elif scaling not in ("none", "longrope"):
-        raise CheckpointError(f"scales its rotations by '{str(scaling)[:40]}', which is not read", file=keys.file)
+        raise CheckpointError(f"scales its rotations by '{scaling[:40]}', which is not read", file=keys.file)
+    if isinstance(sections := own_keys.get("rope.dimension_sections"), list):
+        values["rope_scaling"] = {
+            "rope_type": "default",
+            **values.get("rope_scaling", {}),
+            "mrope_section": sections[:3],
+        }
     turning = Config(own_keys, keys.file).size("rope.dimension_count", default=head_dim, largest=head_dim)
-    if turning != head_dim:
+    _by_type(values, row, gguf, own_keys)
+    if isinstance(row.rope, Rope) and row.rope.dims_key:
+        values[row.rope.dims_key] = turning
+    elif turning != head_dim:
         if not isinstance(row.rope, Rope) or row.rope.fraction is None:
             raise CheckpointError("rotates a part of each head alone, which is not read", file=keys.file)
         values[row.rope.fraction_key] = turning / head_dim
@@ -262,7 +367,52 @@ def _config(keys: Config, row: Family, gguf: Gguf, present: set[str]) -> dict[st
     values |= {key: bool(present & {*names}) for key, names in reversed(stored.items()) if isinstance(key, str)}
     if (eps := values.get("layer_norm_eps")) is not None:
         values |= {key: eps for key in EPSILONS if key in row.config.defaults}
-    return values | gguf.config(Config({**keys, "own": own_keys}, keys.file), present)
+    values |= gguf.config(Config({**keys, "own": own_keys}, keys.file), present)
+    if (weights := values.pop("rope_weights", {})) and "rope_scaling" in values:
+        values["rope_scaling"] |= weights
+    return values
+
+
+def _join_latents(tensors: dict[str, Tensor], row: Family, file: object) -> None:
+    """Put keys and values of a latent, which the converter splits, into the matrix that they were of."""
+    attention = row.heads.v.rpartition(".")[0]
+    for name in [name for name in tensors if name.endswith(f"{attention}.{KEYS_OF_LATENT}.weight")]:
+        stem = name.removesuffix(f"{KEYS_OF_LATENT}.weight")
+        keys, values = tensors.pop(name), tensors.pop(f"{stem}{VALUES_OF_LATENT}.weight", None)
+        if values is None:
+            raise CheckpointError("has keys of a latent, but no values", file=file, tensor=name)
+        tensors[f"{stem}{row.heads.v.rpartition('.')[2]}.weight"] = OutOfLatent(keys, values)
+
+
+def _by_layer(config: Config, own_keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Values that a file has for each layer: the one that every layer of attention has, and the types of layers."""
+    values: dict[str, Any] = {}
+    for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
+        if isinstance(each := config.get(name), list):
+            sizes = {size for size in each if type(size) is int and size > 0}
+            if len(sizes) != 1 and name != "intermediate_size":
+                raise config.error(name, "the same in every layer")
+            values[name] = max(sizes, default=0)
+            if name == "num_key_value_heads" and 0 in each:
+                values["layer_types"] = ["full_attention" if size else "linear_attention" for size in each]
+    if isinstance(windows := own_keys.get("attention.sliding_window_pattern"), list):
+        values["layer_types"] = ["sliding_attention" if window else "full_attention" for window in windows]
+    return values
+
+
+def _by_type(values: dict[str, Any], row: Family, gguf: Gguf, own_keys: Mapping[str, Any]) -> None:
+    """Give every type of layers its rotation, where bases differ by it and the row has no key for the local one."""
+    local = own_keys.get("rope.freq_base_swa")
+    if "rope.freq_base_swa" in gguf.keys.values() or not isinstance(row.rope, Rope):
+        return
+    as_global = row.rope.local is not None and row.rope.local[0] == "rope_theta"
+    if as_global or (local is not None and not row.rope.local and "sliding_attention" in values.get("layer_types", ())):
+        whole, scaling = values.pop("rope_theta", None), values.pop("rope_scaling", {})
+        local = whole if local is None else shortest(local)
+        values["rope_parameters"] = {
+            "full_attention": {"rope_type": "default", "rope_theta": whole, **scaling},
+            "sliding_attention": {"rope_type": "default", "rope_theta": local},
+        }
 
 
 def _factors(checkpoint: Checkpoint, config: Config) -> dict[str, Any]:
@@ -294,8 +444,9 @@ def _llama3_scaling(stored: np.ndarray, config: Config) -> dict[str, Any]:
         raise CheckpointError("scales its rotations by factors that are not above 0", file=config.file)
     wavelengths = 2 * np.pi * theta ** (np.arange(len(factors)) / len(factors))
     smooth = np.clip((ORIGINAL / wavelengths - LOW) / (HIGH - LOW), 0, 1)
-    if not np.allclose(1 / factors, (1 - smooth) / factor + smooth, rtol=1e-3):
-        raise CheckpointError("scales its rotations in a way that is not Llama 3's", file=config.file)
+    if not np.allclose(1 / factors, (1 - smooth) / factor + smooth, rtol=1e-3):  # other bounds: by each pair's factor
+        lists = dict.fromkeys(("short_factor", "long_factor"), factors.tolist())
+        return {"rope_type": "longrope", **lists, "attention_factor": 1.0}
     return {
         "rope_type": "llama3", "factor": factor, "low_freq_factor": LOW, "high_freq_factor": HIGH,
         "original_max_position_embeddings": ORIGINAL,
@@ -339,3 +490,63 @@ class RestoredTensor(DerivedTensor, WholeTensor):
 
     def read(self) -> np.ndarray:
         return np.ascontiguousarray(self.undo(self.stored.read(), self.n_heads, self.n_kv_heads))
+
+    @property
+    def _pieces(self) -> int:
+        """Of how many pieces of rows each is undone by itself; 0 where rows of the whole are mixed."""
+        pieces: dict[Undo, int] = {
+            queries_in_halves: self.n_heads, keys_in_halves: self.n_kv_heads, less_one: self.shape[0]
+        }  # fmt: skip
+        return pieces.get(self.undo, 0)
+
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        if not self._pieces:
+            return super().rows(start, stop)
+        self.check_rows(start, stop)
+        r = self.shape[0] // self._pieces
+        first, last = start // r, -(-stop // r)
+        if first >= last:
+            return self.stored.rows(start, stop)
+        pieces = self.undo(self.stored.rows(first * r, last * r), last - first, last - first)
+        return np.ascontiguousarray(pieces[start - first * r : stop - first * r])
+
+    def blocks(self, n_rows: int) -> Iterator[tuple[int, np.ndarray]]:
+        if not self._pieces:
+            yield from super().blocks(n_rows)
+            return
+        self.check_rows(0, 0)
+        for start in range(0, self.shape[0], n_rows):
+            yield start, self.rows(start, min(start + n_rows, self.shape[0]))
+
+
+@dataclass(frozen=True)
+class OutOfLatent(DerivedTensor, WholeTensor):
+    """What makes a head's keys and values out of the latent: ggml has them apart, the keys transposed."""
+
+    stored: Tensor  # (H, latent, k)
+    values: Tensor  # (H, v, latent)
+
+    def __post_init__(self) -> None:
+        if len(self.stored.shape) != 3 or (self.stored.shape[0], self.stored.shape[1]) != self.values.shape[::2]:
+            shapes = f"{self.stored.shape}, which {self.values.shape} of '{self.values.name}' do not fit"
+            raise self.stored.refuse(f"has shape {shapes}; (heads, latent, k) and (heads, v, latent) were expected")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        (heads, rank, k), (_, v, _) = self.stored.shape, self.values.shape
+        return heads * (k + v), rank
+
+    @property
+    def parts(self) -> tuple[StoredTensor, ...]:
+        return (*self.stored.parts, *self.values.parts)
+
+    @property
+    def noted(self) -> set[str] | None:  # type: ignore[override]
+        return self.stored.noted
+
+    def unchecked(self, noted: set[str]) -> Tensor:
+        return replace(self, stored=self.stored.unchecked(noted), values=self.values.unchecked(noted))
+
+    def read(self) -> np.ndarray:
+        both = np.concatenate([self.stored.read().swapaxes(1, 2), self.values.read()], axis=1)  # (H, k + v, latent)
+        return both.reshape(self.shape)

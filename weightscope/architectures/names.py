@@ -35,9 +35,10 @@ import numpy as np
 from weightscope.architectures.cells import LEGACY, LayerTensors, Names, StoredNorm
 from weightscope.architectures.config import ModelConfig
 from weightscope.architectures.family import Family
-from weightscope.architectures.gguf import ROLES, RestoredTensor, keys_in_halves, queries_in_halves
+from weightscope.architectures.gguf import ROLES, RestoredTensor, keys_in_halves, less_one, queries_in_halves
 from weightscope.architectures.layouts import by_dimension_and_head, gated, separate
 from weightscope.architectures.numbers import in_layer
+from weightscope.architectures.original.spelling import PartTensor
 from weightscope.architectures.rope import Rope
 from weightscope.architectures.table import FAMILIES, title
 from weightscope.attention.layer import Layer
@@ -66,6 +67,8 @@ OF_GGUF = {
     "ffn_gate_shexp": "shared_expert.gate", "ffn_up_shexp": "shared_expert.up", "ffn_down_shexp": "shared_expert.down",
     "ffn_gate_inp_shexp": "shared_expert.router",
 }  # fmt: skip
+# Where MLX has a mixture's experts, beside or at the module that has them in transformers: all in one tensor there.
+OF_MLX = ("switch_mlp", "experts", "experts.switch_glu")
 OF_ANY_WIDTH = ("norm.inputs", "norm.outputs", "norm.mlp_inner")  # norms of other widths than the model's
 TRANSPOSED, ALTERNATING, FROM_ZERO = "(in, out)", "alternating", "counted from 0"
 HOW = (TRANSPOSED, ALTERNATING, FROM_ZERO)  # what a cell of `also` may say after "as"
@@ -231,6 +234,14 @@ class Tensors:
         return f"{stack}{layer}{'' if tensor.expert is None else f'expert {tensor.expert} '}{role}"
 
     @property
+    def roles(self) -> dict[str, str]:
+        """The role of each tensor that has one, by its name in the file; of another stack after that one's name."""
+        named = (tensor for tensor in self.rows if tensor.has_role)
+        return {
+            each.name: each.role if each.stack in (None, self.own) else f"{each.stack} {each.role}" for each in named
+        }
+
+    @property
     def lead(self) -> str:
         """How many tensors there are, and how many have a role, in a sentence."""
         unnamed = sum(tensor.role == tensor.name for tensor in self.rows)
@@ -357,9 +368,14 @@ class _Reader:
 
     def _of_gguf(self) -> Iterator[NamedTensor]:
         """What keeps ggml's name because the row has no module of it."""
+        known = {**ROLES, **OF_GGUF, **(self.family.gguf.roles if self.family.gguf else {})}
         for name in self.checkpoint:
-            parts = re.fullmatch(r"blk\.(\d{1,7})\.(\w+)\.(weight|bias)", name, re.ASCII)
-            role = ({**ROLES, **OF_GGUF}.get(parts[2])) if parts else None
+            parts = re.fullmatch(r"(?:blk\.(\d{1,7})\.)?(\w+)(?:\.(weight|bias))?", name, re.ASCII)
+            role = known.get(parts[2]) if parts else None
+            if parts and role in OF_MODEL and not parts[1]:
+                yield self._tensor(name, _Module(role), None, None, self.config, self.family, "")
+                continue
+            role = role if parts and parts[1] else None
             if parts and role and int(parts[1]) < self.config.n_layers:
                 index = int(parts[1])
                 role += ".bias" if parts[3] == "bias" and role != "router.correction" else ""
@@ -389,6 +405,7 @@ class _Reader:
         words += [*_rotary(role, tensor, config, row, layer)]
         if ("norm" in role) and not role.endswith(".bias"):
             offset = module.norm.offset if module.norm else FROM_ZERO in how
+            offset = offset and not (isinstance(tensor, RestoredTensor) and tensor.undo is less_one)
             words.append(f"gain counted from {0 if offset else 1}")
         words += [shared] if shared else []
         shape = tensor.shape
@@ -581,6 +598,9 @@ def modules_of(row: Family, *, of_model: bool = False) -> tuple[dict[str, _Modul
     for name, module in {**surrounding, **stated}.items():
         if (module.role in OF_MODEL) != of_model:
             continue
+        if module.role.startswith("expert."):
+            for stacked, of_part in _stacked_by_mlx(name):
+                modules.setdefault(stacked, of_part)
         if "{e}" in name:
             pattern = re.escape(name).replace(re.escape("{e}"), r"(\d{1,6})")
             patterns.append((re.compile(pattern + r"(?:\.(weight|bias))?", re.ASCII), module))
@@ -596,6 +616,15 @@ def network_of(row: Family) -> dict[str, _Module]:
     if (row.norms.before is None, row.norms.after is None) != (usual.norms.before is None, usual.norms.after is None):
         return {name: module for name, module in modules.items() if not module.role.startswith("norm.")}
     return modules
+
+
+def _stacked_by_mlx(name: str) -> Iterator[tuple[str, _Module]]:
+    """The tensors in which MLX stacks the experts that are named so in transformers: (n_experts, out, in)."""
+    parent = name[: name.index("experts")] if "experts" in name else name[: name.rfind(".") + 1]
+    for stack in OF_MLX:
+        for part in ("gate", "up", "down"):
+            for kind, end in (("weight", ""), ("bias", ".bias")):
+                yield f"{parent}{stack}.{part}_proj.{kind}", _Module(f"expert.{part}{end}")
 
 
 def _add_attention(row: Family, modules: dict[str, _Module]) -> None:
@@ -661,6 +690,8 @@ def _match(rest: str, modules: Mapping[str, _Module], patterns: Patterns) -> tup
 def packed_as(tensor: Tensor) -> Iterator[str]:
     """The packing of a tensor that is not stored as floating-point numbers."""
     stored = tensor.stored if isinstance(tensor, RestoredTensor) else tensor
+    if isinstance(tensor, PartTensor):
+        yield "part of a fused tensor"
     if isinstance(stored, GgufTensor) and stored.dtype not in ("F32", "F16", "BF16", "F64"):
         yield f"packed {stored.dtype} (GGUF)"
     elif isinstance(stored, DequantisedTensor):

@@ -20,6 +20,8 @@ from weightscope.architectures import gguf
 from weightscope.architectures.config import KEYS, ModelConfig, class_says
 from weightscope.architectures.family import Family
 from weightscope.architectures.numbers import completed_part, read_config
+from weightscope.architectures.original.spelling import KNOWN_BY
+from weightscope.architectures.original.spelling import as_published as original_as_published
 from weightscope.architectures.table import FAMILIES, known_rows, unproved
 from weightscope.checkpoint import Checkpoint
 from weightscope.checkpoint.config import Config, digest_of
@@ -182,9 +184,16 @@ def _read(checkpoint: Checkpoint, stack: Stack, known: Reading | None) -> Stack:
 
 
 def as_published(checkpoint: Checkpoint) -> Checkpoint:
-    """A GGUF file as the checkpoint that it was converted from, any other as it is; see `gguf.as_published`."""
-    is_gguf = isinstance(checkpoint.files[0], GgufFile)
-    return gguf.as_published(checkpoint, FAMILIES.of_gguf) if is_gguf else checkpoint
+    """A file that was converted (GGUF, MLX) or has its trainer's names, as transformers has it; any other as it is."""
+    file = checkpoint.files[0]
+    if isinstance(file, GgufFile):
+        return gguf.as_published(checkpoint, FAMILIES.of_gguf)
+    if file.metadata.get("format") == "mlx":
+        return gguf.as_before_mlx(checkpoint)
+    for name, spelling in KNOWN_BY.items():
+        if name in checkpoint:
+            return original_as_published(checkpoint, spelling, FAMILIES.rows)
+    return checkpoint
 
 
 # Where the model of a row is in a checkpoint: before which tensors' names, and in which part of the config.

@@ -104,8 +104,8 @@ NAMED: dict[str, tuple[Callable[..., Any], ...]] = {
     ),
     "stored_layer": (rules.same_layer, rules.half, rules.shared_groups),
     "config": (
-        cells.nothing_more, gguf.gemma_scalar, gguf.stablelm_config, gguf.granite_config, gguf.olmo2_config,
-        gguf.falcon_config, gguf.mpt_config, gguf.neox_config, gguf.bert_config,
+        cells.nothing_more, gguf.gemma_scalar, gguf.stablelm_config, gguf.granite_config,
+        gguf.falcon_config, gguf.mpt_config, gguf.neox_config, gguf.bert_config, gguf.latent_config, gguf.glm4_config,
     ),
 }  # fmt: skip
 

@@ -94,9 +94,10 @@ class Rows(Sequence[Family]):
         return tuple(row for row in rows if not {row.name, *row.types}.isdisjoint(kinds))
 
     def of_gguf(self) -> tuple[Family, ...]:
-        """The rows that read GGUF files, with the networks that they inherit: their modules have names there, too."""
+        """The rows that read GGUF files."""
         files = [name for name, text in self.texts.items() if "\ngguf" in text]
-        return tuple(file.row(title) for file, title in self._stanzas(files) if "gguf" in file.stanzas[title])
+        stanzas = ((file, title) for file, title in self._stanzas(files) if "gguf" in file.stanzas[title])
+        return tuple(next(file.named(title)) for file, title in stanzas)
 
     @cached_property
     def all(self) -> tuple[Family, ...]:

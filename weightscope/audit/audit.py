@@ -267,7 +267,7 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
     )
     read = tensors_of_heads(unchecked, heads.layers.tolist())
     roles = affordable_names(model)
-    everything = read_everything(model.checkpoint) if options.all_tensors else None
+    everything = read_everything(model.checkpoint, model.tensors.roles) if options.all_tensors else None
     if everything is None:
         with_tokens_read = tensors_of_heads(unchecked, heads.layers.tolist(), tokens_read=bool(directions))
         coverage = attention_only(model.checkpoint, {*with_tokens_read, *other_gains(model)}, ", embeddings included")

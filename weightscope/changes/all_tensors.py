@@ -29,7 +29,7 @@ from weightscope.checkpoint.gguf import GgufFile
 from weightscope.errors import counted
 from weightscope.files import Files
 from weightscope.findings import Finding, Member, listed, spans
-from weightscope.model import Model
+from weightscope.model import Model, TensorsOnly
 from weightscope.tables import Column, Table
 from weightscope.tensors.findings import (
     LARGEST_RMS,
@@ -177,7 +177,7 @@ def between(values: Sequence[float]) -> str:
     return " to ".join(dict.fromkeys(f"{value:.2g}" for value in (min(values), max(values))))
 
 
-def compare_tensors(a: Model, b: Model) -> TensorChanges:
+def compare_tensors(a: Model | TensorsOnly, b: Model | TensorsOnly) -> TensorChanges:
     """Read every tensor of two checkpoints once, and those again whose kind of change is not clear from that.
 
     Memory is a few blocks of a million values per core and, where a rank is looked for, two matrices of 144 columns.
@@ -196,7 +196,7 @@ def _lacking(only: Counterparts) -> Change:
     return replace(unchanged(a, b, "missing" if a else "new"), role=tensor.role * tensor.has_role, part=part)
 
 
-def changes_with_directions(a: Model, b: Model, pairs: Sequence[Pair]) -> list[Change]:
+def changes_with_directions(a: Model | TensorsOnly, b: Model | TensorsOnly, pairs: Sequence[Pair]) -> list[Change]:
     """How each pair changed; those along a direction that several share are of a kind of their own."""
     compared = TensorChanges(compare_pairs(a.checkpoint, b.checkpoint, pairs))
     shared = compared.shared[0]  # what is more than one of their rank is rounding

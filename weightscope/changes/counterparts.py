@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 from weightscope.architectures.names import NamedTensor, Tensors
 from weightscope.changes.pair import Pair
-from weightscope.model import Model
+from weightscope.model import Model, TensorsOnly
 
 
 class Counterparts(NamedTuple):
@@ -34,7 +34,7 @@ class Counterparts(NamedTuple):
         return Pair(*tensors, role, self.by, self.label * is_part)
 
 
-def counterparts(a: Model, b: Model) -> Iterator[Counterparts]:
+def counterparts(a: Model | TensorsOnly, b: Model | TensorsOnly) -> Iterator[Counterparts]:
     """Every tensor of two checkpoints: those of both in the order of A, then what only A has, then what only B has.
 
     Tensors of one role and place are counterparts, and so are a part of a fused tensor, or an expert of a stacked one,
@@ -44,7 +44,8 @@ def counterparts(a: Model, b: Model) -> Iterator[Counterparts]:
 
 
 def counterparts_among(
-    a: Model, b: Model, in_a: Iterable[str], in_b: Iterable[str], *, of_any_layer: bool = False
+    a: Model | TensorsOnly, b: Model | TensorsOnly, in_a: Iterable[str], in_b: Iterable[str], *,
+    of_any_layer: bool = False,
 ) -> Iterator[Counterparts]:  # fmt: skip
     """The same of some tensors by name; with `of_any_layer`, of one layer each, which may be another one in B."""
     sides = [_Side(model, {*names}, of_any_layer) for model, names in ((a, in_a), (b, in_b))]
@@ -58,13 +59,15 @@ def counterparts_among(
     yield from (Counterparts(sides[1].tensors.label(tensor), None, tensor) for tensor in sides[1].left.values())
 
 
-_unchecked: WeakKeyDictionary[Model, Tensors] = WeakKeyDictionary()  # roles are looked up once for a model
+_unchecked: WeakKeyDictionary[Model | TensorsOnly, Tensors] = (
+    WeakKeyDictionary()
+)  # roles are looked up once for a model
 
 
 class _Side:
     """The tensors of one checkpoint that have no counterpart yet."""
 
-    def __init__(self, model: Model, names: Collection[str], of_any_layer: bool) -> None:
+    def __init__(self, model: Model | TensorsOnly, names: Collection[str], of_any_layer: bool) -> None:
         if model not in _unchecked:
             _unchecked[model] = model.unchecked().tensors
         self.tensors, self.prefix, self.of_any_layer = _unchecked[model], model.prefix, of_any_layer

@@ -41,7 +41,7 @@ from weightscope.checkpoint.formats import (
 from weightscope.checkpoint.gguf import GgufFile, GgufTensor
 from weightscope.checkpoint.hub import CONNECTIONS, Ahead, RemoteFile, Repository
 from weightscope.checkpoint.packages import PACKAGE, packaged
-from weightscope.checkpoint.packings.modelopt import SETTINGS_FILE, settings_of
+from weightscope.checkpoint.packings.modelopt import KEY, SETTINGS_FILE, settings_of
 from weightscope.checkpoint.quantised import PARTS, SETTINGS, dequantised
 from weightscope.checkpoint.storage import LocalFile, OpenFile, Storage
 from weightscope.embedded import FOLDER
@@ -55,6 +55,7 @@ TOKENIZER_FILES = (  # all that say something of one
 )  # fmt: skip
 EMBEDDED = "embedded"  # the checkpoint that comes with weightscope
 MODULES = "modules.json"  # of sentence-transformers
+PARAMS = "params.json"  # of Meta's and Mistral's own files
 EXPLICIT = "transformers_weights"  # the key of config.json
 LOADED = (LONE, INDEX, "pytorch_model.bin", "pytorch_model.bin.index.json")  # what transformers looks for, in order
 MOST_ENTRIES = 1000  # of a folder that are looked into, and of each of them
@@ -152,14 +153,16 @@ def _of_safetensors(
 
 
 def config_of(folder: Path) -> Config:
-    """The config.json of a folder; empty where it has none."""
+    """The config.json of a folder, else its params.json; empty where it has neither."""
     path = folder / "config.json"
+    if not os.path.lexists(path) and os.path.lexists(folder / PARAMS):
+        path = folder / PARAMS
     if not os.path.lexists(path):
         return Config({}, path)
     text = read_small(path, MAX_BYTES)
     values = parse_json(text, file=path)
     if os.path.lexists(folder / SETTINGS_FILE) and values.keys().isdisjoint(SETTINGS):
-        values |= {SETTINGS[0]: settings_of(read_json(folder / SETTINGS_FILE))}
+        values |= {KEY: settings_of(read_json(folder / SETTINGS_FILE))}
     return Config(values, path, stored=(len(text), sha256(text).hexdigest()))
 
 
@@ -439,6 +442,9 @@ def _remote_weights(repository: Repository) -> tuple[Repository, Path | None, di
         names = pinned.file_names()
     except CheckpointError:  # a mirror that has the files and no list of them, or a fault that the next request meets
         names = [name for name in (LONE, INDEX, "config.json") if pinned.on_server(name) is not None]
+    if folder is None and PARAMS in names and (params := pinned.file(PARAMS, MAX_BYTES)) is not None:
+        folder = params.parent
+        pinned = replace(repository, revision=folder.name)
     config = Config({}, "config.json") if folder is None else config_of(folder)
     if SETTINGS_FILE in names and config.keys().isdisjoint(SETTINGS):
         pinned.file(SETTINGS_FILE, MAX_BYTES)

@@ -6,25 +6,35 @@ GPTQ and AWQ store it transposed.
 """
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from weightscope.checkpoint.checkpoint import StoredTensor, Tensor
 from weightscope.checkpoint.config import Config
-from weightscope.checkpoint.packings import bitsandbytes, compressed, gptq, modelopt, mxfp4, scaled
+from weightscope.checkpoint.packings import (
+    auto_round,
+    bitnet,
+    bitsandbytes,
+    compressed,
+    gptq,
+    hqq,
+    mlx,
+    modelopt,
+    mxfp4,
+    scaled,
+    torchao,
+)
 from weightscope.checkpoint.packings.packed import Find
 from weightscope.errors import CheckpointError
 
-SETTINGS = ("quantization_config", "compression_config")  # keys of config.json, or of its text_config
-PARTS = (
-    ".qweight",
-    "_scale_inv",
-    "_scale",
-    ".absmax",
-    ".SCB",
-    ".weight_packed",
-    "_blocks",
-)  # ends of names that only quantised weights have
+SETTINGS = (mlx.KEY, "quantization_config", "compression_config")  # keys of config.json, or of its text_config
+# Ends of names that only quantised weights have.
+PARTS = (".qweight", "_scale_inv", "_scale", ".absmax", ".SCB", ".weight_packed", ".scales", ".W_q")
 MODELOPT = ("modelopt", "modelopt_fp4", "modelopt_mixed")
-SELF_EVIDENT: tuple[Find, ...] = (scaled.find, bitsandbytes.find)  # their tensors say it; config.json need not
+SELF_EVIDENT: tuple[Find, ...] = (
+    scaled.find,
+    bitsandbytes.find,
+    hqq.find,
+)  # their tensors say it; config.json need not
 METHODS: dict[str, tuple[Find, ...]] = {  # quant_method of config.json -> how its weights are found, besides these
     "fp8": (),
     "fbgemm_fp8": (),
@@ -34,16 +44,26 @@ METHODS: dict[str, tuple[Find, ...]] = {  # quant_method of config.json -> how i
     "mxfp4": (mxfp4.find,),
     "compressed-tensors": (compressed.find,),
     **dict.fromkeys(MODELOPT, (modelopt.find,)),
+    "mlx": (mlx.find,),
+    "auto-round": (auto_round.find,),
+    "hqq": (),
+    "bitnet": (bitnet.find,),
+    "torchao": (torchao.find,),
 }
 CHECKS: dict[str, Callable[[Config], None]] = {  # what a method refuses of its settings
     "compressed-tensors": compressed.check,
     **dict.fromkeys(MODELOPT, modelopt.check),
+    "mlx": mlx.check,
+    "auto-round": auto_round.check,
+    "bitnet": bitnet.check,
 }
 
 
 def dequantised(stored: Mapping[str, StoredTensor], config: Config) -> dict[str, Tensor]:
     """All tensors by name: quantised weights under the names they had before, the rest as stored."""
     method, settings = _settings(config)
+    if method == "mlx":
+        mlx.check_modules(stored, settings)
     finders = (*METHODS.get(method, ()), *SELF_EVIDENT, _refuse_packed)
     tensors: dict[str, Tensor] = dict(stored)
     for tensor in stored.values():
@@ -56,13 +76,15 @@ def dequantised(stored: Mapping[str, StoredTensor], config: Config) -> dict[str,
 
 
 def _settings(config: Config) -> tuple[str, Config]:
-    """The method and the quantization_config, wherever config.json has it; an unknown method is refused."""
+    """The method and its settings, wherever config.json has them; an unknown method is refused."""
     text = config.get("text_config")
-    described = [level.get(key) for level in (config, text if isinstance(text, dict) else {}) for key in SETTINGS]
-    settings = next((settings for settings in described if isinstance(settings, dict) and settings), {})
-    if not settings:
+    levels: tuple[Mapping[str, Any], ...] = (config, text if isinstance(text, dict) else {})
+    described = [(key, level.get(key)) for key in SETTINGS for level in levels]
+    stated = [(key, settings) for key, settings in described if isinstance(settings, dict) and settings]
+    if not stated:
         return "", Config({}, config.file)
-    method = settings.get("quant_method")
+    key, settings = stated[0]
+    method = "mlx" if key == mlx.KEY else settings.get("quant_method")
     if not isinstance(method, str) or method not in METHODS:
         problem = f"says quantised with '{str(method)[:40]}', which is not read; read are {', '.join(METHODS)}"
         raise CheckpointError(problem, file=config.file)
@@ -72,9 +94,11 @@ def _settings(config: Config) -> tuple[str, Config]:
     return method, checked
 
 
-def _refuse_packed(tensor: StoredTensor, _: Mapping[str, StoredTensor], __: Config) -> None:
+def _refuse_packed(tensor: StoredTensor, stored: Mapping[str, StoredTensor], _: Config) -> None:
     """Refuse packed integers that nothing else reads."""
     if tensor.name.endswith(".qweight"):
         raise tensor.refuse("is packed, and config.json does not say whether by gptq or awq")
     if tensor.name.endswith(".weight_packed"):
         raise tensor.refuse("is packed, and config.json does not say that compressed-tensors packed it")
+    if tensor.dtype == "U32" and f"{tensor.name.removesuffix('.weight')}.scales" in stored:
+        raise tensor.refuse("is packed as MLX does, and config.json does not say how: it has no 'quantization'")

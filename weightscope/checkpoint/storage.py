@@ -97,6 +97,9 @@ class Storage(Protocol):
     def tensors(self) -> Mapping[str, TensorEntry]: ...  # in file order
 
     @property
+    def metadata(self) -> Mapping[str, str]: ...  # of a safetensors file's header
+
+    @property
     def bytes_fetched(self) -> int: ...  # over a network so far, header included; 0 for a local file
 
     @property
@@ -280,6 +283,7 @@ class OpenFile:
 
     bytes_fetched = 0
     header = HeaderDigest(0, "")
+    metadata: Mapping[str, str] = MappingProxyType({})
     tensors: Mapping[str, TensorEntry] = MappingProxyType({})
 
     def __init__(self, path: Path) -> None:

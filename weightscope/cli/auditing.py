@@ -3,13 +3,18 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from weightscope.cli import options
 from weightscope.cli.command import command, in_options
 from weightscope.cli.terminal import end_with, headline, is_quiet, print_json, show, write_text
+from weightscope.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from weightscope.files import OutputFolder
+    from weightscope.sources import Source
 
 
 def _checked(context: click.Context, parameter: click.Parameter, limits: tuple[str, ...]) -> tuple[str, ...]:
@@ -240,7 +245,13 @@ def compare_command(
         raise click.UsageError("--base is for LoRA adapters; none of these sources is one")
     base = base or (sources[0] if sources[0] not in adapters else None)
     bases = dict.fromkeys(adapters, base)
-    models = [options.opened_model(Source(source, base=bases.get(source), **how)) for source in sources]
+    named = [Source(source, base=bases.get(source), **how) for source in sources]
+    try:
+        models = [options.opened_model(source) for source in named]
+    except CheckpointError:
+        if all_tensors and not (as_json or fail_on or max_change is not None) and _tensors_alone(named, folder):
+            return
+        raise
     with folder:
         comparison = compare(*models, labels=sources, across_families=across_families, all_tensors=all_tensors)
         comparison.write_files(folder)
@@ -255,6 +266,28 @@ def compare_command(
     config = f"{config}; --max-change {max_change:g} fails" if config else ""
     failing = comparison.findings.that_fail(fail_on)
     _gate(config, moved, _failures(failing.as_json(), fail_on))
+
+
+def _tensors_alone(named: Sequence["Source"], folder: "OutputFolder") -> bool:
+    """Compare the tensors of the first and the last checkpoint, if the heads of one are not read; whether that is so.
+
+    Gates and --json are of heads: with them such checkpoints are refused.
+    """
+    from weightscope.changes.all_tensors import compare_tensors
+    from weightscope.errors import printable
+    from weightscope.model import Model
+
+    a, b = (source.open_tensors() for source in (named[0], named[-1]))
+    refusals = dict.fromkeys(opened.refusal for opened in (a, b) if not isinstance(opened, Model))
+    if not refusals:
+        return False
+    with folder:
+        changes = compare_tensors(a, b)
+        changes.write(folder)
+    show(
+        changes.lead, *(printable(f"Heads are not compared: {refusal}") for refusal in refusals), changes.moved_most(10)
+    )
+    return True
 
 
 @command(

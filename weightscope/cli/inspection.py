@@ -202,16 +202,12 @@ def inspect(named: Any, source: str, check: bool, by_role: bool, as_json: bool) 
 
 
 def _list_tensors(source: "Source", as_json: bool) -> None:
-    """Print every tensor under its role; of no known family under its name alone, which the first line says."""
-    from weightscope.architectures.names import Tensors
+    """Print every tensor under its role, as far as a row knows it; why heads are not read stands in the first line."""
     from weightscope.provenance import Provenance
 
-    try:
-        model = source.open()
-        tensors, lead = model.tensors, model.tensors.lead
-    except CheckpointError as error:  # of no known family, or not whole
-        tensors = Tensors(source.checkpoint(), {})
-        lead = f"{tensors.lead} {error}"
+    opened = source.open_tensors()
+    tensors = opened.tensors
+    lead = f"{tensors.lead} {getattr(opened, 'refusal', '')}".rstrip()
     if as_json:
         print_json(Provenance.of(tensors.checkpoint).envelope(printable(lead)) | {"tensors": tensors.as_json()})
         return
@@ -222,18 +218,15 @@ def _list_tensors(source: "Source", as_json: bool) -> None:
 
 def checked(source: "Source") -> Iterator["str | Table"]:
     """What is in the file by role, and what stands out; needs no known family."""
-    from weightscope.errors import CheckpointError
     from weightscope.findings import Findings
     from weightscope.tensors.findings import tensor_findings
     from weightscope.tensors.measure import read_everything
 
-    try:
-        checkpoint = source.open().checkpoint
-    except CheckpointError:  # of no known family, or not whole
-        checkpoint = source.checkpoint()
+    opened = source.open_tensors()
+    checkpoint, roles = opened.checkpoint, opened.tensors.roles
     yield from _stored(checkpoint)
     began = perf_counter()
-    everything = read_everything(checkpoint)
+    everything = read_everything(checkpoint, roles)
     seconds = perf_counter() - began
     findings = Findings(tensor_findings(everything, padding=checkpoint.config.get("pad_token_id")))
     rate = f"{sized(everything.nbytes)} in {seconds:.2f} s, {sized(int(everything.nbytes / seconds))}/s"

@@ -1,7 +1,7 @@
 """What was done to a tensor: a catalogue of transformations T, tried until T(A) = B up to the stored precision.
 
 A deed acts along the first axis of an array: rows of a matrix, entries of a vector. Columns are the rows of the
-transpose, so each is written once. `find_deed` tries them on a few columns of all rows, or on a few rows of all columns.
+transpose, so each is written once. `find_deed` tries them on a few columns of all rows, or a few rows of all columns.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,12 +12,14 @@ import numpy as np
 from weightscope.metrics.spectra import evenly_spread
 
 MOST_SHIFTED = 16  # rows by which a vocabulary is looked for in another place
+OF_VOCABULARY = ("tokens", "unembedding")  # roles with a row for each token
 SPREAD = 64  # rows or columns that a deed is tried on
 EXACT = 2e-6  # |T(A) - B| / |B| up to which float32 arrays are called equal: one rounding of each value
 CLEARER = 0.5  # times the error without a deed, at most, for one to be named
 BLOCKS = (256, 128, 64, 32, 16)  # neighbours that share a scale in quantised formats
 FEW = 0.5  # of the rows: where no more changed, these rows are described
-CONSTANT = 1e-3  # relative spread of a ratio or of an offset that is one number
+FEWEST = 8  # values that a factor of their own is told by
+ONE_FACTOR = 0.03  # difference of logarithms of factors that are one, up to the rounding of eight bits
 
 
 class Sizes(NamedTuple):
@@ -28,6 +30,7 @@ class Sizes(NamedTuple):
     n_kv_heads: int = 1
     head_dim: int = 1
     turned: int = 0  # dimensions of a head that a rotation turns; 0 without one
+    stacked: int = 0  # experts of one tensor
 
     @property
     def heads(self) -> int:
@@ -129,15 +132,22 @@ def other_sign(x: np.ndarray, sizes: Sizes) -> Tried:
 
 def moved_rows(x: np.ndarray, sizes: Sizes) -> Tried:
     """Rows shifted by a few places, with zeros or around the end."""
-    if sizes.role.removesuffix(".bias") not in ("tokens", "unembedding", "positions"):
+    if sizes.role.removesuffix(".bias") not in (*OF_VOCABULARY, "positions"):
         return
     for by in (by for most in range(1, MOST_SHIFTED + 1) for by in (most, -most) if most < len(x)):
         name = f"rows of the vocabulary shifted by {by}"
         yield name, np.roll(x, by, axis=0)
 
 
+def turned_heads(x: np.ndarray, sizes: Sizes) -> Tried:
+    """Every head in the place of the next or the one before."""
+    if {*sizes.role.removesuffix(".bias").split("+")} <= {*"qkvo"} and len(x) > sizes.head_dim > 0:
+        for by in (sizes.head_dim, -sizes.head_dim):
+            yield "heads in another order", np.roll(x, by, axis=0)
+
+
 ORDERS: tuple[Callable[[np.ndarray, Sizes], Tried], ...] = (
-    other_rotary_layout, other_fused_order, other_sign, moved_rows, swapped_places,
+    other_rotary_layout, other_fused_order, other_sign, moved_rows, turned_heads, swapped_places,
 )  # fmt: skip
 
 
@@ -164,9 +174,14 @@ def places_of(x: np.ndarray, y: np.ndarray, block: int, tolerance: float) -> np.
 
 def other_order(x: np.ndarray, y: np.ndarray, sizes: Sizes, tolerance: float) -> Deed | None:
     """Heads, experts or rows in another order, found by the rows themselves."""
-    names = {sizes.head_dim: "heads in another order", 1: "rows in another order"}
-    for block, name in names.items():
-        places = places_of(x, y, block, tolerance) if block >= 1 and (block == 1 or len(x) > block) else None
+    role = sizes.role.removesuffix(".bias")
+    names = {1: "experts in another order" if role.startswith("router") else "rows in another order"}
+    if {*role.split("+")} <= {*"qkvo"}:
+        names[sizes.head_dim] = "heads in another order"
+    if sizes.stacked:
+        names[len(x) // sizes.stacked] = "experts in another order"
+    for block, name in sorted(names.items(), reverse=True):
+        places = places_of(x, y, block, tolerance) if block == 1 or 1 < block < len(x) else None
         if places is not None:
             moved = int((places != np.arange(len(places))).sum())
             ordered = x.reshape(-1, block, x.shape[1])[places].reshape(x.shape)
@@ -189,19 +204,17 @@ def rescaled(x: np.ndarray, y: np.ndarray, sizes: Sizes, tolerance: float) -> De
     with np.errstate(all="ignore"):
         factor = float(np.vdot(x, y) / np.vdot(x, x))
         if error_of(x * np.float32(factor), y) <= tolerance and factor != 0:
-            return Deed(
-                "scaled by one number: a scale missing or applied twice", error_of(x * factor, y), f"{factor:.6g}"
-            )
-        by_row = np.vecdot(x, y) / np.vecdot(x, x)  # (n,)
-    if x.shape[1] < 8 or not np.isfinite(by_row).all() or not by_row.any():
-        return None
-    by_row = by_row.astype(np.float32)
-    if error_of(x * by_row[:, None], y) <= tolerance:
-        detail = f"factors {by_row.min():.3g} to {by_row.max():.3g}"
-        return Deed(
-            "scaled by row: scales missing, inverted or of the wrong axis", error_of(x * by_row[:, None], y), detail
-        )
-    return None
+            name = "scaled by one number: a scale missing, inverted or applied twice"
+            return Deed(name, error_of(x * factor, y), f"{factor:.6g}")
+        if x.shape[1] < FEWEST:
+            return None
+        by_row = (np.vecdot(x, y) / np.vecdot(x, x)).astype(np.float32)[:, None]  # (n, 1)
+        if (deed := _scaled("row", x, y, by_row, tolerance, "")) is not None:
+            return deed
+        ratios = np.log(np.abs(y.astype(np.float64) / x))
+        rows = np.nanmedian(ratios, axis=1, keepdims=True)
+        both = np.exp(rows + np.nanmedian(ratios - rows, axis=0))
+        return _scaled("row and by column", x, y, both, tolerance, "")
 
 
 def scaled_in_blocks(x: np.ndarray, y: np.ndarray, tolerance: float) -> Deed | None:
@@ -209,49 +222,91 @@ def scaled_in_blocks(x: np.ndarray, y: np.ndarray, tolerance: float) -> Deed | N
     for block in BLOCKS:
         if x.shape[1] % block or x.shape[1] == block:
             continue
-        p, q = (side.reshape(-1, block).astype(np.float64) for side in (x, y))
+        p, q = (side.reshape(len(side), -1, block).astype(np.float64) for side in (x, y))
         with np.errstate(all="ignore"):
-            factors = np.nan_to_num(np.vecdot(p, q) / np.vecdot(p, p))[:, None]
-        if error_of(p * factors, q) <= tolerance:
-            detail = f"blocks of {block}, factors {factors.min():.3g} to {factors.max():.3g}"
-            return Deed("scaled by block: scales missing, inverted or exchanged", error_of(p * factors, q), detail)
+            factors = np.nan_to_num(np.vecdot(p, q) / np.vecdot(p, p))  # (n, width / block)
+        if (deed := _scaled("block", p, q, factors[..., None], tolerance, f"blocks of {block}, ")) is not None:
+            return deed
     return None
 
 
-def reinterpreted(x: np.ndarray, y: np.ndarray) -> Deed | None:
+def _scaled(along: str, x: np.ndarray, y: np.ndarray, factors: np.ndarray, tolerance: float, where: str) -> Deed | None:
+    """Values times the factors that they share along the last axis, if that explains y, and what these show."""
+    with np.errstate(all="ignore"):
+        error = error_of(x * factors, y)
+    if not np.isfinite(factors).all() or not factors.any() or error > tolerance:
+        return None
+    least, most = np.abs(factors).min(), np.abs(factors).max()
+    return Deed(f"scaled by {along}: scales {slip_of(x, factors)}", error, f"{where}factors {least:.3g} to {most:.3g}")
+
+
+def slip_of(x: np.ndarray, factors: np.ndarray) -> str:
+    """What was done with scales, where y = factors x and each was made for the largest value that it multiplies.
+
+    Without its scale s, x = s codes becomes x / s, divided by it x / s^2, multiplied once more s x; another group's
+    scale gives factors around one.
+    """
+    sizes = np.abs(x).max(axis=-1, keepdims=True) * np.ones_like(factors)
+    with np.errstate(all="ignore"):
+        f, a = (np.log(np.abs(each.reshape(len(x), -1))) for each in (factors, sizes))  # (n, groups of a row)
+    is_known = np.isfinite(f) & np.isfinite(a)
+    if abs(f[is_known].mean()) <= f[is_known].std():
+        return "of the wrong axis or in another order"
+    points = []
+    for column in range(f.shape[1]):  # rows that share a factor have one scale: the largest value of all counts
+        starts = np.flatnonzero(np.append(True, np.abs(np.diff(f[:, column])) > ONE_FACTOR))
+        points += [*zip(f[starts, column], np.maximum.reduceat(a[:, column], starts), strict=True)]
+    known = np.array([point for point in points if np.isfinite(point).all()])
+    spread = known[:, 1].var()
+    slope = float(np.cov(known.T, bias=True)[0, 1] / spread) if spread else -1.0
+    return "inverted" if slope < -1.5 else "missing" if slope < 0 else "applied twice"
+
+
+def reinterpreted(x: np.ndarray, y: np.ndarray, tolerance: float) -> Deed | None:
     """A dtype read as another one, or bytes in the other order."""
     single = np.ascontiguousarray(x, dtype=np.float32)
-    as_half = (single.view("<u4") >> 16).astype("<u2")
+    bits = single.view("<u4")
+    cut, nearest = ((bits + more >> 16).astype("<u2") for more in (np.uint32(0), 0x7FFF + (bits >> 16 & 1)))
     with np.errstate(all="ignore"):
-        readings = {
-            "BF16 read as F16": as_half.view("<f2").astype(np.float32),
-            "F16 read as BF16": (single.astype(np.float16).view("<u2").astype("<u4") << 16).view("<f4"),
-            "F32 with bytes in the other order": single.byteswap(),
-            "F16 with bytes in the other order": single.astype(np.float16).byteswap().astype(np.float32),
-            "BF16 with bytes in the other order": (as_half.byteswap().astype("<u4") << 16).view("<f4"),
-        }
-    for name, reading in readings.items():
-        if np.array_equal(reading, y, equal_nan=True):
-            return Deed(f"dtype reinterpreted: {name}", 0.0)
+        half = single.astype(np.float16)
+        readings = [("F16 read as BF16", _from_upper(half.view("<u2"))),
+                    ("F32 with bytes in the other order", single.byteswap()),
+                    ("F16 with bytes in the other order", half.byteswap().astype(np.float32))]  # fmt: skip
+        for upper in (cut, nearest):
+            readings += [("BF16 read as F16", upper.view("<f2").astype(np.float32)),
+                         ("BF16 with bytes in the other order", _from_upper(upper.byteswap()))]  # fmt: skip
+        for name, reading in readings:
+            finite = np.isfinite(reading) & np.isfinite(y)
+            agree = (finite | ((reading == y) | np.isnan(reading) & np.isnan(y))).all()
+            if agree and finite.any() and error_of(reading[finite], y[finite]) <= tolerance:
+                return Deed(f"dtype reinterpreted: {name}", 0.0)
     return None
 
 
-def few_rows(x: np.ndarray, y: np.ndarray, tolerance: float) -> Deed | None:
-    """What happened to some rows, where the others are as they were: NaN, zeros, a tail, rows of A in other places."""
+def _from_upper(bits: np.ndarray) -> np.ndarray:
+    """float32 of its upper 16 bits."""
+    return (bits.astype("<u4") << 16).view("<f4")
+
+
+def few_rows(x: np.ndarray, y: np.ndarray, sizes: Sizes, tolerance: float) -> Deed | None:
+    """What happened to some rows, where the others are as they were: NaN, zeros, a tail, other values."""
     with np.errstate(all="ignore"):
         apart = np.linalg.norm(np.subtract(x, y, dtype=np.float64), axis=1)
-        sizes = np.linalg.norm(y.astype(np.float64), axis=1)
-        same = (apart <= tolerance * np.maximum(sizes, np.linalg.norm(x.astype(np.float64), axis=1))) | (apart == 0)
+        norms = [np.linalg.norm(side.astype(np.float64), axis=1) for side in (x, y)]
+        same = np.isfinite(apart) & (apart <= tolerance * np.maximum(*norms))
     changed = np.flatnonzero(~same)
     if not len(changed):
         return None
     where = f"{len(changed)} of {len(y)}, from {changed[0]}"
-    if np.isnan(y[changed]).any() or np.isinf(y[changed]).any():
+    if not np.isfinite(y[changed]).all():
         return Deed("NaN or infinity", np.inf, where)
+    is_tail = changed[-1] == len(y) - 1 and len(changed) == len(y) - changed[0]
+    if is_tail and len(changed) > 1 and len(changed) < len(y) and not y[changed[1:]].any() and not y[-1].any():
+        return Deed("zeros at the end: a truncated write", 1.0, where)
     if not y[changed].any():
-        is_tail = changed[-1] == len(y) - 1 and len(changed) == len(y) - changed[0]
-        return Deed("zeros at the end: a truncated write" if is_tail and len(changed) < len(y) else
-                    "zeroed" if len(changed) == len(y) else "rows zeroed", 1.0, where)  # fmt: skip
+        kind = "zeros at the end: a truncated write" if is_tail and len(changed) < len(y) else "rows zeroed"
+        rows = "rows of the vocabulary zeroed" if sizes.role.removesuffix(".bias") in OF_VOCABULARY else kind
+        return Deed("zeroed" if len(changed) == len(y) else kind if is_tail else rows, 1.0, where)
     if len(changed) > FEW * len(y):
         return None
     return Deed("other values in some rows", error_of(x, y), where)
@@ -268,10 +323,12 @@ def find_deed(
     views = [(x, y, "")] + ([(*columns, " (columns)")] if columns is not None else [])
     if x.shape == y.shape:
         limit = min(tolerance, CLEARER * error_of(x, y))
-        if deed := reinterpreted(x, y):
+        if deed := reinterpreted(x, y, limit):
             return deed
+        if columns is not None and x.shape == columns[0].shape and error_of(columns[0], y) <= limit:
+            return Deed("transposed", error_of(columns[0], y))
         for before, after, along in views:
-            if (deed := few_rows(before, after, tolerance)) and not deed.name.startswith("other values"):
+            if (deed := few_rows(before, after, sizes, tolerance)) and not deed.name.startswith("other values"):
                 return deed._replace(name=deed.name + along)
         for before, after, along in views:
             for catalogue in ORDERS:
@@ -286,7 +343,7 @@ def find_deed(
             if deed := other_order(before, after, sizes, limit):
                 return deed._replace(name=deed.name + along)
         for before, after, along in views:
-            if deed := few_rows(before, after, tolerance):
+            if deed := few_rows(before, after, sizes, tolerance):
                 return deed._replace(name=deed.name + along)
     return None
 

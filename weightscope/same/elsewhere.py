@@ -1,4 +1,4 @@
-"""Tensors of B that are A's from another place: another layer, another role, another expert, or another step's shard."""
+"""Tensors of B that are A's from another place: another layer, role or expert, or another step's shard."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from weightscope.changes.pair import first_rows
-from weightscope.same.deeds import EXACT, error_of
+from weightscope.changes.pair import Pair, first_rows, whole
+from weightscope.changes.tensor import change_of, unchanged
+from weightscope.same.deeds import EXACT, error_of, places_of
 from weightscope.same.judge import DIFFERENT, SAME_FUNCTION, Counterparts, Judged, tolerance_of
 
 ROWS = 4  # by which a tensor is recognised
+EXPERTS = "experts in another order"
 UNEXPLAINED = ("other values", "unrelated values")
 
 
@@ -22,7 +24,9 @@ def find_elsewhere(judged: Sequence[Judged], parts: Sequence[Counterparts | None
     for each in parts:
         if each is not None and each.tensors.a.shape in wanted:
             by_shape[each.tensors.a.shape].append(each)
-    firsts = {id(each): first_rows(each.tensors.a, ROWS).astype(np.float32) for each in sum(by_shape.values(), [])}
+    firsts = {
+        id(each): first_rows(each.tensors.a, ROWS).astype(np.float32) for group in by_shape.values() for each in group
+    }
     result = list(judged)
     for i in lost:
         here = parts[i]
@@ -32,9 +36,18 @@ def find_elsewhere(judged: Sequence[Judged], parts: Sequence[Counterparts | None
             continue
         near = [each for each in by_shape[here.tensors.b.shape] if each is not here
                 and error_of(firsts[id(each)], rows) <= max(tolerance, EXACT)]  # fmt: skip
-        if len({each.label for each in near}) == 1:
+        if len({each.label for each in near}) == 1 and _is_all(near[0], here, max(tolerance, EXACT)):
             result[i] = replace(result[i], deed=_named(here, near[0]), detail=f"A's {near[0].label}")
     return result
+
+
+def _is_all(origin: Counterparts, here: Counterparts, tolerance: float) -> bool:
+    """Whether all values of a tensor of B are those of another tensor of A."""
+    pair = Pair(origin.tensors.a, here.tensors.b)
+    change = unchanged(pair.a, pair.b)
+    for part in pair.blocks():
+        change = change.and_then(change_of(part))
+    return change.change <= tolerance
 
 
 def _is_unexplained(judged: Judged) -> bool:
@@ -46,7 +59,7 @@ def _named(here: Counterparts, origin: Counterparts) -> str:
     if here.a.layer != origin.a.layer:
         return f"a tensor of another layer: layer {origin.a.layer}" if origin.a.layer is not None else "another tensor"
     if here.a.expert != origin.a.expert:
-        return f"experts in another order: expert {origin.a.expert}"
+        return f"{EXPERTS}: expert {origin.a.expert}"
     pair = {here.a.role.rpartition(".")[2], origin.a.role.rpartition(".")[2]}
     return "gate and up exchanged" if pair == {"gate", "up"} else f"another role's tensor: {origin.a.role}"
 
@@ -73,18 +86,38 @@ def each_file(file: str) -> str:
     return file.rpartition("/")[2]
 
 
-def reordered_experts(judged: Sequence[Judged]) -> list[Judged]:
-    """The same verdicts; experts in another order whose router has its rows in that order compute what they did."""
+def reordered_experts(judged: Sequence[Judged], parts: Sequence[Counterparts]) -> list[Judged]:
+    """The same verdicts; experts in the order in which the router has its rows compute what they did."""
     result = list(judged)
-    for layer in {each.layer for each in judged}:
-        experts = [
-            i for i, each in enumerate(judged) if each.layer == layer and "experts in another order" in each.deed
-        ]
-        routers = [i for i, each in enumerate(judged) if each.layer == layer and each.role.startswith("router")]
-        if not experts or not routers:
+    for layer in {each.layer for each in judged if each.deed.startswith(EXPERTS)}:
+        mine = [i for i, each in enumerate(judged) if each.layer == layer]
+        places = next((_places(parts[i]) for i in mine if judged[i].role == "router"), None)
+        moved = [i for i in mine if judged[i].role.startswith(("router", "expert."))]
+        if places is None or not all(_is_moved(judged[i], parts[i], places) for i in moved):
             continue
-        moved = {judged[i].deed.startswith(("rows in another order", "experts in another order")) for i in routers}
-        if moved == {True} and len({judged[i].detail for i in (*routers, *experts) if judged[i].expert is None}) <= 1:
-            for i in (*experts, *routers):
-                result[i] = replace(result[i], verdict=SAME_FUNCTION)
+        for i in moved:
+            if judged[i].verdict == DIFFERENT:
+                result[i] = replace(
+                    judged[i], verdict=SAME_FUNCTION, deed="experts in another order, as the router's rows"
+                )
     return result
+
+
+def _places(router: Counterparts) -> np.ndarray | None:
+    """The expert of A that each expert of B is, by the rows of the router; None where these are not A's."""
+    return places_of(*_arrays(router), 1, tolerance_of(router.tensors))
+
+
+def _arrays(parts: Counterparts) -> tuple[np.ndarray, np.ndarray]:
+    """Both tensors, with a row for each place of the first axis."""
+    x, y = (whole(tensor).reshape(tensor.shape[0], -1) for tensor in (parts.tensors.a, parts.tensors.b))
+    return x, y
+
+
+def _is_moved(judged: Judged, parts: Counterparts, places: np.ndarray) -> bool:
+    """Whether what belongs to experts is where the router's rows are."""
+    if judged.expert is not None:
+        before = places[judged.expert] if judged.expert < len(places) else -1
+        return judged.deed == f"{EXPERTS}: expert {before}" if before != judged.expert else judged.verdict != DIFFERENT
+    x, y = _arrays(parts)
+    return len(x) == len(y) == len(places) and error_of(x[places], y) <= tolerance_of(parts.tensors)

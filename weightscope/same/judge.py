@@ -1,4 +1,4 @@
-"""One tensor of A and its counterpart in B: the strongest of the verdicts that can be proved, or what was done to it."""
+"""One tensor of A and its counterpart in B: the strongest verdict that can be proved, or what was done to it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -14,18 +14,20 @@ from weightscope.changes.tensor import Change, change_of, classify, unchanged
 from weightscope.checkpoint import Tensor
 from weightscope.checkpoint.blocks import Block
 from weightscope.checkpoint.checkpoint import StoredTensor, WholeTensor
+from weightscope.metrics.spectra import evenly_spread, low_rank
 from weightscope.same.coarser import quantised, rounded_twice
-from weightscope.same.deeds import EXACT, SPREAD, Deed, Sizes, find_deed, sampled
-from weightscope.tensors.measure import why_unread
+from weightscope.same.deeds import EXACT, OF_VOCABULARY, SPREAD, Deed, Sizes, error_of, find_deed, sampled
+from weightscope.tensors.measure import BITS, why_unread
 
 # From strong to weak; a whole model has the weakest of its tensors'.
 SAME_BYTES, SAME_VALUES, ROUNDED, QUANTISED = "same bytes", "same values", "rounded", "quantised"
 SAME_FUNCTION, UNDECIDED, DIFFERENT = "same function", "undecided", "different"
 VERDICTS = (SAME_BYTES, SAME_VALUES, ROUNDED, QUANTISED, SAME_FUNCTION, UNDECIDED, DIFFERENT)
-LARGEST_WHOLE = (
-    1 << 24
-)  # values of a tensor that a deed is looked for in as a whole; of larger ones in rows and columns
+# Values of a tensor that a deed is looked for in as a whole; of larger ones in rows and columns.
+LARGEST_WHOLE = 1 << 24
 PACKED = 0.2  # |error| / |x| of a packing whose grid is not known
+LOW_RANK = "low-rank update, as of a LoRA merged or unmerged"
+UNEVEN = 2.0  # times a quantised matrix's mean error: what rows of the largest scale may add to a singular value
 MARGIN = 2.0  # times the error that rounding makes: tolerance of a deed
 
 
@@ -144,19 +146,34 @@ def _done(parts: Counterparts, change: Change) -> Judged:
     pair = parts.tensors
     tolerance = tolerance_of(pair)
     rows, columns = _views(pair)
-    deed = find_deed(rows, columns, parts.sizes, tolerance)
+    is_stacked = parts.b.role.startswith("expert.") and parts.b.expert is None and len(pair.b.shape) > 1
+    sizes = parts.sizes._replace(stacked=pair.b.shape[0] if is_stacked else 0)
+    deed = find_deed(rows, columns, sizes, tolerance)
     if deed is None or deed.name.startswith("other values"):
         classified = classify(pair, change) if np.isfinite(change.moved) else change
         deed = _as_deed(classified, deed)
+        if not deed.name.startswith("low-rank") and (rank := _rank(pair, change, tolerance)) is not None:
+            deed = Deed(LOW_RANK, change.change, f"rank {rank}, up to the rounding of {pair.b.dtype}")
     return _judged(parts, DIFFERENT, deed.name, change.change, deed.detail)
+
+
+def _rank(pair: Pair, change: Change, tolerance: float) -> int | None:
+    """The rank of a change that was quantised afterwards; None where it is not low, or neither side is quantised."""
+    shape = pair.a.shape
+    if len(shape) != 2 or not {pair.a.dtype, pair.b.dtype} - {*BITS} or not np.isfinite(change.moved):
+        return None
+    noise = UNEVEN * tolerance / MARGIN * sqrt(change.squares_b / prod(shape))
+    return low_rank(pair.rows, (shape[0], shape[1]), noise)
 
 
 def _as_deed(change: Change, deed: Deed | None) -> Deed:
     """A change that no transformation explains, as `compare` calls it."""
     if change.kind == "low rank":
-        return Deed("low-rank update, as of a LoRA merged or unmerged", change.change, f"rank {change.rank}")
+        return Deed(LOW_RANK, change.change, f"rank {change.rank}")
     if deed is not None:
         return deed
+    if not np.isfinite(change.moved):
+        return Deed("NaN or infinity", np.inf)
     alike = "" if not change.is_matrix else f"cosine {change.cosine:.3f}"
     name = "other values" if change.is_tuned else "unrelated values"
     return Deed(name, change.change, alike)
@@ -198,13 +215,12 @@ def _views(pair: Pair) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray,
             whole = Block(tensor, 0, prod(shape)).values().reshape(-1, width)
             sides.append(sampled(whole.astype(np.float32, copy=False)))
             continue
-        columns = np.unique(np.linspace(0, width - 1, min(SPREAD, width)).astype(int))
-        every = max(1, prod(shape[:-1]) // SPREAD)
+        columns, rows = (evenly_spread(n, SPREAD) for n in (width, prod(shape[:-1])))
         across, along, row = [], [], 0
         for _, start, stop in Pair(tensor, tensor).blocks():
-            block = Block(tensor, start, stop).values().reshape(-1, width)
+            block = Block(tensor, start, stop).values().reshape(-1, width).astype(np.float32, copy=False)
             across.append(block[:, columns])
-            along.append(block[-row % every :: every])
+            along.append(block[rows[(row <= rows) & (rows < row + len(block))] - row])
             row += len(block)
         sides.append((np.concatenate(across), np.concatenate(along).T))
     (x, p), (y, q) = sides
@@ -221,14 +237,15 @@ def _other_shape(parts: Counterparts) -> Judged:
     shapes = f"{' x '.join(map(str, a))} in A, {' x '.join(map(str, b))} in B"
     if len(a) == len(b) == 2 and a == b[::-1] and prod(a) <= LARGEST_WHOLE:
         x, y = (Block(tensor, 0, prod(a)).values() for tensor in (pair.a, pair.b))
-        if np.array_equal(x.reshape(a).T, y.reshape(b)):
+        if error_of(x.reshape(a).T, y.reshape(b)) <= tolerance_of(pair):
             return _judged(parts, DIFFERENT, "transposed", float("nan"), shapes)
     if pair.problem:
         return _judged(parts, DIFFERENT, "another shape", float("nan"), shapes)
     change = unchanged(pair.a, pair.b)
     for part in pair.blocks():
         change = change.and_then(change_of(part))
-    what = "rows cut" if b[0] < a[0] else "rows added"
+    rows = "rows of the vocabulary" if parts.sizes.role in OF_VOCABULARY else "rows"
+    what = f"{rows} {'cut' if b[0] < a[0] else 'added'}"
     rest = "" if not change.values_changed or change.casts else f"; the others differ ({change.change:.2g})"
     return _judged(parts, DIFFERENT, f"{what}: {abs(a[0] - b[0])}", float("nan"), shapes + rest)
 

@@ -23,7 +23,7 @@ from weightscope.provenance import Provenance
 from weightscope.results import Result
 from weightscope.same.config_and_tokens import Settings, Tokens, compare_settings, compare_tokenizers
 from weightscope.same.deeds import Sizes
-from weightscope.same.elsewhere import find_elsewhere, name_shards, reordered_experts
+from weightscope.same.elsewhere import UNEXPLAINED, find_elsewhere, name_shards, reordered_experts
 from weightscope.same.function import allowed, basis_in_words, basis_of, called, last_apart, same_layers
 from weightscope.same.judge import (
     DIFFERENT,
@@ -45,6 +45,7 @@ from weightscope.tables import Column, Table, as_json
 UP_TO = {"values": SAME_VALUES, "rounded": ROUNDED, "quantised": QUANTISED, "rounding": ROUNDED,
          "quantisation": QUANTISED, "function": SAME_FUNCTION}  # fmt: skip
 NAMED = 3  # tensors, keys or kinds that the lead names
+ANY_ORDER = ("rows in another order", "heads in another order")  # which fits what was done to a part of the rows too
 HEADS = ("unembedding",)
 LAST = ("norm.outputs", "norm.outputs.bias", "unembedding", "unembedding.bias", "outputs.projection")
 
@@ -235,7 +236,8 @@ def same(a: Model | str | Path, b: Model | str | Path, *, sample: float = 1.0, p
         judged, left = _judged(a, b, sample)
         tokens = compare_tokenizers(a, b)
     head = [each for each in judged if each.role in HEADS]
-    settings = compare_settings(a, b, same_head=all(each.verdict != DIFFERENT for each in head))
+    same_head = all(each.verdict != DIFFERENT for each in head) if head else not _needs_head(b)
+    settings = compare_settings(a, b, same_head=same_head)
     verdict = max((each.verdict for each in judged), key=VERDICTS.index, default=UNDECIDED)
     if verdict in (SAME_BYTES, SAME_VALUES):
         verdict = SAME_BYTES if sample == 1 and _same_files(a, b) else SAME_VALUES
@@ -246,6 +248,12 @@ def same(a: Model | str | Path, b: Model | str | Path, *, sample: float = 1.0, p
     return Same(
         a.name, b.name, verdict, judged, settings, tokens, left, sample, Provenance.of(a.checkpoint, b.checkpoint)
     )
+
+
+def _needs_head(model: Model) -> bool:
+    """Whether config.json names a language model, which draws a head at random where it is neither stored nor tied."""
+    names = model.checkpoint.config.get("architectures")
+    return isinstance(names, list) and any("LM" in str(name) for name in names)
 
 
 def _same_files(a: Model, b: Model) -> bool:
@@ -270,8 +278,9 @@ def _judged(a: Model, b: Model, sample: float) -> tuple[list[Judged], list[str]]
         for each in in_threads(judge, parts):  # type: ignore[arg-type]
             judged.append(each)
             shown.update()
+    judged = [_by_part(a, b, *each) for each in zip(judged, parts, strict=True) if each[1]]  # type: ignore[arg-type]
     judged = name_shards(find_elsewhere(judged, parts), [each.tensors.b.file.path.name for each in parts if each])
-    judged = reordered_experts(judged)
+    judged = reordered_experts(judged, [each for each in parts if each])
     heads = [_tied_head(a, b, *each) for each in ((only_a, True), (only_b, False))]
     for lost, in_a, tied in ((only_a, True, heads[0]), (only_b, False, heads[1])):
         for tensor, label in lost:
@@ -282,6 +291,21 @@ def _judged(a: Model, b: Model, sample: float) -> tuple[list[Judged], list[str]]
             )
     left = [f"{each.name} ({each.detail or each.deed})" for each in judged if each.verdict == UNDECIDED]
     return _same_function(a, b, judged), left
+
+
+def _by_part(a: Model, b: Model, judged: Judged, whole: Counterparts) -> Judged:
+    """The same verdict; what was done to parts of a fused tensor, where nothing that was done to it all explains it."""
+    if judged.verdict != DIFFERENT or not judged.deed.startswith((*UNEXPLAINED, *ANY_ORDER)):
+        return judged
+    pairs = [*zip(a.tensors.parts(whole.a), b.tensors.parts(whole.b), strict=False)]
+    if not pairs or any(x.role != y.role for x, y in pairs):
+        return judged
+    parts = [_compared(a, b, Paired(a.tensors.label(x), x, y, "role"), whole.share) for x, y in pairs]
+    deeds = find_elsewhere([judge(each) for each in parts], parts)
+    done = {each.deed: each.role for each in deeds if each.verdict == DIFFERENT}
+    if not done or any(deed.startswith(UNEXPLAINED) for deed in done):
+        return judged
+    return replace(judged, deed="; ".join(f"{deed}, of {role}" for deed, role in done.items()))
 
 
 def _compared(a: Model, b: Model, found: Paired, sample: float) -> Counterparts:

@@ -57,11 +57,12 @@ class TensorFacts:
     first_zero: tuple[int, ...] = ()  # indices of the first of them
     first_constant: tuple[int, ...] = ()
     same_as: str = ""  # the first tensor with the same values, if that is another one
+    known_as: str = ""  # its role in `Model.tensors`; empty where no row knows it
 
     @property
     def role(self) -> str:
-        """Its name without numbers; see `role_of`."""
-        return role_of(self.name)[0]
+        """Its role, or its name without numbers; see `role_of`."""
+        return self.known_as or role_of(self.name)[0]
 
     @property
     def size(self) -> int:
@@ -202,7 +203,7 @@ class Everything:
 
 TENSOR_COLUMNS = (
     Column("tensor"),
-    Column("role", meaning="The name without the numbers of layers and experts."),
+    Column("role", meaning="As `inspect --tensors` shows it; the name without numbers where no row knows it."),
     Column("dtype", meaning="As stored."), Column("shape"), Column("values", meaning="How many it has."),
     Column("bytes", meaning="As stored."),
     Column("rms", meaning="Root of the mean square: a norm that does not grow with the size."),
@@ -213,7 +214,7 @@ TENSOR_COLUMNS = (
     Column("same_as", symbol="same values as", meaning="The first tensor that holds exactly the same values."),
 )  # fmt: skip
 ROLE_COLUMNS = (
-    Column("role", meaning="Tensors of one name, apart from the numbers of layers and experts."),
+    Column("role", meaning="Tensors of one role; of one name, apart from numbers, where no row knows it."),
     Column("tensors"), Column("dtype"), Column("shape"), Column("bytes"),
     Column("rms_median", symbol="median rms", meaning="Of the tensors' rms."),
     Column("rms_least", symbol="least rms"), Column("rms_most", symbol="largest rms"),
@@ -234,8 +235,10 @@ def by_role(facts: Iterable[TensorFacts]) -> dict[str, list[TensorFacts]]:
     return {role: sorted(members, key=lambda tensor: role_of(tensor.name)[1]) for role, members in roles.items()}
 
 
-def read_everything(checkpoint: Checkpoint) -> Everything:
+def read_everything(checkpoint: Checkpoint, roles: Mapping[str, str] | None = None) -> Everything:
     """Read every value of a checkpoint once, and once more the values of tensors that may be equal.
+
+    `roles` are those that are known, by name; see `Tensors.roles`.
 
     Memory is a few blocks of a million values per core, however large tensors are, and a kilobyte per tensor; where a
     quantised format scatters rows (GPTQ, AWQ, bitsandbytes, FP8 with scales), one whole weight per core.
@@ -258,7 +261,8 @@ def read_everything(checkpoint: Checkpoint) -> Everything:
             for more, n_bytes in part:
                 facts[more.name] = facts[more.name].and_then(more) if more.name in facts else more
                 progress.update(n_bytes)
-    return Everything(list(_with_twins(checkpoint, facts.values())), unread)
+    known = {name: replace(fact, known_as=(roles or {}).get(name, "")) for name, fact in facts.items()}
+    return Everything(list(_with_twins(checkpoint, known.values())), unread)
 
 
 def _facts_and_bytes(block: Block) -> tuple[TensorFacts, int]:

@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from math import lcm
 from typing import Any, NoReturn
 
 import numpy as np
@@ -11,6 +12,9 @@ from weightscope.checkpoint.checkpoint import StoredTensor, Tensor, WholeTensor
 from weightscope.checkpoint.config import Config
 from weightscope.checkpoint.storage import Storage
 
+# Bits of the fields whose codes are looked up together, by bits of a code. A field ends in the byte where it begins or
+# in the next. Wider ones were slower: their tables leave the cache.
+FIELD = {1: 8, 2: 8, 3: 12, 4: 8, 5: 10, 6: 12, 7: 7, 8: 8}
 FLOATS = ("F16", "BF16", "F32", "F64")
 
 
@@ -30,6 +34,36 @@ def unpack_columns(packed: np.ndarray, bits: int) -> np.ndarray:
     """Integers of 32-bit words, the first in the lowest bits: packed (rows, words) -> (rows, words * 32 / bits)."""
     shifts = np.arange(0, 32, bits, dtype=np.uint32)
     return (packed[:, :, None] >> shifts & (2**bits - 1)).astype(np.uint8).reshape(len(packed), -1)
+
+
+def unpacked(packed: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """The value of each code: packed bytes (n_bytes,), values (2^bits,) -> (n_codes,).
+
+    Examples
+    --------
+    >>> unpacked(np.array([0b10_00_11_01], np.uint8), np.float32([0, 1, 2, 3])).tolist()
+    [1.0, 3.0, 0.0, 2.0]
+    """
+    bits = len(values).bit_length() - 1
+    width = FIELD[bits]
+    per_field = width // bits
+    codes = np.arange(1 << width)[:, None] >> bits * np.arange(per_field) & (1 << bits) - 1
+    return values[codes].take(_fields(packed, width), axis=0).reshape(-1)
+
+
+def _fields(packed: np.ndarray, width: int) -> np.ndarray:
+    """Integers of `width` bits, lowest bits first: (n_bytes,) -> (n_bytes * 8 / width,)."""
+    if width == 8:
+        return packed
+    in_bytes = packed.reshape(-1, lcm(8, width) // 8)
+    fields = np.empty((len(in_bytes), in_bytes.shape[1] * 8 // width), np.uint16)
+    for i in range(fields.shape[1]):
+        first, shift = divmod(i * width, 8)
+        field = in_bytes[:, min(first + 1, in_bytes.shape[1] - 1)].astype(np.uint16) << 8
+        field |= in_bytes[:, first]
+        field >>= shift
+        fields[:, i] = field & (1 << width) - 1
+    return fields.reshape(-1)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,99 @@
+"""What was done to an array is found by doing it: every deed of the catalogue, planted in random matrices."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from weightscope.same.deeds import EXACT, Sizes, find_deed, sampled
+
+RNG = np.random.default_rng(0)
+W = (RNG.standard_normal((64, 64)) * np.exp(0.4 * RNG.standard_normal((64, 1)))).astype(np.float32)
+SCALES = np.abs(W).max(axis=1, keepdims=True) / 127
+BLOCKS = np.abs(W.reshape(4, 16, 4, 16)).max(axis=(1, 3)) / 448  # (4, 4)
+BY_BLOCK = np.repeat(np.repeat(BLOCKS, 16, 0), 16, 1)
+HALVES = np.arange(64).reshape(4, 2, 8).swapaxes(1, 2).reshape(-1)  # i and i + 8 of each head of 16 to neighbours
+
+
+def said(x: np.ndarray, y: np.ndarray, role: str, tolerance: float = EXACT, **more: int) -> str:
+    """The deed that makes y of x; empty where none is known."""
+    sizes = Sizes(role, n_heads=4, n_kv_heads=4, head_dim=16, **more)
+    if x.ndim == 1:
+        deed = find_deed((x[:, None], y[:, None]), None, sizes, tolerance)
+    else:
+        (p, q), (r, s) = sampled(x), sampled(y)
+        deed = find_deed((p, r), (q, s), sizes, tolerance)
+    return "" if deed is None else deed.name
+
+
+def zeros_from(place: int) -> np.ndarray:
+    flat = W.reshape(-1).copy()
+    flat[place:] = 0
+    return flat.reshape(W.shape)
+
+
+PLANTED: dict[str, tuple[str, Callable[[], np.ndarray]]] = {
+    "rotary layout: halves to neighbours": ("q", lambda: W[HALVES]),
+    "rotary layout: neighbours to halves": ("k", lambda: W[np.argsort(HALVES)]),
+    "heads in another order": ("v", lambda: np.roll(W, 16, axis=0)),
+    "heads in another order (columns)": ("o", lambda: np.roll(W, 16, axis=1)),
+    "rows in another order": ("up", lambda: W[RNG.permutation(64)]),
+    "experts in another order": ("router", lambda: W[RNG.permutation(64)]),
+    "transposed": ("o", lambda: W.T.copy()),
+    "negated": ("o", lambda: -W),
+    "nibbles swapped: neighbours exchanged (columns)": ("down", lambda: W.reshape(-1, 2)[:, ::-1].reshape(W.shape)),
+    "scaled by row: scales missing": ("up", lambda: W / SCALES),
+    "scaled by row: scales inverted": ("up", lambda: W / SCALES**2),
+    "scaled by row: scales applied twice": ("up", lambda: W * SCALES),
+    "scaled by block: scales missing": ("up", lambda: W / BY_BLOCK),
+    "scaled by block: scales inverted": ("up", lambda: W / BY_BLOCK**2),
+    "scaled by row and by column: scales of the wrong axis or in another order": ("o", lambda: W / SCALES * SCALES.T),
+    "dtype reinterpreted: F16 read as BF16": (
+        "up", lambda: (W.astype(np.float16).view("<u2").astype("<u4") << 16).view("<f4")),
+    "rows of the vocabulary shifted by 3": ("tokens", lambda: np.roll(W, 3, axis=0)),
+    "zeros at the end: a truncated write": ("down", lambda: zeros_from(2000)),
+    "zeroed": ("down", lambda: 0 * W),
+    "gate and up exchanged": ("gate+up", lambda: np.roll(W, 32, axis=0)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_deed_is_named(name: str) -> None:
+    """T(A) = B for one T of the catalogue."""
+    role, made = PLANTED[name]
+    assert said(W, made().astype(np.float32), role) == name
+
+
+@pytest.mark.parametrize("kind", ["scales missing", "scales inverted"])
+def test_scales_of_eight_bits_are_told_apart(kind: str) -> None:
+    """Codes have rounding of their own, and a block's scale is the largest of all its rows."""
+    codes = np.clip(np.rint(W / BY_BLOCK / 3.5), -128, 127)  # a block's largest value is 128
+    made = codes if kind == "scales missing" else codes / BY_BLOCK
+    assert said(W, made.astype(np.float32), "up", tolerance=0.05) == f"scaled by block: {kind}"
+
+
+def test_values_that_are_not_finite_are_found() -> None:
+    """NaN and infinity alike."""
+    for value in (np.nan, np.inf):
+        made = W.copy()
+        made[3, 7] = value
+        assert said(W, made, "up") == "NaN or infinity"
+
+
+@pytest.mark.parametrize("number", [1, -1, 2])
+def test_offset_of_a_norm_is_named(number: int) -> None:
+    """1 added, subtracted, or added twice."""
+    gain = 1 + 0.2 * RNG.standard_normal(64).astype(np.float32)
+    name = {1: "norm: 1 added", -1: "norm: 1 subtracted", 2: "norm: 1 added twice"}[number]
+    assert said(gain, gain + np.float32(number), "norm.before") == name
+
+
+def test_stacked_experts_in_another_order_are_named() -> None:
+    """One tensor holds all experts, each with a number of rows."""
+    moved = W.reshape(4, 16, 64)[[2, 0, 3, 1]].reshape(64, 64)
+    assert said(W, moved, "expert.up", stacked=4) == "experts in another order"
+
+
+def test_noise_has_no_name() -> None:
+    """What no transformation explains is left to the words of a comparison."""
+    assert said(W, W + 0.1 * RNG.standard_normal(W.shape).astype(np.float32), "up") == ""

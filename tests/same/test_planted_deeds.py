@@ -1,0 +1,78 @@
+"""Deeds planted in tiny checkpoints: `same` says "different" where the eager model's logits are, and names the deed."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import weightscope as ws
+from analyses.experiments import planted_deeds
+from analyses.experiments.deed_families import FAMILIES, SIZES, Planted
+from analyses.experiments.planted_deeds import ALL_CONTAINERS, cases, rows_of, summary
+
+SOME = (
+    "nothing", "q and k to neighbours", "one norm plus 1", "square matrix transposed", "heads of W_O turned",
+    "scales inverted", "truncated write", "NaN", "low-rank update", "rope base",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("deed", SOME)
+def test_deed_in_a_llama_is_named(deed: str, tmp_path: Path) -> None:
+    """Random weights under a Llama's names: the right tensors, and words for each."""
+    case = next(cases("llama", lambda *_: False, [deed], random_llama()))
+    for name, planted in (("a", random_llama()), ("b", case.planted)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(planted.config))
+        save_file(planted.tensors, tmp_path / name / "model.safetensors", metadata={"format": "pt"})
+    result = ws.same(tmp_path / "a", tmp_path / "b")
+    assert result.verdict == ("same bytes" if deed == "nothing" else "different")
+    assert {each.name_a for each in result.differing} == {*case.words}
+    for each in result.differing:
+        assert any(word in each.deed for word in case.words[each.name_a]), each
+    assert {key.config for key in result.config} == {f"{key}.rope_theta" for key in case.keys}
+
+
+def random_llama() -> Planted:
+    """Three layers of random weights, the same each time."""
+    rng, d, inner = np.random.default_rng(0), 64, 96
+    shapes = {"embed_tokens": (128, d), "norm": (d,)} | {
+        f"layers.{i}.{name}": shape for i in range(3) for name, shape in {
+            "input_layernorm": (d,), "post_attention_layernorm": (d,), "self_attn.q_proj": (d, d),
+            "self_attn.k_proj": (d // 2, d), "self_attn.v_proj": (d // 2, d), "self_attn.o_proj": (d, d),
+            "mlp.gate_proj": (inner, d), "mlp.up_proj": (inner, d), "mlp.down_proj": (d, inner)}.items()}  # fmt: skip
+    shapes = {f"model.{name}.weight": shape for name, shape in shapes.items()} | {"lm_head.weight": (128, d)}
+    draw = {name: 0.1 * rng.standard_normal(shape) for name, shape in shapes.items()}
+    draw |= {name: w * np.exp(rng.standard_normal((len(w), 1)) / 3) for name, w in draw.items() if w.ndim == 2}
+    draw |= {name: w + 1 for name, w in draw.items() if w.ndim == 1}
+    config = {key: size for key, size in SIZES.items() if size is not None}
+    config |= {"model_type": "llama", "hidden_act": "silu", "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+               "architectures": ["LlamaForCausalLM"],
+               "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}  # fmt: skip
+    return Planted("llama", config, {name: w.astype(np.float32) for name, w in draw.items()})
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("container", ALL_CONTAINERS)
+def test_all_deeds(container: str) -> None:
+    """Every deed, in every family: never "same" where logits differ, and named in 95 of 100."""
+    pytest.importorskip("transformers", reason="tiny models are made by transformers; install the extra `runner`")
+    if container.startswith("GGUF"):
+        pytest.importorskip("gguf", reason="GGUF files are written by the package gguf")
+    counts = summary([*rows_of([*FAMILIES], [container])])
+    assert counts["same function and logits differ"] == 0
+    assert counts["called different"] == counts["logits differ"]
+    assert counts["tensors right"] == counts["logits differ"]
+    assert counts["deed named"] >= 0.95 * counts["logits differ"]
+
+
+def test_table_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row per deed, family and container, as deeds.csv."""
+    row = {"deed": "NaN", "family": "llama", "container": "F32", "logits": float("inf"), "verdict": "different",
+           "tensors_right": True, "named": True, "said": "NaN or infinity"}  # fmt: skip
+    monkeypatch.setattr(planted_deeds, "rows_of", lambda *_: iter([row]))
+    planted_deeds.main.callback("llama", "F32", "", tmp_path)  # type: ignore[misc]
+    lines = (tmp_path / "deeds.csv").read_text().splitlines()
+    assert lines[0].startswith("deed,family,container,logits")
+    assert lines[1].startswith("NaN,llama,F32,inf,different")

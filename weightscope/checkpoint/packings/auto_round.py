@@ -1,0 +1,152 @@
+"""AutoRound: GPTQ's or AWQ's order, codes of 2 to 8 bits in one stream, and no g_idx where the groups are in order."""
+
+from collections.abc import Mapping
+from functools import cached_property
+
+import numpy as np
+
+from weightscope.checkpoint.checkpoint import StoredTensor
+from weightscope.checkpoint.config import Config
+from weightscope.checkpoint.packings.gptq import AWQ_ORDER
+from weightscope.checkpoint.packings.packed import FLOATS, DequantisedTensor, parts_of, unpacked
+from weightscope.errors import CheckpointError
+
+# How much the stored zero is below the one that is meant, by packing_format; None: AWQ's order.
+ZERO_OFFSETS = {"auto_round:auto_gptq": 1, "auto_round": 0, "auto_round:gptqmodel": 0, "auto_round:auto_awq": None}
+BITS = range(2, 9)
+ROWS = 256  # unpacked at a time, so that only the result has the result's size
+
+
+def check(settings: Config) -> None:
+    """Refuse packings that are not read."""
+    packing = settings.get("packing_format")
+    if not isinstance(packing, str) or packing not in ZERO_OFFSETS:
+        problem = f"says packed by AutoRound as '{str(packing)[:40]}', which is not read"
+        raise CheckpointError(f"{problem}; read are {', '.join(ZERO_OFFSETS)}", file=settings.file)
+
+
+def find(tensor: StoredTensor, stored: Mapping[str, StoredTensor], settings: Config) -> DequantisedTensor | None:
+    """The weight of this tensor, if it is a `qweight`."""
+    if not tensor.name.endswith(".qweight"):
+        return None
+    module = tensor.name.removesuffix(".qweight")
+    layers = settings.get("extra_config")
+    layer = layers.get(module) if isinstance(layers, dict) else None
+    size = (layer if isinstance(layer, dict) else {}).get("group_size") or settings.get("group_size")
+    offset = ZERO_OFFSETS[settings["packing_format"]]
+    by_key = {"qweight": tensor, **parts_of(module, stored, "qzeros", "scales", "g_idx")}
+    kind = AutoRoundAwqTensor if offset is None else AutoRoundTensor
+    return kind(f"{module}.weight", by_key, Config({"group_size": size, "offset": offset}, settings.file))
+
+
+def _codes(words: np.ndarray, bits: int) -> np.ndarray:
+    """A row's codes, lowest bits first: (rows, words) of 32 bits -> (rows, words * 32 / bits), as float32."""
+    packed = np.ascontiguousarray(words).view(np.uint8).reshape(-1)
+    return unpacked(packed, np.arange(1 << bits, dtype=np.float32)).reshape(len(words), -1)
+
+
+class AutoRoundTensor(DequantisedTensor):
+    """Codes along the inputs, as GPTQ has them; the shapes say how many bits a code has."""
+
+    @cached_property
+    def bits(self) -> int:
+        """Bits of a code, by the zeros of a group: one for each output."""
+        zeros, scales = self.by_key["qzeros"].shape, self.by_key["scales"].shape
+        return zeros[1] * 32 // max(scales[1], 1)
+
+    @property
+    def dtype(self) -> str:
+        return f"AutoRound int{self.bits}" if {"qzeros", "scales"} <= {*self.by_key} else "AutoRound"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        words, outputs = self.by_key["qweight"].shape
+        return outputs, words * 32 // self.bits
+
+    def sizes(self) -> tuple[int, int, int]:
+        """Outputs, inputs and groups, checked to fit together."""
+        for key, dtypes in (("qweight", ("I32",)), ("qzeros", ("I32",)), ("scales", FLOATS)):
+            if key not in self.by_key:
+                raise self.refuse(f"has no {key}; AutoRound's packing needs one")
+            if self.by_key[key].dtype not in dtypes or len(self.by_key[key].shape) != 2:
+                self.misshapen()
+        outputs, bits = self.by_key["scales"].shape[1], self.bits
+        if bits not in BITS or self.by_key["qzeros"].shape[1] * 32 != outputs * bits:
+            self.misshapen()
+        return *self.shape, self.by_key["scales"].shape[0]  # type: ignore[return-value]
+
+    def check(self) -> None:
+        outputs, inputs, n_groups = self.sizes()
+        words = self.by_key["qweight"].shape
+        if (words[0] * 32, words[1]) != (inputs * self.bits, outputs) or self.by_key["qzeros"].shape[0] != n_groups:
+            self.misshapen()
+        if inputs % 32:
+            raise self.refuse(f"has {inputs} inputs; AutoRound packs 32 of them at a time")
+        self.check_groups(inputs, n_groups)
+
+    def check_groups(self, inputs: int, n_groups: int) -> None:
+        """Refuse inputs whose groups are not known."""
+        if "g_idx" in self.by_key:
+            if self.part("g_idx", ("I32",), 1).shape != (inputs,):
+                self.misshapen()
+        elif not n_groups or -(-inputs // self.group_size(inputs)) != n_groups:
+            size = self.settings["group_size"]
+            counts = f"has {n_groups} groups for {inputs} inputs"
+            raise self.refuse(f"{counts}, and config.json says {str(size)[:40]} inputs in a group")
+
+    def group_size(self, inputs: int) -> int:
+        """Inputs that share a scale."""
+        size = self.settings["group_size"]
+        if type(size) is not int or not (size == -1 or size > 0):
+            raise self.refuse(f"is in groups of {str(size)[:40]}, says config.json; a whole number was expected")
+        return size if 0 < size < inputs else max(inputs, 1)
+
+    def groups(self) -> np.ndarray:
+        """The group of each input."""
+        inputs, n_groups = self.shape[1], self.by_key["scales"].shape[0]
+        if "g_idx" not in self.by_key:
+            return np.arange(inputs) // self.group_size(inputs)
+        groups = self.by_key["g_idx"].raw().view("<i4")
+        if inputs and not 0 <= groups.min() <= groups.max() < n_groups:
+            raise self.refuse(f"has a g_idx from {groups.min()} to {groups.max()}; there are {n_groups} groups")
+        return groups
+
+    def dequantise(self) -> np.ndarray:
+        groups, words = self.groups(), self.words("qweight")
+        scales = self.by_key["scales"].read().T  # (out, n_groups)
+        zeros = _codes(self.words("qzeros"), self.bits).T + np.float32(self.settings["offset"])
+        w = np.empty(self.shape, np.float32)
+        for start in range(0, len(w), ROWS):
+            rows = slice(start, start + ROWS)
+            w[rows] = (_codes(words[:, rows].T, self.bits) - zeros[rows][:, groups]) * scales[rows][:, groups]
+        return w
+
+
+class AutoRoundAwqTensor(AutoRoundTensor):
+    """Codes along the outputs, eight at a time in AWQ_ORDER."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        inputs, words = self.by_key["qweight"].shape
+        return words * 32 // self.bits, inputs
+
+    def check(self) -> None:
+        outputs, inputs, n_groups = self.sizes()
+        if self.by_key["scales"].shape[1] != outputs or self.by_key["qzeros"].shape[0] != n_groups or outputs % 8:
+            self.misshapen()
+        self.check_groups(inputs, n_groups)
+
+    def dequantise(self) -> np.ndarray:
+        in_order = np.argsort(AWQ_ORDER)
+
+        def unpack(words: np.ndarray) -> np.ndarray:
+            codes = _codes(words, self.bits)
+            return codes.reshape(len(codes), -1, 8)[:, :, in_order].reshape(codes.shape)
+
+        groups, words, scales = self.groups(), self.words("qweight"), self.by_key["scales"].read()
+        zeros = unpack(self.words("qzeros"))
+        w = np.empty(self.shape[::-1], np.float32)  # (in, out)
+        for start in range(0, len(w), ROWS):
+            rows = slice(start, start + ROWS)
+            w[rows] = (unpack(words[rows]) - zeros[groups[rows]]) * scales[groups[rows]]
+        return w.T
