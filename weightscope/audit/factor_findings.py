@@ -146,7 +146,8 @@ def untrained(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
     if not layers or _error(heads) > TOO_NARROW or not looks_random(model, heads):
         return
     tensors = {t.name: t for i in layers for t in model.attention_tensors(i)} | other_gains(model)
-    vectors = [t for t in tensors.values() if t.dtype in BITS and sum(size > 1 for size in t.shape) == 1]
+    read = [t for t in tensors.values() if t.dtype in BITS and t.name.endswith((".weight", ".bias"))]
+    vectors = [tensor for tensor in read if sum(size > 1 for size in tensor.shape) == 1]  # gains and biases
     if all(map(_is_constant, vectors)) and (vectors or _enough(heads)):
         number = float(np.mean([ratio for i in range(len(layers)) for ratio in _spread(model, heads, i)]))
         constant = ", and every gain and bias of attention and every gain of the network holds one value"
