@@ -458,7 +458,7 @@ DEEDS: dict[str, Deed] = {
     "F16 read as BF16": _deed("dtype reinterpreted", reread, "F16 as BF16"),
     "bytes swapped": _deed("dtype reinterpreted", reread, "swapped"),
     "negated": _deed("negated", negated),
-    "rope base": _key("rope_parameters.rope_theta", lambda old: 3 * old),
+    "rope base": _key("rope_parameters.rope_theta rotary_emb_base", lambda old: 3 * old),
     "rope scaling": _deed("rope_parameters|rope_scaling", scaling),
     "epsilon": _key("rms_norm_eps layer_norm_eps layer_norm_epsilon", lambda old: 1e-2),
     "activation": _key("hidden_act activation_function hidden_activation activation", "relu"),
@@ -471,7 +471,8 @@ DEEDS: dict[str, Deed] = {
     "experts per token": _key("num_experts_per_tok", 1),
     "weights of experts normed": _key("norm_topk_prob", lambda old: not old),
     "parallel residual": _key("use_parallel_residual", lambda old: not old),
-    "share of dimensions that rotate": _key("rope_parameters.partial_rotary_factor", lambda old: 0.75 - old / 2),
+    "share of dimensions that rotate": _key(
+        "rope_parameters.partial_rotary_factor rotary_pct", lambda old: 0.75 - old / 2),
 }  # fmt: skip
 TWO = (
     ("q and k to neighbours, one layer", "one norm plus 1"), ("vocabulary shifted", "heads of W_O turned"),
