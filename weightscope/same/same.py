@@ -39,6 +39,7 @@ from weightscope.same.judge import (
     alone,
     as_same_function,
     judge,
+    tolerance_of,
 )
 from weightscope.tables import Column, Table, as_json
 
@@ -302,7 +303,8 @@ def _by_part(a: Model, b: Model, judged: Judged, whole: Counterparts) -> Judged:
         return judged
     parts = [_compared(a, b, Paired(a.tensors.label(x), x, y, "role"), whole.share) for x, y in pairs]
     deeds = find_elsewhere([judge(each) for each in parts], parts)
-    done = {each.deed: each.role for each in deeds if each.verdict == DIFFERENT}
+    rounding = tolerance_of(whole.tensors)  # a part in one convention has no cells of its own
+    done = {each.deed: each.role for each in deeds if each.verdict == DIFFERENT and not each.size <= rounding}
     if not done or any(deed.startswith(UNEXPLAINED) for deed in done):
         return judged
     return replace(judged, deed="; ".join(f"{deed}, of {role}" for deed, role in done.items()))
