@@ -64,7 +64,7 @@ def test_all_deeds(container: str) -> None:
     assert counts["same function and logits differ"] == 0
     assert counts["missed, by more than the container's rounding"] == 0
     assert counts["called different"] >= 0.99 * counts["logits differ"]
-    assert counts["tensors right"] >= 0.99 * counts["logits differ"]
+    assert counts["tensors right"] >= 0.98 * counts["logits differ"]
     assert counts["deed named"] >= 0.95 * counts["logits differ"]
 
 
