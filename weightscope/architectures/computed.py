@@ -196,6 +196,12 @@ def stated(checkpoint: Checkpoint, row: Family) -> Stated:
     return Stated(values, spelled, frozenset(present), frozenset(follows), words, metadata, frozenset(idle))
 
 
+def as_written(checkpoint: Checkpoint) -> Stated:
+    """What the config of a checkpoint says where no row reads it: no key is known to have the value of another."""
+    values = dict(_flat(checkpoint.config.raw))
+    return Stated(values, present=frozenset(values))
+
+
 def _sections(config: Config, chosen: str) -> Iterator[tuple[str, Config, str]]:
     """The parts of a config that have a class of their own: where they are, without parts in them, their model_type."""
     kinds = class_says(config.get("model_type"), "parts")
