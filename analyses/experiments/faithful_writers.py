@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from analyses.experiments import faithful_gguf
 from analyses.experiments.faithful_sources import Made, Source, Writer
+from weightscope.files import Folder
 from weightscope.same.judge import ROUNDED, SAME_VALUES
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -37,7 +38,7 @@ def _weights(folder: Path) -> dict[str, torch.Tensor]:
 
 def _write(weights: dict[str, torch.Tensor], folder: Path, config: dict[str, Any]) -> Path:
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    Folder(folder).text("config.json", json.dumps(config, indent=1))
     save_file(
         {key: value.contiguous() for key, value in weights.items()}, folder / "model.safetensors", {"format": "pt"}
     )
