@@ -118,7 +118,7 @@ def main(out: Path, writers: tuple[str, ...], names: tuple[str, ...]) -> None:
                 rows.append(row)
                 if not row.is_faithful or row.witness == "outputs differ":
                     click.echo(row.in_words)
-    Folder(out).table("faithful.csv", Table.of_rows(HEADER, [row.row() for row in rows]))
+            Folder(out).table("faithful.csv", Table.of_rows(HEADER, [row.row() for row in rows]))
     click.echo(summary(rows))
     sys.exit(not all(row.is_faithful for row in rows))
 

@@ -45,7 +45,7 @@ def test_quantised_values_are_in_their_cells(kind, tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("fault", ["outlier", "block", "row scaled", "rows exchanged", "code"])
 def test_a_fault_is_not_quantisation(kind, fault, tmp_path):
-    """Of the original, after the copy was made: a value far beyond its block, a block that the copy has as zeros, ..."""
+    """The original is changed after the copy was made, or the copy has a block of zeros."""
     changed = WEIGHTS.copy()
     if fault == "outlier":
         changed[3, 40] = 40 * np.abs(WEIGHTS).max()
@@ -82,8 +82,7 @@ def float8(fractions, bias):
     """Values that a float of eight bits holds, as its bytes."""
 
     def encode(x):
-        mantissa, exponent = np.frexp(np.abs(x))
-        exponent = np.maximum(exponent - 1 + bias, 1)
+        exponent = np.maximum(np.frexp(np.abs(x))[1] - 1 + bias, 1)
         steps = np.rint(np.abs(x) / np.ldexp(1.0, exponent - bias - fractions)).astype(int)
         code = np.where(steps >= 1 << fractions, ((exponent << fractions) + steps - (1 << fractions)), steps)
         return (code | (np.signbit(x).astype(int) << 7)).astype(np.uint8).tobytes()
