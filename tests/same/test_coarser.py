@@ -88,3 +88,20 @@ def float8(fractions, bias):
         return (code | (np.signbit(x).astype(int) << 7)).astype(np.uint8).tobytes()
 
     return encode
+
+
+@pytest.mark.parametrize(
+    ("zero", "verdict"), [(0.0, "same bytes"), (-0.0, "same values")]
+)  # a zero with the other sign is the same value in other bytes
+def test_same_bytes_rests_on_bytes(zero, verdict, tmp_path):
+    import weightscope as ws
+    from tests.support.small_llama import write_small_llama
+
+    a, b = (write_small_llama(tmp_path / name, 1) for name in "ab")
+    file = b / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    for path in (a / "model.safetensors", file):
+        data = bytearray(content)
+        data[-4:] = np.float32(0.0 if path != file else zero).tobytes()
+        path.write_bytes(data)
+    assert ws.same(a, b).verdict == verdict
