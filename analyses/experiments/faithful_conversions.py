@@ -79,7 +79,7 @@ def judged(source: Source, made: Made) -> Conversion:
     """What `same` says of a copy, and how far its outputs are from those of the original, rounded by the writer."""
     start = time.perf_counter()
     try:
-        same = ws.same(made.original or source.folder, made.copy)
+        same = ws.same(made.original() if made.original else source.folder, made.copy)
         verdict, lead = same.verdict, same.lead
     except CheckpointError as error:
         verdict, lead = "refused", str(error)

@@ -6,9 +6,11 @@ import numpy as np
 
 from weightscope.changes.pair import Pair
 from weightscope.changes.recomputed import CLIPPED, Cells, stored_cells, way_from
-from weightscope.changes.rounding import CASTS
+from weightscope.changes.rounding import CASTS, FRACTION, SMALLEST
 from weightscope.changes.tensor import Change
 from weightscope.checkpoint import Tensor
+from weightscope.checkpoint.blocks import Block
+from weightscope.checkpoint.lora import MergedTensor
 from weightscope.tensors.measure import BITS
 
 GROUP = 32  # values whose error is judged together: of most formats a block
@@ -24,6 +26,7 @@ OUTLIERS = 0.05  # of the values of a row, that are more than `CLIPPED` beyond
 CODEBOOKS = {"IQ1_S": 0.55, "IQ1_M": 0.52, "IQ2_XXS": 0.49, "IQ2_XS": 0.37, "IQ2_S": 0.28, "IQ3_XXS": 0.24,
              "IQ3_S": 0.16}  # fmt: skip
 USUAL = 1.25  # times this error, at most
+SUMMED = ("BF16", "F16")  # floats besides float32 that an adapter is merged in
 ROUNDED_BEFORE = {"F16": ("BF16",), "F8_E4M3": ("BF16", "F16"), "F8_E5M2": ("BF16", "F16")}
 
 
@@ -44,6 +47,33 @@ def rounded_twice(pair: Pair) -> Proof | None:
                 if all(x.dtype == np.float32 and np.array_equal(then(CASTS[first](x)), y, True) for x, y in blocks):
                     return Proof(f"{letter} to {first}, then to {newer.dtype}", "each to nearest even")
     return None
+
+
+def merged_otherwise(pair: Pair) -> Proof | None:
+    """Whether one is the other's base with the same adapter merged, summed in another order and precision."""
+    for letter, exact, merged in (("B", pair.a, pair.b), ("A", pair.b, pair.a)):
+        if not isinstance(exact, MergedTensor) or merged.dtype not in (*SUMMED, "F32"):
+            continue
+        (left, right), width = exact.change.factors(), exact.shape[-1]
+        base = exact.stored.dtype if exact.stored.dtype in SUMMED else "F32"
+        for _, start, stop in pair.blocks():
+            x, y = (Block(tensor, start, stop).values().astype(np.float64) for tensor in (exact, merged))
+            rows = left[start // width : stop // width]
+            largest = (np.abs(rows) @ np.abs(right)).reshape(-1)  # of what is summed, but for the base's weight
+            # r products and their sum in float32, the scale, and the sum with the base; then in the base's own float.
+            error = (exact.change.rank + 4) * _half_unit("F32") * (largest + np.abs(x))
+            if base != "F32":
+                error += 2 * _half_unit(base) * (largest + np.abs(x))
+            exponent = np.maximum(np.frexp(np.maximum(np.abs(x), np.abs(y)))[1] - 1, SMALLEST.get(merged.dtype, -126))
+            if not (np.abs(x - y) <= np.ldexp(_half_unit(merged.dtype), exponent) + error).all():
+                return None
+        return Proof(f"{letter} merged with the adapter, in {base}", "within the rounding of its sums")
+    return None
+
+
+def _half_unit(dtype: str) -> float:
+    """Half of the step of a float from 1 to 2."""
+    return 2.0 ** -(FRACTION.get(dtype, 23) + 1)
 
 
 def quantised(pair: Pair, change: Change) -> Proof | None:

@@ -16,7 +16,7 @@ from weightscope.checkpoint.blocks import Block
 from weightscope.checkpoint.checkpoint import StoredTensor, WholeTensor
 from weightscope.checkpoint.storage import is_same_file
 from weightscope.metrics.spectra import evenly_spread, low_rank
-from weightscope.same.coarser import quantised, rounded_twice
+from weightscope.same.coarser import merged_otherwise, quantised, rounded_twice
 from weightscope.same.deeds import EXACT, OF_VOCABULARY, SPREAD, Deed, Sizes, error_of, find_deed, sampled
 from weightscope.tensors.measure import BITS, why_unread
 
@@ -141,8 +141,8 @@ def _sampled_blocks(parts: Counterparts) -> Iterator[tuple[Pair, int, int]]:
 
 def _coarser(parts: Counterparts, change: Change) -> Judged | None:
     """Whether one is the other with less in it."""
-    if twice := rounded_twice(parts.tensors):
-        return _judged(parts, ROUNDED, twice.deed, change.change, twice.detail)
+    if proof := rounded_twice(parts.tensors) or merged_otherwise(parts.tensors):
+        return _judged(parts, ROUNDED, proof.deed, change.change, proof.detail)
     if proof := quantised(parts.tensors, change):
         return _judged(parts, QUANTISED, proof.deed, change.change, proof.detail)
     return None
