@@ -1,5 +1,7 @@
 """Whether one tensor is the other with less in it: rounded twice, or quantised."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +12,7 @@ from weightscope.changes.rounding import CASTS, FRACTION, SMALLEST
 from weightscope.changes.tensor import Change
 from weightscope.checkpoint import Tensor
 from weightscope.checkpoint.blocks import Block
+from weightscope.checkpoint.checkpoint import DerivedTensor
 from weightscope.checkpoint.lora import MergedTensor
 from weightscope.tensors.measure import BITS
 
@@ -81,17 +84,48 @@ def quantised(pair: Pair, change: Change) -> Proof | None:
     if len(pair.a.shape) < 2 or not np.isfinite(change.moved):
         return None
     for letter, older, newer in (("B", pair.a, pair.b), ("A", pair.b, pair.a)):
-        with np.errstate(all="ignore"):
-            way = way_from(older, newer, (), Cells())
-        if way == "quantised":
-            how = f"{letter} quantised" + (f" ({newer.dtype})" if newer.dtype not in BITS else "")
-            return Proof(how, "every value in the cell of its original")
-        usual = USUAL * CODEBOOKS.get(newer.dtype, 0.0)
-        if usual:
-            detail = f"error {change.change:.2f} |W|; ggml's own on normal weights {usual / USUAL:.2f}"
-            return Proof(f"{letter} quantised by search ({newer.dtype})", detail) if change.change <= usual else None
-        if newer.ends() is not None and (detail := _searched(older, newer)):
-            return Proof(f"{letter} quantised by search ({newer.dtype})", detail)
+        if proof := _quantised(letter, older, newer, change):
+            return proof
+        for cast in SUMMED if newer.ends() is not None and older.dtype == "F32" else ():
+            if proof := _quantised(f"{letter} to {cast} and", RoundedTensor(older, cast), newer, change):
+                return proof
+    return None
+
+
+@dataclass(frozen=True)
+class RoundedTensor(DerivedTensor):
+    """A tensor rounded to a float of fewer bits before it was quantised."""
+
+    stored: Tensor
+    cast: str
+
+    def read(self) -> np.ndarray:
+        return CASTS[self.cast](self.stored.read())
+
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        return CASTS[self.cast](self.stored.rows(start, stop))
+
+    def blocks(self, n_rows: int) -> Iterator[tuple[int, np.ndarray]]:
+        for start, rows in self.stored.blocks(n_rows):
+            yield start, CASTS[self.cast](rows)
+
+    def unchecked(self, noted: set[str]) -> Tensor:
+        return replace(self, stored=self.stored.unchecked(noted))
+
+
+def _quantised(letter: str, older: Tensor, newer: Tensor, change: Change) -> Proof | None:
+    """Whether every value is in the cell of its original, or near enough where a format searches."""
+    with np.errstate(all="ignore"):
+        way = way_from(older, newer, (), Cells())
+    if way == "quantised":
+        how = f"{letter} quantised" + (f" ({newer.dtype})" if newer.dtype not in BITS else "")
+        return Proof(how, "every value in the cell of its original")
+    usual = USUAL * CODEBOOKS.get(newer.dtype, 0.0)
+    if usual:
+        detail = f"error {change.change:.2f} |W|; ggml's own on normal weights {usual / USUAL:.2f}"
+        return Proof(f"{letter} quantised by search ({newer.dtype})", detail) if change.change <= usual else None
+    if newer.ends() is not None and (detail := _searched(older, newer)):
+        return Proof(f"{letter} quantised by search ({newer.dtype})", detail)
     return None
 
 

@@ -68,12 +68,21 @@ def by_blocks(w: np.ndarray, scale: np.ndarray, block: tuple[int, int], zero: np
     return w
 
 
+def fp8_grid() -> tuple[int, int, tuple[float, ...]]:
+    """Of F8_E4M3, from -448 to 448."""
+    values = decode_fp8(np.arange(256, dtype=np.uint8), "F8_E4M3")
+    return 0xFE, 0x7E, tuple(sorted({float(value) for value in values[np.isfinite(values)]}))
+
+
 class ScaledTensor(DequantisedTensor):
     """FP8 or INT8 times a scale: one for all, per row, per group of a row, or per block; weight_scale_inv too."""
 
     @property
     def dtype(self) -> str:
         return f"{self.by_key['weight'].dtype} x scale"
+
+    def codes(self) -> tuple[int, int, int | tuple[float, ...]] | None:
+        return {"I8": (0x80, 0x7F, 256), "F8_E4M3": fp8_grid()}.get(self.by_key["weight"].dtype)
 
     def check(self) -> None:
         weight, scale = self.by_key["weight"], self.by_key["scale"]
