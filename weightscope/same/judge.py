@@ -122,7 +122,7 @@ def _equal_bytes(x: Tensor, y: Tensor) -> bool:
     return all(
         (p.entry == q.entry and is_same_file(p.file, q.file))
         or all(
-            np.array_equal(*(part.raw(i, min(i + BYTES, part.nbytes)) for part in (p, q)))
+            np.array_equal(p.raw(i, min(i + BYTES, p.nbytes)), q.raw(i, min(i + BYTES, q.nbytes)))
             for i in range(0, p.nbytes, BYTES)
         )
         for p, q in zip(x.parts, y.parts, strict=True)

@@ -82,7 +82,9 @@ class ScaledTensor(DequantisedTensor):
         return f"{self.by_key['weight'].dtype} x scale"
 
     def codes(self) -> tuple[int, int, int | tuple[float, ...]] | None:
-        return {"I8": (0x80, 0x7F, 256), "F8_E4M3": fp8_grid()}.get(self.by_key["weight"].dtype)
+        if self.by_key["weight"].dtype == "I8":
+            return 0x80, 0x7F, 256
+        return fp8_grid() if self.by_key["weight"].dtype == "F8_E4M3" else None
 
     def check(self) -> None:
         weight, scale = self.by_key["weight"], self.by_key["scale"]
