@@ -79,7 +79,7 @@ def judged(source: Source, made: Made) -> Conversion:
     """What `same` says of a copy, and how far its outputs are from those of the original, rounded by the writer."""
     start = time.perf_counter()
     try:
-        same = ws.same(made.original or source.folder, made.copy)
+        same = ws.same(made.original() if made.original else source.folder, made.copy)
         verdict, lead = same.verdict, same.lead
     except CheckpointError as error:
         verdict, lead = "refused", str(error)
@@ -118,7 +118,7 @@ def main(out: Path, writers: tuple[str, ...], names: tuple[str, ...]) -> None:
                 rows.append(row)
                 if not row.is_faithful or row.witness == "outputs differ":
                     click.echo(row.in_words)
-    Folder(out).table("faithful.csv", Table.of_rows(HEADER, [row.row() for row in rows]))
+            Folder(out).table("faithful.csv", Table.of_rows(HEADER, [row.row() for row in rows]))
     click.echo(summary(rows))
     sys.exit(not all(row.is_faithful for row in rows))
 

@@ -36,6 +36,8 @@ SIZES_OF_WIDE: Mapping[str, Any] = {
     "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 160, "max_position_embeddings": 64, "pad_token_id": 0,
     "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
+# llama.cpp's Gemma 2 has no key for the scale of scores, and takes one over the root of head_dim.
+OF_TYPE: Mapping[str, Any] = {"mixtral": {"num_local_experts": 4}, "gemma2": {"query_pre_attn_scalar": 64}}
 LANGUAGE = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration")  # classes whose outputs are logits
 
 
@@ -88,7 +90,7 @@ class Made(NamedTuple):
     copy: Path
     runs: Callable[[], tuple[Any, Any]] | None  # the model that the copy should be, and the copy as it runs
     no_witness: str = ""  # why nothing runs the copy
-    original: Path | None = None  # where it is not the source
+    original: Callable[[], Any] | None = None  # opens it, where it is not the source
 
 
 Writer = Callable[[Source, Path], Iterator[Made]]
@@ -141,7 +143,7 @@ def tiny(kind: str, folder: Path) -> Source | None:
 
 def wide(kind: str, folder: Path) -> Source:
     """A random model whose rows are whole blocks of 256."""
-    config = CONFIG_MAPPING[kind](**SIZES_OF_WIDE, **({"num_local_experts": 4} if kind == "mixtral" else {}))
+    config = CONFIG_MAPPING[kind](**SIZES_OF_WIDE, **OF_TYPE.get(kind, {}))
     model = build(config, 2, [each for each in classes_of(config) if each.__name__.endswith(LANGUAGE)])
     model.save_pretrained(folder)
     return _saved(f"wide-{kind}", folder, model)

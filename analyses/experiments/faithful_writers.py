@@ -1,7 +1,9 @@
 """Faithful conversions of a checkpoint, by the writers that people use: `WRITERS`."""
 
 import json
+import os
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib.metadata import version
@@ -11,9 +13,11 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+import weightscope as ws
 from analyses.experiments import faithful_gguf
 from analyses.experiments.faithful_sources import Made, Source, Writer
-from weightscope.same.judge import ROUNDED, SAME_VALUES
+from weightscope.files import Folder
+from weightscope.same.judge import QUANTISED, ROUNDED, SAME_VALUES
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 FLOAT8 = {"float8_e4m3fn": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2}
@@ -37,7 +41,7 @@ def _weights(folder: Path) -> dict[str, torch.Tensor]:
 
 def _write(weights: dict[str, torch.Tensor], folder: Path, config: dict[str, Any]) -> Path:
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    Folder(folder).text("config.json", json.dumps(config, indent=1))
     save_file(
         {key: value.contiguous() for key, value in weights.items()}, folder / "model.safetensors", {"format": "pt"}
     )
@@ -120,6 +124,89 @@ def safetensors_copies(source: Source, work: Path) -> Iterator[Made]:
             yield Made(*about, "the tied head written out and untied in config.json", SAME_VALUES, folder, runs())
 
 
+def peft_merges(source: Source, work: Path) -> Iterator[Made]:
+    """A LoRA adapter merged by PEFT, against base and adapter: each kind of weight alone and all, and each dtype."""
+    try:
+        import peft
+    except ImportError:
+        return
+    modules = {name.rpartition(".")[2]: module for name, module in source.model.named_modules() if ".0." in name}
+    linear = [name for name, module in modules.items() if type(module).__name__ in ("Linear", "Conv1D")]
+    for targets, base in [*(([name], "float32") for name in linear), *((linear, dtype) for dtype in DTYPES)]:
+        if base == "float64" or not linear:
+            continue
+        torch.manual_seed(0)
+        kind = type(source.model)
+        kind.from_pretrained(source.folder, dtype=DTYPES[base]).save_pretrained(work / "base")
+        settings = peft.LoraConfig(r=4, lora_alpha=8, target_modules=targets)
+        model = peft.get_peft_model(kind.from_pretrained(work / "base", dtype=DTYPES[base]), settings)
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(weight, std=0.1)
+        model.save_pretrained(work / "adapter")
+        merged = model.merge_and_unload()
+        merged.save_pretrained(work / "copy")
+        original = partial(ws.open_model, work / "adapter", base=str(work / "base"))
+        how = f"merged LoRA of {', '.join(targets)}, base in {base}"
+        runs = partial(_adapted, source, work, merged if base != "float32" else None)
+        yield Made("peft", version("peft"), "safetensors", how, ROUNDED, work / "copy", runs, original=original)
+
+
+def _adapted(source: Source, work: Path, merged: Any) -> tuple[Any, Any]:
+    """The base with its adapter beside it, or as merged where the base is of fewer bits; and the copy."""
+    import peft
+
+    if merged is None:
+        merged = peft.PeftModel.from_pretrained(source.load(work / "base"), work / "adapter")
+    return merged.float().eval(), source.load(work / "copy")
+
+
+MLX = """
+import json, sys
+from pathlib import Path
+from mlx_lm.utils import load_model, quantize_model, save_config, save_model
+import mlx.core as mx
+source, options = Path(sys.argv[1]), json.loads(sys.argv[2])
+for i, option in enumerate(options):
+    model, config = load_model(source, lazy=False)
+    if dtype := option.pop("dtype", None):
+        model.set_dtype(getattr(mx, dtype))
+    if option:
+        model, config = quantize_model(model, config, **option)
+    out = Path(sys.argv[3]) / str(i)
+    out.mkdir(parents=True)
+    save_model(out, model)
+    save_config(config, out / "config.json")
+"""
+
+
+def mlx_converts(source: Source, work: Path) -> Iterator[Made]:
+    """mlx-lm's own functions of `mlx_lm.convert`, in the environment whose Python MLX_PYTHON names."""
+    python = os.environ.get("MLX_PYTHON")
+    if not python or not source.name.startswith("wide"):
+        return
+    options = [{"dtype": "float32"}, {"dtype": "bfloat16"}, {"dtype": "float16"},
+               *({"bits": bits, "group_size": size} for bits in (2, 3, 4, 5, 6, 8) for size in (32, 64, 128)),
+               {"bits": 4, "group_size": 64, "dtype": "bfloat16"}, {"bits": 8, "group_size": 64, "dtype": "bfloat16"},
+               {"bits": 4, "group_size": 64, "dtype": "float16"},
+               {"bits": 4, "group_size": 32, "mode": "mxfp4"}, {"bits": 4, "group_size": 16, "mode": "nvfp4"},
+               {"bits": 8, "group_size": 32, "mode": "mxfp8"}]  # fmt: skip
+    out = work.parent / "mlx-made"
+    command = [python, "-c", MLX, str(source.folder), json.dumps(options), str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        print(f"{source.name}: mlx-lm fails: {(done.stderr.splitlines() or ['no reason given'])[-1]}")
+    about = subprocess.run([python, "-c", VERSIONS], capture_output=True, text=True, check=True).stdout.strip()
+    for i, option in enumerate(options):
+        if (out / str(i)).is_dir():
+            expected = QUANTISED if "bits" in option else SAME_VALUES if option["dtype"] == "float32" else ROUNDED
+            how = ", ".join(f"{key} {value}" for key, value in option.items())
+            yield Made("mlx-lm", about, "MLX", how, expected, out / str(i), None, "mlx runs it, not transformers")
+    shutil.rmtree(out, ignore_errors=True)
+
+
+VERSIONS = "from importlib.metadata import version; print(version('mlx-lm'), 'with mlx', version('mlx'))"
 WRITERS: dict[str, Writer] = {
     "transformers": transformers_saves, "safetensors": safetensors_copies, "gguf": faithful_gguf.conversions,
+    "peft": peft_merges, "mlx": mlx_converts,
 }  # fmt: skip

@@ -45,7 +45,7 @@ def test_quantised_values_are_in_their_cells(kind, tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("fault", ["outlier", "block", "row scaled", "rows exchanged", "code"])
 def test_a_fault_is_not_quantisation(kind, fault, tmp_path):
-    """Of the original, after the copy was made: a value far beyond its block, a block that the copy has as zeros, ..."""
+    """The original is changed after the copy was made, or the copy has a block of zeros."""
     changed = WEIGHTS.copy()
     if fault == "outlier":
         changed[3, 40] = 40 * np.abs(WEIGHTS).max()
@@ -82,10 +82,26 @@ def float8(fractions, bias):
     """Values that a float of eight bits holds, as its bytes."""
 
     def encode(x):
-        mantissa, exponent = np.frexp(np.abs(x))
-        exponent = np.maximum(exponent - 1 + bias, 1)
+        exponent = np.maximum(np.frexp(np.abs(x))[1] - 1 + bias, 1)
         steps = np.rint(np.abs(x) / np.ldexp(1.0, exponent - bias - fractions)).astype(int)
         code = np.where(steps >= 1 << fractions, ((exponent << fractions) + steps - (1 << fractions)), steps)
         return (code | (np.signbit(x).astype(int) << 7)).astype(np.uint8).tobytes()
 
     return encode
+
+
+@pytest.mark.parametrize(
+    ("zero", "verdict"), [(0.0, "same bytes"), (-0.0, "same values")]
+)  # a zero with the other sign is the same value in other bytes
+def test_same_bytes_rests_on_bytes(zero, verdict, tmp_path):
+    import weightscope as ws
+    from tests.support.small_llama import write_small_llama
+
+    a, b = (write_small_llama(tmp_path / name, 1) for name in "ab")
+    file = b / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    for path in (a / "model.safetensors", file):
+        data = bytearray(content)
+        data[-4:] = np.float32(0.0 if path != file else zero).tobytes()
+        path.write_bytes(data)
+    assert ws.same(a, b).verdict == verdict

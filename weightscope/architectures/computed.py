@@ -57,6 +57,7 @@ NO_EFFECT = re.compile(
     r"|exponential_decay_length_penalty|max_new_tokens|begin_suppress_tokens|transformers_weights",
     re.ASCII,
 )
+STORAGE = {"quantization", "quantization_config", "compression_config"}  # how weights are packed: read with them
 # Values that mean the same as no such key: versions of transformers leave them out, or put nothing in their place.
 NEUTRAL = {"position_embedding_type": "absolute", "sliding_window": 0}
 AS_WRITTEN = " as written"  # of a key whose value the row takes from elsewhere: transformers' code may read it
@@ -384,6 +385,8 @@ def _same(x: Any, y: Any) -> bool:
 def _effect(key: str, read: frozenset[str]) -> str:
     """What is known of a key's effect on what a trained model computes."""
     words = key.split(".")
+    if not STORAGE.isdisjoint(words):
+        return NONE
     if any(word in read for word in words[-1:]):
         return COMPUTATION
     if any(NO_EFFECT.fullmatch(".".join(words[i:])) for i in range(len(words))):

@@ -94,6 +94,7 @@ class NamedTensor:
     # What `array` changes: tensors that agree in it are stored alike. None for a part of a tensor of the file.
     undone: tuple[object, ...] | None = field(repr=False, compare=False)
     read: "Read" = field(repr=False, compare=False)
+    is_slice: bool = field(default=False, repr=False, compare=False)  # an expert, as it lies in the file's tensor
 
     @property
     def has_role(self) -> bool:
@@ -111,7 +112,9 @@ class NamedTensor:
         """One of the experts that this tensor stacks."""
         how = f"{self.stored}, one tensor for all experts".removeprefix(", ")
         read = lambda expert: self.read(index)  # noqa: E731
-        return replace(self, expert=index, shape=self.shape[1:], stored=how, undone=None, read=read)
+        return replace(
+            self, expert=index, shape=self.shape[1:], stored=how, undone=None, read=read, is_slice=self.undone == ()
+        )
 
     def as_stored(self) -> Tensor:
         """The tensor of the file; of a part of one, that part."""
@@ -161,9 +164,24 @@ class ConvertedTensor(DerivedTensor, WholeTensor):
     def read(self) -> np.ndarray:
         return self.named.array()
 
+    def ends(self) -> tuple[Tensor, Tensor, int | tuple[float, ...]] | None:
+        expert = self.named.expert
+        if expert is None or not self.named.is_slice or (ends := self.stored.ends()) is None:
+            return None
+        first, last = (
+            ConvertedTensor(end, replace(self.named, read=partial(_expert, end, expert), is_slice=False))
+            for end in ends[:2]
+        )
+        return first, last, ends[2]
+
     def unchecked(self, noted: set[str]) -> Tensor:
         """Itself: it is as unchecked as the checkpoint that it is read from."""
         return self
+
+
+def _expert(stacked: Tensor, expert: int, _: int | None) -> np.ndarray:
+    """One expert of a tensor that stacks all."""
+    return stacked.rows(expert, expert + 1)[0]
 
 
 class Tensors:

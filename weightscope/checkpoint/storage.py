@@ -118,6 +118,17 @@ class Storage(Protocol):
         ...
 
 
+def is_same_file(x: Storage, y: Storage) -> bool:
+    """Whether two are one file, by path or inode, or have the same digest on the Hub; nothing is read."""
+    if digest := etag_digest(x.published):
+        return digest == etag_digest(y.published)
+    if x.published is not None or y.published is not None:
+        return False
+    with suppress(OSError):
+        return x.size == y.size and Path(x.path).samefile(y.path)
+    return False
+
+
 def etag_digest(published: Mapping[str, Any] | None) -> str:
     """The etag of a file on the Hub where it is the file's SHA-256, as for LFS files; else empty."""
     etag = str((published or {}).get("etag", ""))

@@ -1,14 +1,19 @@
 """Whether one tensor is the other with less in it: rounded twice, or quantised."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from weightscope.changes.pair import Pair
 from weightscope.changes.recomputed import CLIPPED, Cells, stored_cells, way_from
-from weightscope.changes.rounding import CASTS
+from weightscope.changes.rounding import CASTS, FRACTION, SMALLEST
 from weightscope.changes.tensor import Change
 from weightscope.checkpoint import Tensor
+from weightscope.checkpoint.blocks import Block
+from weightscope.checkpoint.checkpoint import DerivedTensor
+from weightscope.checkpoint.lora import MergedTensor
 from weightscope.tensors.measure import BITS
 
 GROUP = 32  # values whose error is judged together: of most formats a block
@@ -24,6 +29,7 @@ OUTLIERS = 0.05  # of the values of a row, that are more than `CLIPPED` beyond
 CODEBOOKS = {"IQ1_S": 0.55, "IQ1_M": 0.52, "IQ2_XXS": 0.49, "IQ2_XS": 0.37, "IQ2_S": 0.28, "IQ3_XXS": 0.24,
              "IQ3_S": 0.16}  # fmt: skip
 USUAL = 1.25  # times this error, at most
+SUMMED = ("BF16", "F16")  # floats besides float32 that an adapter is merged in
 ROUNDED_BEFORE = {"F16": ("BF16",), "F8_E4M3": ("BF16", "F16"), "F8_E5M2": ("BF16", "F16")}
 
 
@@ -46,22 +52,80 @@ def rounded_twice(pair: Pair) -> Proof | None:
     return None
 
 
+def merged_otherwise(pair: Pair) -> Proof | None:
+    """Whether one is the other's base with the same adapter merged, summed in another order and precision."""
+    for letter, exact, merged in (("B", pair.a, pair.b), ("A", pair.b, pair.a)):
+        if not isinstance(exact, MergedTensor) or merged.dtype not in (*SUMMED, "F32"):
+            continue
+        (left, right), width = exact.change.factors(), exact.shape[-1]
+        base = exact.stored.dtype if exact.stored.dtype in SUMMED else "F32"
+        for _, start, stop in pair.blocks():
+            x, y = (Block(tensor, start, stop).values().astype(np.float64) for tensor in (exact, merged))
+            rows = left[start // width : stop // width]
+            largest = (np.abs(rows) @ np.abs(right)).reshape(-1)  # of what is summed, but for the base's weight
+            # r products and their sum in float32, the scale, and the sum with the base; then in the base's own float.
+            error = (exact.change.rank + 4) * _half_unit("F32") * (largest + np.abs(x))
+            if base != "F32":
+                error += 2 * _half_unit(base) * (largest + np.abs(x))
+            exponent = np.maximum(np.frexp(np.maximum(np.abs(x), np.abs(y)))[1] - 1, SMALLEST.get(merged.dtype, -126))
+            if not (np.abs(x - y) <= np.ldexp(_half_unit(merged.dtype), exponent) + error).all():
+                return None
+        return Proof(f"{letter} merged with the adapter, in {base}", "within the rounding of its sums")
+    return None
+
+
+def _half_unit(dtype: str) -> float:
+    """Half of the step of a float from 1 to 2."""
+    return 2.0 ** -(FRACTION.get(dtype, 23) + 1)
+
+
 def quantised(pair: Pair, change: Change) -> Proof | None:
     """Whether one is the other quantised: every value in its original's cell, or nearly where a format searches."""
     if len(pair.a.shape) < 2 or not np.isfinite(change.moved):
         return None
     for letter, older, newer in (("B", pair.a, pair.b), ("A", pair.b, pair.a)):
-        with np.errstate(all="ignore"):
-            way = way_from(older, newer, (), Cells())
-        if way == "quantised":
-            how = f"{letter} quantised" + (f" ({newer.dtype})" if newer.dtype not in BITS else "")
-            return Proof(how, "every value in the cell of its original")
-        usual = USUAL * CODEBOOKS.get(newer.dtype, 0.0)
-        if usual:
-            detail = f"error {change.change:.2f} |W|; ggml's own on normal weights {usual / USUAL:.2f}"
-            return Proof(f"{letter} quantised by search ({newer.dtype})", detail) if change.change <= usual else None
-        if newer.ends() is not None and (detail := _searched(older, newer)):
-            return Proof(f"{letter} quantised by search ({newer.dtype})", detail)
+        if proof := _quantised(letter, older, newer, change):
+            return proof
+        for cast in SUMMED if newer.ends() is not None and older.dtype == "F32" else ():
+            if proof := _quantised(f"{letter} to {cast} and", RoundedTensor(older, cast), newer, change):
+                return proof
+    return None
+
+
+@dataclass(frozen=True)
+class RoundedTensor(DerivedTensor):
+    """A tensor rounded to a float of fewer bits before it was quantised."""
+
+    stored: Tensor
+    cast: str
+
+    def read(self) -> np.ndarray:
+        return CASTS[self.cast](self.stored.read())
+
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        return CASTS[self.cast](self.stored.rows(start, stop))
+
+    def blocks(self, n_rows: int) -> Iterator[tuple[int, np.ndarray]]:
+        for start, rows in self.stored.blocks(n_rows):
+            yield start, CASTS[self.cast](rows)
+
+    def unchecked(self, noted: set[str]) -> Tensor:
+        return replace(self, stored=self.stored.unchecked(noted))
+
+
+def _quantised(letter: str, older: Tensor, newer: Tensor, change: Change) -> Proof | None:
+    """Whether every value is in the cell of its original, or near enough where a format searches."""
+    with np.errstate(all="ignore"):
+        way = way_from(older, newer, (), Cells())
+    if way == "quantised":
+        how = f"{letter} quantised" + (f" ({newer.dtype})" if newer.dtype not in BITS else "")
+        return Proof(how, "every value in the cell of its original")
+    usual = USUAL * CODEBOOKS.get(newer.dtype, 0.0)
+    if usual:
+        detail = f"error {change.change:.2f} |W|; ggml's own on normal weights {usual / USUAL:.2f}"
+        return Proof(f"{letter} quantised by search ({newer.dtype})", detail) if change.change <= usual else None
+    if newer.ends() is not None and (detail := _searched(older, newer)):
+        return Proof(f"{letter} quantised by search ({newer.dtype})", detail)
     return None
 
 

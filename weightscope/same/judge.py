@@ -15,8 +15,9 @@ from weightscope.changes.tensor import Change, change_of, classify, unchanged
 from weightscope.checkpoint import Tensor
 from weightscope.checkpoint.blocks import Block
 from weightscope.checkpoint.checkpoint import StoredTensor, WholeTensor
+from weightscope.checkpoint.storage import is_same_file
 from weightscope.metrics.spectra import evenly_spread, low_rank
-from weightscope.same.coarser import quantised, rounded_twice
+from weightscope.same.coarser import merged_otherwise, quantised, rounded_twice
 from weightscope.same.deeds import EXACT, OF_VOCABULARY, SPREAD, Deed, Sizes, error_of, find_deed, sampled
 from weightscope.tensors.measure import BITS, why_unread
 
@@ -24,6 +25,8 @@ from weightscope.tensors.measure import BITS, why_unread
 SAME_BYTES, SAME_VALUES, ROUNDED, QUANTISED = "same bytes", "same values", "rounded", "quantised"
 SAME_FUNCTION, UNDECIDED, DIFFERENT = "same function", "undecided", "different"
 VERDICTS = (SAME_BYTES, SAME_VALUES, ROUNDED, QUANTISED, SAME_FUNCTION, UNDECIDED, DIFFERENT)
+STORED_OTHERWISE = "stored otherwise"  # of the same values: in another dtype or packing, or with another sign of zero
+BYTES = 1 << 20  # compared at a time: both fit in a cache
 # Values of a tensor that a deed is looked for in as a whole; of larger ones in rows and columns.
 LARGEST_WHOLE = 1 << 24
 PACKED = 0.2  # |error| / |x| of a packing whose grid is not known
@@ -86,7 +89,8 @@ def judge(parts: Counterparts) -> Judged:
     for part in _sampled_blocks(parts):
         change = change.and_then(change_of(part))
     if not change.values_changed:
-        return _judged(parts, SAME_VALUES)
+        is_copy = parts.share == 1 and _equal_bytes(pair.a, pair.b)  # of a packed tensor
+        return _judged(parts, SAME_VALUES, "" if is_copy else STORED_OTHERWISE)
     if change.casts:
         cast, rounded = min(change.casts, key=lambda each: (list(CASTS).index(each[0]), each[1]))
         return _judged(parts, ROUNDED, f"{rounded} to {_way(cast)}", change.change)
@@ -106,19 +110,25 @@ def _judged(parts: Counterparts, verdict: str, deed: str = "", size: float = 0.0
 
 
 def _same_bytes(parts: Counterparts) -> bool:
-    """Whether both are stored alike and hold the same bytes."""
+    """Whether both are stored alike, in no packing, and hold the same bytes."""
     x, y = parts.tensors.a, parts.tensors.b
-    if (
-        not (isinstance(x, StoredTensor) and isinstance(y, StoredTensor))
-        or type(x) is not type(y)
-        or x.dtype != y.dtype
-    ):
+    if parts.share < 1 or not (isinstance(x, StoredTensor) and isinstance(y, StoredTensor)):
         return False
-    if x.nbytes != y.nbytes or parts.share < 1:
+    return type(x) is type(y) and _equal_bytes(x, y)
+
+
+def _equal_bytes(x: Tensor, y: Tensor) -> bool:
+    """Whether what is stored of both is the same bytes; a file that both are in is not read."""
+    if [(part.dtype, part.shape) for part in x.parts] != [(part.dtype, part.shape) for part in y.parts]:
         return False
-    step = 1 << 22
-    return all(np.array_equal(x.raw(i, min(i + step, x.nbytes)), y.raw(i, min(i + step, x.nbytes)))
-               for i in range(0, x.nbytes, step))  # fmt: skip
+    return all(
+        (p.entry == q.entry and is_same_file(p.file, q.file))
+        or all(
+            np.array_equal(p.raw(i, min(i + BYTES, p.nbytes)), q.raw(i, min(i + BYTES, q.nbytes)))
+            for i in range(0, p.nbytes, BYTES)
+        )
+        for p, q in zip(x.parts, y.parts, strict=True)
+    )
 
 
 def _sampled_blocks(parts: Counterparts) -> Iterator[tuple[Pair, int, int]]:
@@ -133,8 +143,8 @@ def _sampled_blocks(parts: Counterparts) -> Iterator[tuple[Pair, int, int]]:
 
 def _coarser(parts: Counterparts, change: Change) -> Judged | None:
     """Whether one is the other with less in it."""
-    if twice := rounded_twice(parts.tensors):
-        return _judged(parts, ROUNDED, twice.deed, change.change, twice.detail)
+    if proof := rounded_twice(parts.tensors) or merged_otherwise(parts.tensors):
+        return _judged(parts, ROUNDED, proof.deed, change.change, proof.detail)
     if proof := quantised(parts.tensors, change):
         return _judged(parts, QUANTISED, proof.deed, change.change, proof.detail)
     return None

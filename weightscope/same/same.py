@@ -14,6 +14,7 @@ from weightscope.architectures.names import NamedTensor
 from weightscope.changes.counterparts import Counterparts as Paired
 from weightscope.changes.counterparts import counterparts
 from weightscope.changes.head import Basis
+from weightscope.checkpoint.storage import Storage, is_same_file
 from weightscope.compute.cores import in_threads
 from weightscope.errors import CheckpointError, counted, printable
 from weightscope.findings import listed
@@ -242,8 +243,8 @@ def same(a: Readable | str | Path, b: Readable | str | Path, *, sample: float = 
     same_head = all(each.verdict != DIFFERENT for each in head) if head else not _needs_head(b)
     settings = compare_settings(a, b, same_head=same_head)
     verdict = max((each.verdict for each in judged), key=VERDICTS.index, default=UNDECIDED)
-    if verdict in (SAME_BYTES, SAME_VALUES):
-        verdict = SAME_BYTES if sample == 1 and _same_files(a, b) else SAME_VALUES
+    if verdict == SAME_VALUES and sample == 1 and not any(each.deed for each in judged) and _same_files(a, b):
+        verdict = SAME_BYTES
     if settings.unknown:
         verdict = max(verdict, UNDECIDED, key=VERDICTS.index)
     if settings.deciding:
@@ -260,14 +261,23 @@ def _needs_head(model: Readable) -> bool:
 
 
 def _same_files(a: Readable, b: Readable) -> bool:
-    """Whether the files of weights and config.json of both are the same bytes."""
+    """Whether files whose tensors hold the same bytes are the same in headers, gaps and config.json too."""
     x, y = a.checkpoint, b.checkpoint
     if x.config.stored != y.config.stored or [file.size for file in x.files] != [file.size for file in y.files]:
         return False
-    return all(
-        p.path == q.path or (p.header.sha256 == q.header.sha256 and list(p.tensors) == list(q.tensors))
-        for p, q in zip(x.files, y.files, strict=True)
-    )
+    return all(map(_same_rest, x.files, y.files))
+
+
+def _same_rest(x: Storage, y: Storage) -> bool:
+    if is_same_file(x, y):
+        return True
+    if x.header != y.header or [*x.tensors.items()] != [*y.tensors.items()]:
+        return False
+    if x.header.size + sum(entry.stop - entry.start for entry in x.tensors.values()) == x.size:
+        return True
+    x.read_digest()
+    y.read_digest()
+    return x.sha256 == y.sha256
 
 
 def _judged(a: Readable, b: Readable, sample: float) -> tuple[list[Judged], list[str]]:

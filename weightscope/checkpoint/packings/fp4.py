@@ -11,6 +11,8 @@ from weightscope.checkpoint.packings.scaled import decode_exponents, decode_fp8
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 E2M3 = np.array([k / 8 for k in range(8)] + [(1 + k / 8) * 2**e for e in range(3) for k in range(8)], np.float32)
 MX_BLOCK, NV_BLOCK = 32, 16  # values that share a scale (OCP Microscaling; NVIDIA's NVFP4)
+SIGNED = tuple(sorted({*map(float, E2M1), *map(float, -E2M1)}))
+FP4_GRID = (0xFF, 0x77, SIGNED)  # of -6 and 6, two in a byte
 ROWS = 4096  # decoded at a time, so that only the result has the result's size
 
 
@@ -57,6 +59,9 @@ class Fp4Tensor(DequantisedTensor):
     def shape(self) -> tuple[int, ...]:
         *rows, packed = self.by_key["weight"].shape
         return *rows, packed * 8 // self.bits
+
+    def codes(self) -> tuple[int, int, int | tuple[float, ...]] | None:
+        return FP4_GRID if self.bits == 4 else None
 
     def check(self) -> None:
         if "scale" not in self.by_key:

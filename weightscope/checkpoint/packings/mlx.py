@@ -20,9 +20,9 @@ import numpy as np
 
 from weightscope.checkpoint.checkpoint import StoredTensor
 from weightscope.checkpoint.config import Config
-from weightscope.checkpoint.packings.fp4 import E2M1
+from weightscope.checkpoint.packings.fp4 import E2M1, FP4_GRID
 from weightscope.checkpoint.packings.packed import FLOATS, DequantisedTensor, parts_of, unpacked
-from weightscope.checkpoint.packings.scaled import decode_fp8
+from weightscope.checkpoint.packings.scaled import decode_fp8, fp8_grid
 from weightscope.errors import CheckpointError
 
 KEY = "quantization"  # of config.json
@@ -128,6 +128,11 @@ class MlxTensor(DequantisedTensor):
     def dtype(self) -> str:
         bits, group_size, mode, _ = self.packing
         return f"MLX int{bits} in groups of {group_size}" if mode == "affine" else f"MLX {mode}"
+
+    def codes(self) -> tuple[int, int, int | tuple[float, ...]] | None:
+        if self.packing.mode == "affine":
+            return 0x00, 0xFF, 1 << self.packing.bits
+        return fp8_grid() if self.packing.bits == 8 else FP4_GRID
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -67,6 +67,16 @@ def _fields(packed: np.ndarray, width: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
+class FilledTensor(StoredTensor):
+    """Codes of the same shape as those that are stored, all of one byte."""
+
+    fill: int = 0
+
+    def raw(self, start: int | None = None, stop: int | None = None) -> np.ndarray:
+        return np.full((self.nbytes if stop is None else stop) - (start or 0), self.fill, np.uint8)
+
+
+@dataclass(frozen=True)
 class DequantisedTensor(WholeTensor):
     """A weight made of several stored tensors."""
 
@@ -124,6 +134,18 @@ class DequantisedTensor(WholeTensor):
         """Refuse parts whose shapes do not fit together."""
         shapes = ", ".join(f"{key} {part.shape}" for key, part in self.by_key.items())
         raise self.refuse(f"is in parts that do not fit together: {shapes}")
+
+    def codes(self) -> tuple[int, int, int | tuple[float, ...]] | None:
+        """The byte that has the first level's code, or codes, and that of the last; and the levels as in `ends`."""
+        return None
+
+    def ends(self) -> tuple[Tensor, Tensor, int | tuple[float, ...]] | None:
+        if (codes := self.codes()) is None:
+            return None
+        weight = self.by_key["weight"]
+        filled = [FilledTensor(weight.name, weight.entry, weight.file, None, fill) for fill in codes[:2]]
+        first, last = (replace(self, by_key={**self.by_key, "weight": each}) for each in filled)
+        return first, last, codes[2]
 
     def words(self, key: str) -> np.ndarray:
         """A part of 32-bit words."""
