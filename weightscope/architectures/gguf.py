@@ -499,6 +499,10 @@ class RestoredTensor(DerivedTensor, WholeTensor):
         }  # fmt: skip
         return pieces.get(self.undo, 0)
 
+    @property
+    def piece(self) -> int:
+        return self.shape[0] // self._pieces if self._pieces else 0
+
     def rows(self, start: int, stop: int) -> np.ndarray:
         if not self._pieces:
             return super().rows(start, stop)

@@ -22,6 +22,7 @@ from weightscope.metrics.spectra import low_rank
 from weightscope.progress import bar
 from weightscope.tensors.measure import BITS, row_squares
 
+EVERY_CAST = frozenset((cast, rounded) for cast in CASTS for rounded in "AB")
 PASSES = 3  # over the blocks: a power iteration, which finds the direction of a matrix of rank one in the first
 
 Pairs = Callable[[], Iterable[tuple[np.ndarray, np.ndarray]]]
@@ -145,7 +146,7 @@ class Change:
     moved: float = 0.0  # sum of squares of its change
     largest: float = 0.0  # the largest change of a value
     # Roundings that turn one into the other: the dtype, and the checkpoint that gives the other when it is rounded.
-    casts: frozenset[tuple[str, str]] = frozenset((cast, rounded) for cast in CASTS for rounded in "AB")
+    casts: frozenset[tuple[str, str]] = EVERY_CAST
     rank: int | None = None  # of the change, where it is low
     along: tuple[Along, ...] = field(
         default=(), compare=False, repr=False
@@ -234,8 +235,19 @@ def _before_reading(pair: Pair) -> Change:
     return replace(change, role=pair.role, paired_by=pair.paired_by, part=pair.part, pair=pair)
 
 
-def change_of(part: Part) -> Change:
-    """How one block of a pair changed."""
+def differs(part: Part) -> bool:
+    """Whether a value of a block of a pair changed; NaN is as NaN was."""
+    pair, start, stop = part
+    x, y = pair.read(start, stop)
+    bits = f"u{x.dtype.itemsize}"
+    if np.array_equal(x.view(bits), y.view(bits)):
+        return False
+    with np.errstate(all="ignore"):
+        return bool(((x != y) & ~((x != x) & (y != y))).any())
+
+
+def change_of(part: Part, likely: frozenset[tuple[str, str]] = EVERY_CAST) -> Change:
+    """How one block of a pair changed; only roundings that are `likely`, as other blocks have them, are tried."""
     pair, start, stop = part
     x, y = pair.read(start, stop)
     with np.errstate(all="ignore"):
@@ -244,7 +256,9 @@ def change_of(part: Part) -> Change:
         casts = frozenset[tuple[str, str]]()
         if x.dtype == np.float32:
             orders = (("A", (x, y)), ("B", (y, x)))
-            casts = frozenset((cast, rounded) for rounded, order in orders for cast in casts_between(*order))
+            for letter, order in orders:
+                tried = [cast for cast, rounded in likely if rounded == letter]
+                casts |= {(cast, letter) for cast in casts_between(*order, tried)}
         unequal = (x != y) & ~((x != x) & (y != y))
         if not unequal.any():
             return replace(unchanged(pair.a, pair.b), squares=squares, squares_b=squares, casts=casts)

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from weightscope.checkpoint.checkpoint import Checkpoint, StoredTensor, Tensor, WholeTensor
+from weightscope.checkpoint.checkpoint import Checkpoint, StoredTensor, Tensor
 from weightscope.checkpoint.gguf import GgufTensor
 from weightscope.checkpoint.packings.scaled import decode_fp8
 
@@ -38,7 +38,7 @@ class Block:
         if isinstance(tensor, StoredTensor):
             start, stop = (index * tensor.nbytes // max(size, 1) for index in (self.start, self.stop))
             return _native(tensor, tensor.raw(start, stop))
-        if isinstance(tensor, WholeTensor):
+        if not tensor.piece:
             return tensor.read().reshape(-1)[self.start : self.stop]
         width = size // tensor.shape[0]
         return tensor.rows(self.start // width, self.stop // width).reshape(-1)
@@ -65,9 +65,9 @@ def streamed(checkpoint: Checkpoint, names: Iterable[str]) -> Iterator[Block]:
 def blocks_of(tensor: Tensor) -> list[Block]:
     """A tensor's blocks in order; a single one if its rows are not stored together (GPTQ, AWQ, bitsandbytes, ...)."""
     size = prod(tensor.shape)
-    if not size or isinstance(tensor, WholeTensor):
+    if not size or not tensor.piece:
         return [Block(tensor, 0, size)]
-    width = row_width(tensor.shape) if isinstance(tensor, StoredTensor) else size // tensor.shape[0]
+    width = row_width(tensor.shape) if isinstance(tensor, StoredTensor) else size // tensor.shape[0] * tensor.piece
     step = max(1, BLOCK // width) * width if width else BLOCK
     return [Block(tensor, start, stop) for start, stop in pairwise([*range(0, size, step), size])]
 

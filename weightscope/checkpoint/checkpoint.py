@@ -75,6 +75,11 @@ class Tensor(ABC):
         """An error about this tensor, to raise."""
         return CheckpointError(problem, file=self.file.path, tensor=self.name)
 
+    @property
+    def piece(self) -> int:
+        """How many rows are read together at least; 0 where all are."""
+        return 1
+
     def check_rows(self, start: int, stop: int) -> None:
         """Refuse rows out of range."""
         if not self.shape:
@@ -99,6 +104,10 @@ class Tensor(ABC):
 
 class WholeTensor(Tensor):
     """A tensor whose rows are not stored together, so that a few rows cost as much as all of them."""
+
+    @property
+    def piece(self) -> int:
+        return 0
 
     def rows(self, start: int, stop: int) -> np.ndarray:
         self.check_rows(start, stop)

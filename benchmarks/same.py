@@ -1,0 +1,215 @@
+"""`same` on layers of a 7B: seconds, GB/s and memory, beside a plain read of the same bytes.
+
+python -m benchmarks.same                        # copies in BF16, F16 and Q8_0
+python -m benchmarks.same --ggml xllamacpp.abi3.so  # and Q4_K_M, by ggml's own quantiser
+"""
+
+import ctypes
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+import gguf
+import numpy as np
+
+from benchmarks.commands import Cost, python_cost
+from benchmarks.synthetic import Sizes
+from weightscope.changes.rounding import CASTS
+
+POOL = (1 << 20) - 256  # values, drawn once and written repeatedly; a whole number of ggml's largest blocks
+READ = 1 << 20  # bytes at a time of the plain read
+RUN = """
+import sys, time
+from pathlib import Path
+import weightscope as ws
+ws.same
+began = time.perf_counter()
+verdict = ws.same(sys.argv[1], sys.argv[2]).verdict
+Path(sys.argv[3]).write_text(f"{verdict}, {time.perf_counter() - began}")
+"""
+NAMES = {
+    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output", "q_proj": "attn_q",
+    "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output", "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm", "gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down",
+}  # fmt: skip
+Pack = Callable[[np.ndarray], np.ndarray]  # float32 (POOL,) -> bytes (POOL / values of a block, bytes of a block)
+PACKED: dict[str, Pack] = {
+    "F32": lambda x: x.view(np.uint8).reshape(-1, 4),
+    "BF16": lambda x: np.ascontiguousarray(CASTS["BF16"](x).view(np.uint16)[1::2]).view(np.uint8).reshape(-1, 2),
+    "F16": lambda x: x.astype(np.float16).view(np.uint8).reshape(-1, 2),
+}
+
+
+def pieces(packed: np.ndarray, values: int, number: int) -> Iterator[np.ndarray]:
+    """The blocks of a tensor: the pool's, from another place for each tensor, repeatedly."""
+    per_block = POOL // len(packed)
+    left, start = values // per_block, 7919 * number * 256 % POOL // per_block
+    while left:
+        piece = packed[start : start + left]
+        yield piece
+        left, start = left - len(piece), 0
+
+
+def write_safetensors(folder: Path, sizes: Sizes, packed: np.ndarray, dtype: str, changed: str = "") -> Path:
+    """A checkpoint in one file; the tensor `changed` has the values of another place."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(sizes.config))
+    header, offset = {}, 0
+    for name, shape in sizes.shapes:
+        stop = offset + int(np.prod(shape)) * packed.shape[1]
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, stop]}
+        offset = stop
+    text = json.dumps(header).encode()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for number, (name, shape) in enumerate(sizes.shapes):
+            for piece in pieces(packed, int(np.prod(shape)), number + 1000 * (name == changed)):
+                piece.tofile(file)
+    return folder
+
+
+def write_gguf(path: Path, sizes: Sizes, packs: dict[str, np.ndarray], kinds: Callable[[str, int], str]) -> Path:
+    """The same values as llama.cpp's converter and quantiser write them; norms stay F32."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(sizes.layers)
+    writer.add_embedding_length(sizes.width)
+    writer.add_head_count(sizes.heads)
+    writer.add_feed_forward_length(sizes.inner)
+    writer.add_context_length(4096)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(sizes.vocabulary)
+    for number, (name, shape) in enumerate(sizes.shapes):
+        *stem, last, _ = name.split(".")
+        layer = int(stem[2]) if len(stem) > 2 else 0
+        new = f"blk.{layer}.{NAMES[last]}" if len(stem) > 2 else NAMES[".".join([*stem, last])]
+        kind = "F32" if len(shape) == 1 else kinds(new, layer)
+        rows = np.concatenate([*pieces(packs[kind], int(np.prod(shape)), number)]).reshape(shape[0], -1)
+        if last in ("q_proj", "k_proj"):  # pairs that rotate together are neighbours
+            rows = rows.reshape(sizes.heads, 2, sizes.head_dim // 2, -1).swapaxes(1, 2).reshape(shape[0], -1)
+        array = rows.view(np.float32).reshape(shape) if kind == "F32" else rows
+        writer.add_tensor(f"{new}.weight", np.ascontiguousarray(array), raw_dtype=gguf.GGMLQuantizationType[kind])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def of_ggml(library: Any, kind: str) -> Pack:
+    """ggml's own quantiser, without an importance matrix."""
+    number = gguf.GGMLQuantizationType[kind]
+    values, size = gguf.GGML_QUANT_SIZES[number]
+    library.ggml_quantize_chunk.restype = ctypes.c_size_t
+    pointer, integer = ctypes.c_void_p, ctypes.c_int64
+    library.ggml_quantize_chunk.argtypes = [ctypes.c_int, pointer, pointer, integer, integer, integer, pointer]
+
+    def pack(x: np.ndarray) -> np.ndarray:
+        out = np.empty((len(x) // values, size), np.uint8)
+        library.ggml_quantize_chunk(int(number), x.ctypes.data, out.ctypes.data, 0, len(x) // 256, 256, None)
+        return out
+
+    return pack
+
+
+def q4_k_m(name: str, layer: int) -> str:
+    """llama-quantize's mixture: values and down projections of half of the layers, and the head, are finer."""
+    finer = name == "output" or (layer % 2 == 0 and name.endswith(("attn_v", "ffn_down")))
+    return "Q6_K" if finer else "Q4_K"
+
+
+def read_plainly(*files: Path) -> float:
+    """Seconds for reading files once, on one core."""
+    buffer, began = bytearray(READ), time.perf_counter()
+    for path in files:
+        with path.open("rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass
+    return time.perf_counter() - began
+
+
+def stored(path: Path) -> Path:
+    """The file with the weights."""
+    return path / "model.safetensors" if path.is_dir() else path
+
+
+@click.command()
+@click.option("--ggml", type=click.Path(path_type=Path), help="A shared library with ggml, for Q4_K_M.")
+@click.option("--layers", default=3, help="Of the 7B.")
+@click.option("--rounds", default=3, help="The median counts.")
+@click.option("--only", default="", help="Only the rows whose name holds this.")
+@click.option("--folder", type=click.Path(path_type=Path), help="Where files are written, and deleted afterwards.")
+def main(ggml: Path | None, layers: int, rounds: int, only: str, folder: Path | None) -> None:
+    """Print a row for each copy: `command` is the whole process, `time` that of `same` alone."""
+    sizes = Sizes(layers, 4096, 32, 128, 32, 32000, 11008)
+    exact = (np.random.default_rng(0).standard_normal(POOL) * 0.02).astype(np.float32)
+    half = CASTS["BF16"](exact)
+    packs = {kind: pack(exact) for kind, pack in PACKED.items()}
+    of_half = {"F16": PACKED["F16"](half), "F32": PACKED["F32"](half)}
+    of_half["Q8_0"] = gguf.quants.quantize(half.reshape(-1, 256), gguf.GGMLQuantizationType.Q8_0).reshape(-1, 34)
+    if ggml is not None:
+        library = ctypes.CDLL(str(ggml))
+        of_half |= {kind: of_ggml(library, kind)(half) for kind in ("Q4_K", "Q6_K")}
+    changed = f"model.layers.{layers // 2}.mlp.up_proj.weight"
+
+    def floats(name: str, dtype: str, packed: np.ndarray, changed: str = "") -> Callable[[Path], Path]:
+        return lambda work: write_safetensors(work / name, sizes, packed, dtype, changed)
+
+    a, f32 = floats("a", "BF16", packs["BF16"]), floats("a32", "F32", packs["F32"])
+    rows: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Path]]] = {
+        "a copy in BF16": (a, floats("b", "BF16", packs["BF16"])),
+        "one tensor of it changed": (a, floats("b", "BF16", packs["BF16"], changed)),
+        "F32 and BF16": (f32, floats("b", "BF16", packs["BF16"])),
+        "BF16 and the same in F32": (a, floats("b", "F32", of_half["F32"])),
+        "BF16 and F16": (a, floats("b", "F16", of_half["F16"])),
+        "BF16 and Q8_0": (a, lambda work: write_gguf(work / "q.gguf", sizes, of_half, lambda *_: "Q8_0")),
+    }
+    if ggml is not None:
+        rows["BF16 and Q4_K_M"] = (a, lambda work: write_gguf(work / "q.gguf", sizes, of_half, q4_k_m))
+    titles = (
+        "copy",
+        "verdict",
+        "bytes",
+        "command",
+        "time",
+        "CPU",
+        "GB/s",
+        "plain read",
+        "ratio",
+        "peak memory",
+        "load",
+    )
+    click.echo(f"| {' | '.join(titles)} |\n{'| --- ' * len(titles)}|")
+    for name, sides in rows.items():
+        if only not in name:
+            continue
+        work = Path(tempfile.mkdtemp(dir=folder))
+        try:
+            x, y = (write(work) for write in sides)
+            files, costs = (stored(x), stored(y)), list[Cost]()
+            plain = min(read_plainly(*files) for _ in range(3))
+            seconds = []
+            for _ in range(rounds):
+                costs.append(python_cost("-c", RUN, x, y, work / "verdict"))
+                verdict, took = (work / "verdict").read_text().split(", ")
+                seconds.append(float(took))
+            total, took = sum(file.stat().st_size for file in files) / 1e9, median(seconds)
+            cells = (
+                name, verdict, f"{total:.1f} GB", f"{median(cost.wall for cost in costs):.1f} s", f"{took:.2f} s",
+                f"{median(cost.cpu for cost in costs):.1f} s", f"{total / took:.2f}", f"{plain:.2f} s",
+                f"{took / plain:.1f} x", f"{max(cost.peak for cost in costs):.0f} MB", f"{os.getloadavg()[0]:.1f}",
+            )  # fmt: skip
+            click.echo(f"| {' | '.join(cells)} |")
+        finally:
+            shutil.rmtree(work)
+
+
+if __name__ == "__main__":
+    main()
