@@ -13,6 +13,7 @@ from weightscope.checkpoint.blocks import Block, batches, blocks_of, row_width
 from weightscope.metrics.spectra import evenly_spread
 from weightscope.tensors.measure import why_unread
 
+AT_ONCE = 1 << 16  # values computed with at once: what is made of them fits in a core's cache
 SAMPLED_ROWS = 32  # rows of a matrix that are searched for a cast, a grid or a copy
 
 Part = tuple["Pair", int, int]  # values [start, stop) of a pair
@@ -70,6 +71,12 @@ class Pair:
         """The change, B - A, in blocks of rows, in float64."""
         for x, y in self.pairs():
             yield y.astype(np.float64) - x
+
+
+def few_rows_each(size: int, width: int) -> Iterator[slice]:
+    """Of the values of a block, those of a few rows after those of others; all where they are no whole rows."""
+    step = max(1, AT_ONCE // width) * width if width and size % width == 0 else size
+    yield from (slice(start, start + step) for start in range(0, size, step or 1))
 
 
 class Paired(NamedTuple):

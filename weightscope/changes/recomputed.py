@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weightscope.changes.pair import Pair, whole
+from weightscope.changes.pair import Pair, few_rows_each, whole
 from weightscope.changes.rounding import CASTS, FRACTION, SMALLEST
 from weightscope.checkpoint import Tensor
 from weightscope.checkpoint.blocks import Block, row_width
@@ -149,7 +149,7 @@ class StoredCells(NamedTuple):
 
 
 def stored_cells(older: Tensor, newer: Tensor) -> Iterator[StoredCells]:
-    """Every value of the older tensor on the grid that the newer one stores with it, in blocks."""
+    """Every value of the older tensor on the grid that the newer one stores with it, a few rows at a time."""
     first, last, levels = newer.ends() or (newer, newer, (0.0, 1.0))
     places = np.linspace(0, 1, levels) if isinstance(levels, int) else np.array(levels)
     places = (places - places[0]) / np.ptp(places)
@@ -157,26 +157,27 @@ def stored_cells(older: Tensor, newer: Tensor) -> Iterator[StoredCells]:
     largest = len(places) if isinstance(levels, int) else max(map(abs, levels))
     codes = SCALE_CODES.get(newer.dtype)
     for _, start, stop in Pair(older, newer).blocks():
-        tensors = (older, newer, first, last)
-        x, y, low, high = (Block(tensor, start, stop).values().astype(np.float64) for tensor in tensors)
-        span, size = np.abs(high - low), np.maximum(np.abs(low), np.abs(high))
-        fine = lost = SCALE * (span + size) + largest * TINY
-        quantum = np.zeros(1)  # of the reach of a grid
-        if codes is not None and len(x) % SUPER_BLOCK == 0:
-            reach = (span, np.abs(low)) if newer.dtype in WITH_MINIMUM else (span,)
-            most = [np.repeat(each.reshape(-1, SUPER_BLOCK).max(axis=1), SUPER_BLOCK) for each in reach]
-            quantum, lost = most[0] / codes, fine + sum(most) / (2 * codes)
-        inside = np.clip(x, np.minimum(low, high), np.maximum(low, high))
-        if isinstance(levels, int):
-            half = end = span * steps[0] / 2
-        else:
-            step = np.where(span > 0, high - low, 1.0)
-            nearest = np.searchsorted((places[1:] + places[:-1]) / 2, (y - low) / step)
-            is_up = (inside - y) / step > 0
-            half = span * steps[np.clip(nearest - ~is_up, 0, len(steps) - 1)] / 2
-            end = span * np.where(nearest > len(steps) / 2, steps[-1], steps[0]) / 2
-        end = end + quantum / 2 * (steps[0] / 2)  # as it was before its scale was rounded
-        yield StoredCells(np.abs(inside - y), np.abs(x - inside), half, end, half * (1 + 1e-4) + fine, lost)
+        block = [Block(tensor, start, stop).values() for tensor in (older, newer, first, last)]
+        for rows in few_rows_each(stop - start, row_width(newer.shape)):
+            x, y, low, high = (values[rows].astype(np.float64) for values in block)
+            span, size = np.abs(high - low), np.maximum(np.abs(low), np.abs(high))
+            fine = lost = SCALE * (span + size) + largest * TINY
+            quantum = np.zeros(1)  # of the reach of a grid
+            if codes is not None and len(x) % SUPER_BLOCK == 0:
+                reach = (span, np.abs(low)) if newer.dtype in WITH_MINIMUM else (span,)
+                most = [np.repeat(each.reshape(-1, SUPER_BLOCK).max(axis=1), SUPER_BLOCK) for each in reach]
+                quantum, lost = most[0] / codes, fine + sum(most) / (2 * codes)
+            inside = np.clip(x, np.minimum(low, high), np.maximum(low, high))
+            if isinstance(levels, int):
+                half = end = span * steps[0] / 2
+            else:
+                step = np.where(span > 0, high - low, 1.0)
+                nearest = np.searchsorted((places[1:] + places[:-1]) / 2, (y - low) / step)
+                is_up = (inside - y) / step > 0
+                half = span * steps[np.clip(nearest - ~is_up, 0, len(steps) - 1)] / 2
+                end = span * np.where(nearest > len(steps) / 2, steps[-1], steps[0]) / 2
+            end = end + quantum / 2 * (steps[0] / 2)  # as it was before its scale was rounded
+            yield StoredCells(np.abs(inside - y), np.abs(x - inside), half, end, half * (1 + 1e-4) + fine, lost)
 
 
 def _nearest(x: np.ndarray, y: np.ndarray, fine: float) -> CellBlock:

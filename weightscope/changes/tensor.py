@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weightscope.changes.pair import SAMPLED_ROWS, Pair, Part, blocks_of_pairs, first_rows
+from weightscope.changes.pair import SAMPLED_ROWS, Pair, Part, blocks_of_pairs, few_rows_each, first_rows
 from weightscope.changes.rounding import CASTS, Grid, casts_between, grid_of, precision
 from weightscope.changes.thresholds import FEW_ROWS, NEARLY_ONE_DIRECTION, PARALLEL, QUANTISED, REMOVED, STORED, TUNED
 from weightscope.checkpoint import Checkpoint, Tensor
@@ -250,29 +250,35 @@ def change_of(part: Part, likely: frozenset[tuple[str, str]] = EVERY_CAST) -> Ch
     """How one block of a pair changed; only roundings that are `likely`, as other blocks have them, are tried."""
     pair, start, stop = part
     x, y = pair.read(start, stop)
+    width, change = row_width(pair.a.shape) or len(x), replace(unchanged(pair.a, pair.b), casts=likely)
     with np.errstate(all="ignore"):
-        width = row_width(pair.a.shape) or len(x)
-        squares = float(row_squares(x.reshape(-1, width))[0].sum()) if len(x) else 0.0
-        casts = frozenset[tuple[str, str]]()
-        if x.dtype == np.float32:
-            orders = (("A", (x, y)), ("B", (y, x)))
-            for letter, order in orders:
-                tried = [cast for cast, rounded in likely if rounded == letter]
-                casts |= {(cast, letter) for cast in casts_between(*order, tried)}
-        unequal = (x != y) & ~((x != x) & (y != y))
-        if not unequal.any():
-            return replace(unchanged(pair.a, pair.b), squares=squares, squares_b=squares, casts=casts)
-        d = y.astype(np.float64) - x
-        return replace(
-            unchanged(pair.a, pair.b),
-            values_changed=int(np.count_nonzero(unequal)),
-            rows_changed=int(np.count_nonzero(unequal.reshape(-1, width).any(axis=1))),
-            squares=squares,
-            squares_b=float(row_squares(y.reshape(-1, width))[0].sum()),
-            moved=float(np.vecdot(d, d)),
-            largest=float(np.abs(d).max()),
-            casts=casts,
-        )
+        for rows in few_rows_each(len(x), width):
+            change = change.and_then(_change_of_rows(pair, x[rows], y[rows], width, change.casts))
+    return change
+
+
+def _change_of_rows(pair: Pair, x: np.ndarray, y: np.ndarray, width: int, likely: frozenset[tuple[str, str]]) -> Change:
+    """How a few rows changed: x, y (rows width,)."""
+    squares = float(row_squares(x.reshape(-1, width))[0].sum())
+    casts = frozenset[tuple[str, str]]()
+    if x.dtype == np.float32:
+        for letter, order in (("A", (x, y)), ("B", (y, x))):
+            tried = [cast for cast, rounded in likely if rounded == letter]
+            casts |= {(cast, letter) for cast in casts_between(*order, tried)}
+    unequal = (x != y) & ~((x != x) & (y != y))
+    if not unequal.any():
+        return replace(unchanged(pair.a, pair.b), squares=squares, squares_b=squares, casts=casts)
+    d = y.astype(np.float64) - x
+    return replace(
+        unchanged(pair.a, pair.b),
+        values_changed=int(np.count_nonzero(unequal)),
+        rows_changed=int(np.count_nonzero(unequal.reshape(-1, width).any(axis=1))),
+        squares=squares,
+        squares_b=float(row_squares(y.reshape(-1, width))[0].sum()),
+        moved=float(np.vecdot(d, d)),
+        largest=float(np.abs(d).max()),
+        casts=casts,
+    )
 
 
 def compare_pairs(a: Checkpoint, b: Checkpoint, pairs: Sequence[Pair]) -> list[Change]:

@@ -1,18 +1,19 @@
 """One tensor of A and its counterpart in B: the strongest verdict that can be proved, or what was done to it."""
 
 from dataclasses import dataclass, replace
+from itertools import islice
 from math import prod, sqrt
 from typing import NamedTuple
 
 import numpy as np
 
 from weightscope.architectures.names import NamedTensor
-from weightscope.changes.pair import Pair, Part
+from weightscope.changes.pair import Pair, Part, few_rows_each
 from weightscope.changes.recomputed import stored_cells
 from weightscope.changes.rounding import CASTS, FRACTION, precision
 from weightscope.changes.tensor import Change, change_of, classify, differs, unchanged
 from weightscope.checkpoint import Tensor
-from weightscope.checkpoint.blocks import Block
+from weightscope.checkpoint.blocks import Block, row_width
 from weightscope.checkpoint.checkpoint import StoredTensor, WholeTensor
 from weightscope.checkpoint.storage import is_same_file
 from weightscope.metrics.spectra import evenly_spread, low_rank
@@ -201,8 +202,9 @@ def tolerance_of(pair: Pair) -> float:
     for tensor in (pair.a, pair.b):
         if tensor.ends() is not None:
             with np.errstate(all="ignore"):
-                half = next(stored_cells(tensor, tensor)).half
                 _, start, stop = next(Pair(tensor, tensor).blocks())
+                pieces = len([*few_rows_each(stop - start, row_width(tensor.shape))])
+                half = np.concatenate([cells.half for cells in islice(stored_cells(tensor, tensor), pieces)])
                 values = Block(tensor, start, stop).values().astype(np.float64)
                 finite = np.isfinite(half) & np.isfinite(values)
                 sizes = [float(np.linalg.norm(each[finite])) for each in (half, values)]
