@@ -153,6 +153,11 @@ class TensorsOnly:
     refusal: str
     reading: Reading | None = None
 
+    @property
+    def name(self) -> str:
+        """What to call it."""
+        return self.checkpoint.given or str(self.checkpoint.name)
+
     @cached_property
     def prefix(self) -> str:
         """What stands before every tensor's name, as far as the row knows."""

@@ -78,7 +78,7 @@ FAMILIES: dict[str, Family] = {
         config={"tie_word_embeddings": True}, modules=_LLAMA.modules | _QK_NORMS, head="",
     ),
     "gemma2": _LLAMA._replace(
-        config={"query_pre_attn_scalar": 24, "sliding_window": 8}, head="", offset=1.0,
+        config={"query_pre_attn_scalar": HEAD_DIM, "sliding_window": 8}, head="", offset=1.0,
         modules=_LLAMA.modules | {"norm_3": "pre_feedforward_layernorm", "norm_4": "post_feedforward_layernorm"},
     ),
     "phi3": _LLAMA._replace(

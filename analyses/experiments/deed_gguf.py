@@ -70,7 +70,8 @@ class GgufContainer:
 
     def takes(self, planted: Planted, keys: Mapping[str, Any]) -> bool:
         """Whether llama.cpp has this architecture, and its files a place for these keys of config.json."""
-        tied = {"tie_word_embeddings"} if not planted.has("head", None) else set()
+        is_tied = planted.config.get("tie_word_embeddings", True) and not planted.has("head", None)
+        tied = {"tie_word_embeddings"} if is_tied else set()
         return planted.name in ARCHITECTURES and {*keys} <= CARRIED | tied
 
     def write(self, planted: Planted, folder: Path, slips: Mapping[str, Slip] = NO_SLIPS) -> dict[str, np.ndarray]:

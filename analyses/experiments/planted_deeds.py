@@ -226,6 +226,14 @@ def tied(planted: Planted, is_so: bool, keep: bool = True) -> None:
         del planted.tensors[planted.stored("head", None)]
 
 
+def dropped(planted: Planted, *parts: str) -> None:
+    """Tensors left out of the file."""
+    for part in parts:
+        layer = None if part == "head" else 1
+        if (part != "head" or planted.family.head) and planted.has(part, layer):
+            del planted.tensors[planted.stored(part, layer)]
+
+
 def vocabulary(planted: Planted, change: Callable[[np.ndarray], np.ndarray]) -> None:
     """The rows of the token embedding changed."""
     planted.put("tokens", None, change(planted.get("tokens", None)))
@@ -429,9 +437,11 @@ DEEDS: dict[str, Deed] = {
     "head tied in config": _deed("head tied|tie_word_embeddings", tied, True),
     "head tied in config, not in file": _deed("head tied|tie_word_embeddings", tied, True, False),
     "head untied in config": _deed("head tied|tie_word_embeddings", tied, False),
+    "head dropped": _deed("head dropped|head tied", dropped, "head"),
+    "norm dropped": _deed("tensor dropped", dropped, "norm_2"),
     "vocabulary shifted": _deed("rows of the vocabulary shifted", vocabulary, lambda w: np.roll(w, 1, axis=0)),
     "vocabulary shifted by 3": _deed("rows of the vocabulary shifted", vocabulary, lambda w: np.roll(w, -3, axis=0)),
-    "vocabulary cut": _deed("vocabulary cut|vocab_size", cut),
+    "vocabulary cut": _deed("vocabulary cut|rows cut|vocab_size", cut),
     "vocabulary rows zeroed": _deed("vocabulary zeroed", vocabulary, zeroed_rows),
     "head shifted": _deed("rows of the vocabulary shifted", head_rows),
     "matrix of another layer": _deed("of another layer", of_another_layer, "o"),
@@ -461,7 +471,7 @@ DEEDS: dict[str, Deed] = {
     "experts per token": _key("num_experts_per_tok", 1),
     "weights of experts normed": _key("norm_topk_prob", lambda old: not old),
     "parallel residual": _key("use_parallel_residual", lambda old: not old),
-    "share of dimensions that rotate": _key("rope_parameters.partial_rotary_factor", lambda old: 1.5 - old),
+    "share of dimensions that rotate": _key("rope_parameters.partial_rotary_factor", lambda old: 0.75 - old / 2),
 }  # fmt: skip
 TWO = (
     ("q and k to neighbours, one layer", "one norm plus 1"), ("vocabulary shifted", "heads of W_O turned"),
@@ -542,8 +552,10 @@ def judged(name: str, container: Container | GgufContainer, case: Case, folder: 
     """One row of the table."""
     with scratch_folder() as scratch:
         values = container.write(case.planted, scratch / "b", case.slips)
-        moved = apart(_faithful(name, container, folder), logits(name, case.planted.config, values))
-        row: dict[str, Any] = {"deed": case.deed, "family": name, "container": container.name, "logits": moved}
+        faithful = _faithful(name, container, folder)
+        moved = apart(faithful, logits(name, case.planted.config, values))
+        row: dict[str, Any] = {"deed": case.deed, "family": name, "container": container.name, "logits": moved,
+                               "rounding": max(ROUNDING, apart(_eager(name), faithful))}  # fmt: skip
         try:
             result = ws.same(written(name, folder), scratch / "b")
         except ws.CheckpointError as error:
@@ -573,6 +585,12 @@ def _faithful(name: str, container: Container | GgufContainer, folder: Path) -> 
         return logits(name, base(name).config, values)
 
 
+@lru_cache(None)
+def _eager(name: str) -> np.ndarray | None:
+    """Logits of the original."""
+    return logits(name, base(name).config, base(name).tensors)
+
+
 def rows_of(families: Sequence[str], containers: Sequence[str], deeds: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
     """A row for each deed, family and container."""
     with scratch_folder() as scratch:
@@ -586,7 +604,7 @@ def rows_of(families: Sequence[str], containers: Sequence[str], deeds: Sequence[
 
 
 def is_right(row: dict[str, Any]) -> bool:
-    """Whether the verdict is "different" exactly where the logits differ, but for what config.json cannot show."""
+    """Whether the verdict is "different" exactly where the logits differ."""
     return (row["verdict"] in (*NOT_SAME, "refused")) == (row["logits"] > ROUNDING)
 
 
@@ -597,6 +615,8 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
         "deeds": len({row["deed"] for row in rows}), "families": len({row["family"] for row in rows}),
         "containers": len({row["container"] for row in rows}), "cases": len(rows), "logits differ": len(differing),
         "called different": sum(map(is_right, differing)),
+        "missed, by more than the container's rounding": sum(
+            not is_right(row) and row["logits"] > row["rounding"] for row in differing),
         "not called different, logits equal": sum(is_right(row) for row in rows if row["logits"] <= ROUNDING),
         "same function and logits differ": sum(row["verdict"] == "same function" for row in differing),
         "tensors right": sum(row["tensors_right"] for row in differing),
@@ -612,7 +632,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
 @out_option("out/planted-deeds")
 def main(families: str, containers: str, deeds: str, out: Path) -> None:
     """Damage tiny checkpoints in every known way, and count what `same` says of each."""
-    columns = ["deed", "family", "container", "logits", "verdict", "tensors_right", "named", "said"]
+    columns = ["deed", "family", "container", "logits", "rounding", "verdict", "tensors_right", "named", "said"]
     rows = []
     for row in rows_of(families.split(","), containers.split("|"), [*filter(None, deeds.split(";"))]):
         rows.append(row)

@@ -24,7 +24,7 @@ from weightscope.attention.layer import Layer
 from weightscope.attention.maps import Affine
 from weightscope.audit.audit import AuditOptions, measured_layer
 from weightscope.audit.duplicates import duplicates
-from weightscope.audit.factor_findings import factor_findings
+from weightscope.audit.factor_findings import factor_findings, looks_random, untrained
 from weightscope.audit.findings import embedding_rows, findings_of, head_findings
 from weightscope.audit.measure import Arrays, MeasuredHeads
 from weightscope.audit.reference import OWN, Reference, Standing
@@ -37,7 +37,7 @@ from weightscope.model import Opened
 from weightscope.progress import bar
 from weightscope.sources import folder_names
 from weightscope.tables import Table
-from weightscope.tensors.findings import scale_findings
+from weightscope.tensors.findings import offset_findings, scale_findings
 
 FACTORS = ("q", "k", "v")
 OPTIONS = AuditOptions(deltas=(0,), directions=0)
@@ -209,6 +209,24 @@ def gains_less_one(model: ws.Model, index: int) -> Values:
     return {name: _read(model, name) - np.float32(1) for name in names}
 
 
+def gains_plus_one(model: ws.Model, index: int) -> Values:
+    """Gains of all norms of a layer plus one."""
+    return {name: gain + np.float32(2) for name, gain in gains_less_one(model, index).items()}
+
+
+def drawn_anew(model: ws.Model, index: int) -> Values:
+    """All tensors of a layer's attention as at initialisation, and the gains of its network's norms."""
+    rng, stem, norm = np.random.default_rng(index), model.stem(index), model.family.norm_of(index)
+    offset = 0.0 if norm is None else norm.offset
+    values: Values = {}
+    for tensor in model.attention_tensors(index):
+        w = tensor.read()
+        drawn = w.std(dtype=np.float64) * rng.standard_normal(w.shape) if w.ndim > 1 else np.zeros(w.shape)
+        values[tensor.name] = drawn.astype(np.float32)
+    gains = (stem + name for name in _norms(model, index) if name.endswith("weight"))
+    return values | {name: np.full_like(_read(model, name), 1 - offset) for name in gains}
+
+
 def biases_dropped(model: ws.Model, index: int) -> Values:
     """Biases of queries, keys, values and output zero."""
     names = [tensor.name for tensor in model.attention_tensors(index) if tensor.name.endswith(".bias")]
@@ -299,7 +317,9 @@ FAULTS = {
     "rotary rows in the other order": Fault(other_rotary_order, fits=lambda layer: layer.rotation is not None),
     "heads tiled, not grouped": Fault(tiled_heads, fits=lambda layer: 1 < layer.n_kv_heads < layer.n_heads),
     "norms of another layer": Fault(norms_of_another_layer, tensors=True),
-    "gains of norms less one": Fault(gains_less_one, tensors=True),
+    "gains of norms less one": Fault(gains_less_one, "norm_offset", tensors=True),
+    "gains of norms plus one": Fault(gains_plus_one, "norm_offset", tensors=True),
+    "attention and gains as initialised": Fault(drawn_anew, "untrained", tensors=True),
     "biases dropped": Fault(biases_dropped, "zero_tensor", tensors=True),
     "mantissas cut to 3 bits": Fault(mantissas_cut),
     "token embedding drawn anew": Fault(embeddings_drawn_anew, everywhere=False, tensors=True),
@@ -388,7 +408,10 @@ def _findings(
     seen = SimpleNamespace(layer=lambda index: broken.get(index) or model.layer(index))
     alike = duplicates(seen, heads)  # type: ignore[arg-type]  # it asks for layers only
     findings = [*head_findings(heads, standing=standing), *factor_findings(model, heads), *alike]
-    findings += scale_findings(model) if new else ()
+    if new:
+        layers_read = heads.layers.tolist()
+        findings += [*scale_findings(model), *untrained(model, heads)]
+        findings += () if looks_random(model, heads) else offset_findings(model, layers_read)
     embedded = {tensor.name for tensor in model.embedding_tensors}
     return Findings([*findings, *(() if embedded.isdisjoint(new) else embedding_rows(model))])
 

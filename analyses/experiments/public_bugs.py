@@ -6,16 +6,17 @@ Each is re-enacted from its published description: what the bug did to the weigh
 of an architecture that it concerned, or of one with the same convention. OUT/bugs.csv has one row per bug.
 """
 
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import weightscope as ws
 from weightscope.errors import CheckpointError
+from weightscope.files import Folder, scratch_folder
 from weightscope.progress import bar
 from weightscope.tables import Table
 
@@ -34,7 +35,7 @@ MORE = {
 class Bug(NamedTuple):
     """A public report, and what its bug did to the weights."""
 
-    report: str  # where it is described
+    report: str  # where it is described, on github.com
     tool: str
     what: str  # what happened, in our words
     model: str  # the model_type that it is done to
@@ -95,33 +96,111 @@ def _square_experts(weights: Weights) -> None:
 
 
 BUGS = (
-    Bug("https://github.com/Blaizzy/mlx-vlm/issues/1548", "mlx-vlm", "1 added to norms of files that were converted already",
-        "qwen3", _norms(1), "1 added"),
-    Bug("https://github.com/Blaizzy/mlx-vlm/pull/2114", "mlx-vlm", "published conversions keep a folded 1 that the reader adds again",
-        "gemma2", _norms(1), "1 added"),
-    Bug("https://github.com/ml-explore/mlx-lm/pull/1198", "mlx-lm", "norms shifted twice where a file has MTP tensors",
-        "gemma2", _norms(2), "1 added twice"),
-    Bug("https://github.com/unslothai/unsloth-zoo/pull/1095", "unsloth-zoo", "norms of layers one too high in an export, others right",
-        "gemma2", _norms(1, last=False), "1 added"),
-    Bug("https://github.com/NVIDIA-NeMo/Megatron-Bridge/issues/1929", "Megatron-Bridge",
-        "zero-centred norms changed in place, once more with each export", "gemma2", _norms(-1), "1 subtracted"),
-    Bug("https://github.com/huggingface/nanotron/pull/427", "nanotron", "interleaved queries and keys exported as they are",
-        "llama", _rotary(), "rotary layout"),
-    Bug("https://github.com/ggml-org/llama.cpp/pull/3364", "llama.cpp", "keys permuted by the wrong number of heads (GQA)",
-        "llama", _rotary(0, HEADS // KV_HEADS), "by 2 heads instead of 4"),
-    Bug("https://github.com/huggingface/transformers/issues/31766", "transformers", "a GGUF file read without undoing its permutation",
-        "llama", _rotary(), "rotary layout"),
-    Bug("https://github.com/foundation-model-stack/foundation-model-stack/pull/527", "foundation-model-stack",
-        "rotary rows permuted with half the head size", "llama", _rotary(2 * HEADS, 2 * KV_HEADS), "by 16 heads instead of 8"),
-    Bug("https://github.com/AI-Hypercomputer/maxtext/issues/1774", "MaxText", "Llama 3's queries and keys permuted though they need not be",
-        "llama", _rotary(), "rotary layout"),
-    Bug("https://github.com/NVIDIA-NeMo/Megatron-Bridge/pull/3740", "Megatron-Bridge", "packed experts skipped and left as initialised",
-        "qwen3_moe", _unfilled_experts, "unrelated values"),
-    Bug("https://github.com/NVIDIA/Model-Optimizer/pull/1305", "Model-Optimizer", "biases of experts dropped by an early return",
-        "gpt_oss", _without("experts.down_proj_bias"), "bias dropped"),
-    Bug("https://github.com/ml-explore/mlx-lm/issues/1079", "mlx-lm", "square experts of bfloat16 files not transposed",
-        "gpt_oss", _square_experts, "transposed"),
-)  # fmt: skip
+    Bug(
+        "Blaizzy/mlx-vlm/issues/1548",
+        "mlx-vlm",
+        "1 added to norms of files that were converted already",
+        "qwen3",
+        _norms(1),
+        "1 added",
+    ),
+    Bug(
+        "Blaizzy/mlx-vlm/pull/2114",
+        "mlx-vlm",
+        "published conversions keep a folded 1 that the reader adds again",
+        "gemma2",
+        _norms(1),
+        "1 added",
+    ),
+    Bug(
+        "ml-explore/mlx-lm/pull/1198",
+        "mlx-lm",
+        "norms shifted twice where a file has MTP tensors",
+        "gemma2",
+        _norms(2),
+        "1 added twice",
+    ),
+    Bug(
+        "unslothai/unsloth-zoo/pull/1095",
+        "unsloth-zoo",
+        "norms of layers one too high in an export, others right",
+        "gemma2",
+        _norms(1, last=False),
+        "1 added",
+    ),
+    Bug(
+        "NVIDIA-NeMo/Megatron-Bridge/issues/1929",
+        "Megatron-Bridge",
+        "zero-centred norms changed in place, once more with each export",
+        "gemma2",
+        _norms(-1),
+        "1 subtracted",
+    ),
+    Bug(
+        "huggingface/nanotron/pull/427",
+        "nanotron",
+        "interleaved queries and keys exported as they are",
+        "llama",
+        _rotary(),
+        "rotary layout",
+    ),
+    Bug(
+        "ggml-org/llama.cpp/pull/3364",
+        "llama.cpp",
+        "keys permuted by the wrong number of heads (GQA)",
+        "llama",
+        _rotary(0, HEADS // KV_HEADS),
+        "by 2 heads instead of 4",
+    ),
+    Bug(
+        "huggingface/transformers/issues/31766",
+        "transformers",
+        "a GGUF file read without undoing its permutation",
+        "llama",
+        _rotary(),
+        "rotary layout",
+    ),
+    Bug(
+        "foundation-model-stack/foundation-model-stack/pull/527",
+        "foundation-model-stack",
+        "rotary rows permuted with half the head size",
+        "llama",
+        _rotary(2 * HEADS, 2 * KV_HEADS),
+        "by 16 heads instead of 8",
+    ),
+    Bug(
+        "AI-Hypercomputer/maxtext/issues/1774",
+        "MaxText",
+        "Llama 3's queries and keys permuted though they need not be",
+        "llama",
+        _rotary(),
+        "rotary layout",
+    ),
+    Bug(
+        "NVIDIA-NeMo/Megatron-Bridge/pull/3740",
+        "Megatron-Bridge",
+        "packed experts skipped and left as initialised",
+        "qwen3_moe",
+        _unfilled_experts,
+        "unrelated values",
+    ),
+    Bug(
+        "NVIDIA/Model-Optimizer/pull/1305",
+        "Model-Optimizer",
+        "biases of experts dropped by an early return",
+        "gpt_oss",
+        _without("experts.down_proj_bias"),
+        "bias dropped",
+    ),
+    Bug(
+        "ml-explore/mlx-lm/issues/1079",
+        "mlx-lm",
+        "square experts of bfloat16 files not transposed",
+        "gpt_oss",
+        _square_experts,
+        "transposed",
+    ),
+)
 
 
 def tiny(model_type: str, folder: Path) -> Path:
@@ -156,7 +235,7 @@ def enact(bug: Bug, folder: Path) -> tuple[str, str, str]:
     broken = folder / "broken"
     broken.mkdir(exist_ok=True)
     save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
-    (broken / "config.json").write_bytes((original / "config.json").read_bytes())
+    shutil.copy(original / "config.json", broken)
     try:
         same = ws.same(original, broken)
     except CheckpointError as error:
@@ -168,13 +247,14 @@ def enact(bug: Bug, folder: Path) -> tuple[str, str, str]:
 def main(out: Path) -> Table:
     """Do all of them, and write bugs.csv."""
     rows = []
-    with TemporaryDirectory() as folder:
+    with scratch_folder() as folder:
         for bug in bar(BUGS, "bugs", "bug"):
-            verdict, deeds, _ = enact(bug, Path(folder))
-            rows.append((bug.report, bug.tool, bug.what, bug.model, verdict, deeds, bug.named in deeds))
+            verdict, deeds, _ = enact(bug, folder)
+            rows.append(
+                (f"https://github.com/{bug.report}", bug.tool, bug.what, bug.model, verdict, deeds, bug.named in deeds)
+            )
     table = Table.of_rows(["report", "tool", "what", "model", "verdict", "deeds", "named"], rows)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "bugs.csv").write_text(table.csv(), encoding="utf-8")
+    Folder(out).text("bugs.csv", table.csv())
     return table
 
 

@@ -11,12 +11,13 @@ from safetensors.numpy import load_file, save_file
 import weightscope as ws
 from tests.support.commands import run
 from tests.support.tiny_models import FIXTURES, NAMES, fixture
-from weightscope.architectures.names import UNNAMED
+from weightscope.architectures import FAMILIES
+from weightscope.architectures.names import UNNAMED, modules_of
 from weightscope.attention.maps import Affine
 from weightscope.errors import CheckpointError
 
 # Tensors of the fixtures that no row names: state-space layers, heads of pretraining, adapters after a tower.
-UNNAMED_TENSORS = 103
+UNNAMED_TENSORS = 75
 
 
 def matrix(projection: Affine) -> np.ndarray:
@@ -96,6 +97,30 @@ def test_gains_are_counted_from_one() -> None:
     stored = model.checkpoint["model.layers.0.input_layernorm.weight"].read()
     np.testing.assert_array_equal(norm.array(), 1 + stored)
     assert norm.stored == "gain counted from 0"
+
+
+def test_tied_head_is_named_by_the_tokens() -> None:
+    assert ws.open_model("embedded").tensors["tokens"].stored == "also the unembedding (tied)"
+    untied = fixture("llama").model.tensors
+    assert untied["tokens"].stored == "" and not fixture("llama").model.tied
+
+
+def test_norms_of_single_heads_have_their_numbers() -> None:
+    model = fixture("stablelm_qk_norm").model
+    heads = {"q_norm": model.config.n_heads, "k_norm": model.config.n_kv_heads}
+    for norm, count in heads.items():
+        roles = [tensor.role for tensor in model.tensors if tensor.layer == 0 and tensor.role.startswith(norm)]
+        assert roles == [f"{norm}.{head}" for head in range(count)]
+    gain = model.tensors["layer 0 k_norm.1"]
+    np.testing.assert_array_equal(gain.array(), model.checkpoint[gain.name].read())
+
+
+def test_norms_of_a_network_are_not_named_where_the_config_moves_them() -> None:
+    """Chameleon with Swin's norms has them after attention and after the network."""
+    row = next(row for row in FAMILIES if row.name == "chameleon")
+    assert "norm.mlp" in {module.role for module in modules_of(row)[0].values()}
+    moved = {module.role for module in modules_of(row.configured({"swin_norm": True}))[0].values()}
+    assert "norm.mlp" not in moved and "up" in moved
 
 
 def test_one_matrix_may_serve_as_keys_and_values() -> None:

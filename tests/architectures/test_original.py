@@ -219,3 +219,17 @@ def test_fused_tensors_of_other_shapes_are_refused(name: str, shape: tuple[int, 
 def test_names_without_numbers_are_refused(rename: Callable[..., dict[str, np.ndarray]], tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"no config\.json with a model_type"):
         ws.open_model(write(tmp_path / "bare", rename(published("llama"), "llama"), "model.safetensors"))
+
+
+@pytest.mark.parametrize("rename", [to_meta, to_mcore])
+@pytest.mark.parametrize("kind", ["gemma", "gpt2", "\x1b[2J", None, 3, ["llama"]])
+def test_other_models_under_such_names_are_refused(
+    kind: object, rename: Callable[..., dict[str, np.ndarray]], tmp_path: Path
+) -> None:
+    """Nothing says how their queries and keys rotate, and from where their gains count: the names stay, unread."""
+    config = {**CONFIGS["llama"], "model_type": kind}
+    with pytest.raises(CheckpointError, match=r"model_type|config\.json|has no|is missing") as caught:
+        ws.open_model(
+            write(tmp_path / "m", rename(published("llama"), "llama"), "model.safetensors", config=config)
+        ).layer(0)
+    assert str(caught.value).isprintable()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
 from tests.support.commands import run
@@ -38,8 +38,6 @@ def test_a_configuration_that_the_row_cannot_describe_is_refused(tmp_path: Path)
 
 
 def test_a_table_that_does_not_follow_its_formula_is_refused(tmp_path: Path) -> None:
-    from safetensors.numpy import load_file, save_file
-
     folder = changed("electra", tmp_path, model_type="roformer")
     path = folder / "model.safetensors"
     tensors = {name.replace("electra.", "roformer."): values for name, values in load_file(path).items()}
@@ -129,3 +127,48 @@ def test_a_checkpoint_of_no_known_architecture_opens_for_its_tensors(tmp_path: P
     truncated.write_bytes(truncated.read_bytes()[:-4])
     with pytest.raises(ws.CheckpointError, match="cut short"):
         open_tensors(tmp_path / "bert")
+
+
+@pytest.mark.parametrize(("like", "kind"), [("qwen2", "dots_ocr"), ("phi3", "phi3_v")])
+def test_rows_of_remote_code_are_unproved(like: str, kind: str, tmp_path: Path) -> None:
+    """Their published code builds on these; it was read as text, and never run."""
+    model = ws.open_model(changed(like, tmp_path, model_type=kind))
+    assert model.family.origin.startswith(f"unproved: model_type '{kind}' was never compared")
+    head, theirs = (opened.layer(0).head(1) for opened in (model, ws.open_model(FIXTURES / like)))
+    np.testing.assert_array_equal(head.qk_at(3).dense(), theirs.qk_at(3).dense())
+
+
+LLADA = (
+    ("model.embed_tokens", "model.transformer.wte"), ("model.norm", "model.transformer.ln_f"),
+    ("lm_head", "model.transformer.ff_out"), ("model.layers", "model.transformer.blocks"),
+    ("input_layernorm", "attn_norm"), ("post_attention_layernorm", "ff_norm"), ("self_attn.o_proj", "attn_out"),
+    ("self_attn.", ""), ("mlp.gate_proj", "ff_proj"), ("mlp.up_proj", "up_proj"), ("mlp.down_proj", "ff_out"),
+)  # fmt: skip
+
+
+def test_llada_is_a_llama_under_other_names(tmp_path: Path) -> None:
+    weights = {name: w for name, w in load_file(FIXTURES / "llama" / "model.safetensors").items() if "bias" not in name}
+    config = json.loads((FIXTURES / "llama" / "config.json").read_text()) | {"attention_bias": False}
+    for folder, names in (("llama", ()), ("llada", LLADA)):
+        renamed = {}
+        for name, w in weights.items():
+            for theirs, ours in names:
+                name = name.replace(theirs, ours)
+            renamed[name] = w
+        (tmp_path / folder).mkdir()
+        save_file(renamed, tmp_path / folder / "model.safetensors")
+        n_kv_heads = config["num_key_value_heads"]
+        (tmp_path / folder / "config.json").write_text(
+            json.dumps(config | {"model_type": folder, "n_kv_heads": n_kv_heads, "block_type": "llama"})
+        )
+    model, llama = (ws.open_model(tmp_path / name) for name in ("llada", "llama"))
+    assert model.family.origin.startswith("unproved: model_type 'llada'")
+    for index in llama.attention_layers:
+        ours, theirs = model.layer(index).head(1), llama.layer(index).head(1)
+        np.testing.assert_array_equal(ours.qk_at(2).dense(), theirs.qk_at(2).dense())
+        np.testing.assert_array_equal(ours.vo.dense(), theirs.vo.dense())
+    assert sorted(model.tensors.labels) == sorted(llama.tensors.labels)
+    path = tmp_path / "llada" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"alibi": True}))
+    with pytest.raises(ws.CheckpointError, match="llada with alibi"):
+        ws.open_model(tmp_path / "llada")

@@ -21,6 +21,7 @@ TABLES = ["findings.csv", "findings.json", "heads.csv", "percentiles.csv", "repo
 PICTURES = [f"{name}.{kind}" for name in FIGURES for kind in ("png", "svg")] + ["spectra.csv"]
 
 OF_FACTORS = {"transposed_factors", "swapped_factors", "mixed_factors", "unbalanced_factors", "noise_floor"}
+UNSAID = OF_FACTORS | {"untrained", "norm_offset"}
 
 
 def audited(name: str, out: Path) -> ws.Model:
@@ -52,7 +53,7 @@ def test_an_audit_ends_well_and_its_files_are_whole(name: str, tmp_path: Path) -
         assert spectra["layers"].tolist() == layers
         assert spectra["qk_singular_values"].shape[:2] == (len(layers), config.n_heads)
     findings = json.loads((out / "findings.json").read_text())
-    assert OF_FACTORS.isdisjoint(finding["kind"] for finding in findings)  # weights are random
+    assert UNSAID.isdisjoint(finding["kind"] for finding in findings)  # all is random, gains and biases too
     facts = json.loads(re.search(r'id="facts">(.*?)</script>', (out / "report.html").read_text(), re.DOTALL)[1])
     assert facts["columns"].keys() == rows[0].keys() - {"layer", "head", "kv_head"}
     if reads_tokens:

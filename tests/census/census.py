@@ -14,6 +14,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from tests.census.classes import layers_read, through_other_classes
 from tests.census.judge import Verdict, judge, readings
 from tests.census.record import Row
+from tests.census.unnamed import Named, named
 from weightscope.adopting.comparison import Stored, names_at_work
 from weightscope.adopting.newcomers import OutOfTime, limited_time
 from weightscope.adopting.tiny_models import first_line
@@ -47,6 +48,7 @@ def census(kind: str, config: Any = None) -> list[Row]:
     """The rows of one model_type."""
     by_stack: dict[str, list[Verdict]] = {}
     first: tuple[Any, dict[str, set[str]], int] | None = None
+    roles = Named(0, 0)
     try:
         config = CONFIG_MAPPING[kind]() if config is None and kind not in NOT_COMPARED else config
         if absent := NOT_COMPARED.get(kind) or without_attention(config):
@@ -58,6 +60,7 @@ def census(kind: str, config: Any = None) -> list[Row]:
                 stored, (models, problem, refusals) = Stored(model, folder), readings(folder)
                 for verdict in judge(observed, stored, models, problem, refusals):
                     by_stack.setdefault(verdict.stack, []).append(verdict)
+                roles = roles if first else named(models)
                 first = first or (model, layers_read(models, names_at_work(observed, stored)), trial[1])
     except OutOfTime as error:
         return [Row(kind, verdict="not built", reason=str(error))]
@@ -69,6 +72,7 @@ def census(kind: str, config: Any = None) -> list[Row]:
     ran = {verdict.row for both in by_stack.values() for verdict in both if verdict.verdict != "unseen"}
     rows = [_together(kind, both) for both in by_stack.values()]
     rows = [row for row in rows if row.verdict != "unseen" or row.row not in ran]
+    rows = [replace(row, tensors=roles.tensors, unnamed=roles.unnamed, where=roles.where) for row in rows]
     return rows if first is None else _by_classes(rows, *first)
 
 

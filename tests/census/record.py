@@ -4,7 +4,7 @@ import csv
 import io
 import re
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
@@ -57,6 +57,16 @@ names its tensors differently. It counts as exact if all are read alike. Configs
 `python -m tests.census --out weightscope/architectures/architectures.csv --page docs/architectures.md` makes this page
 again (half an hour, PyTorch); `--against` reports what a newer transformers adds.
 
+## Roles of tensors
+
+[`inspect --tensors`](tensors.md) names tensors by their role. In {named_types} of {opened_types} types, all tensors
+that transformers' class saves have one; of all types' {tensors:,} tensors, {share:.0%} do. `unnamed` and `where` in
+architectures.csv say how many tensors of a type have none, and in which modules they are. The modules of most types:
+
+| module | types |
+| --- | --- |
+{unnamed}
+
 ## Refused, by mechanism
 
 | reason | stacks | types |
@@ -94,6 +104,7 @@ Types that were not built, or have no attention:
 """
 COMMON = ("has no attention", "needs the package")  # of types that are not built: reasons that many share
 ERRORS = ("cannot be built", "model does not run")  # followed by an error, which architectures.csv has
+MOST_MODULES = 12  # whose tensors have no role, which the page lists
 MOST_NAMED = 4  # types of one reason, which the page names
 FAILS = "transformers fails on a model this small"
 
@@ -116,6 +127,9 @@ class Row:
     reason: str = ""
     row: str = ""  # Which row of weightscope's table reads it
     classes: int = 0  # Public classes of transformers as which it was saved, and read alike; 0 where that was not tried
+    tensors: int = 0  # In the whole file that the tiny model saves; how many of them have no role, and where they are
+    unnamed: int = 0
+    where: str = ""
 
 
 def write(path: Path, rows: Sequence[Row]) -> None:
@@ -134,7 +148,8 @@ def read(path: Path = RECORD) -> list[Row]:
     return [
         Row(
             line["type"], line["stack"], line["kind"], int(line["layers"]), line["verdict"], line["reason"],
-            line.get("row") or "", int(line.get("classes") or 0),
+            line.get("row") or "", int(line.get("classes") or 0), int(line.get("tensors") or 0),
+            int(line.get("unnamed") or 0), line.get("where") or "",
         )
         for line in lines(path)
     ]  # fmt: skip
@@ -187,7 +202,11 @@ def page(rows: Sequence[Row], version: str) -> str:
         table.append(f"| {why.replace('|', '/')} | {len(which)} | {named} |")
     tried = [row for row in rows if row.verdict == "exact" and row.classes]
     more = "" if len(tried) == counts["exact"] else f" (of {len(tried)} stacks; the others as one)"
+    files = {row.type: row for row in rows if row.tensors}.values()
     return PAGE.format(
+        opened_types=len(files), named_types=sum(not row.unnamed for row in files), unnamed="\n".join(_unnamed(files)),
+        tensors=sum(row.tensors for row in files),
+        share=1 - sum(row.unnamed for row in files) / max(1, sum(row.tensors for row in files)),
         version=version, counts=counts, stacks=sum(counts.values()), types=len(types), whole=len(all_exact),
         refused="\n".join(table), unbuilt="\n".join(_unbuilt(rows)),
         exact_classes=f"{sum(row.classes for row in tried):,} classes{more}",
@@ -195,6 +214,18 @@ def page(rows: Sequence[Row], version: str) -> str:
         unseen=", ".join(f"{row.type} ({row.row})" for row in rows if row.verdict == "unseen") or "none",
         **{f"{name}_types": len({row.type for row in rows if row.verdict == verdict}) for name, verdict in VERDICTS},
     )  # fmt: skip
+
+
+def _unnamed(files: Iterable[Row]) -> list[str]:
+    """The modules whose tensors have no role in most types, a line of a table each."""
+    counts = Counter(
+        (place.partition(":")[0], module)
+        for row in files
+        for place in row.where.split("; ")
+        for module in re.sub(r" and \d+ more$", "", place.partition(": ")[2]).split(", ")
+        if module
+    )
+    return [f"| `{module}` ({place}) | {count} |" for (place, module), count in counts.most_common(MOST_MODULES)]
 
 
 def _differing(line: Line) -> str:

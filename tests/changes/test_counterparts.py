@@ -1,6 +1,7 @@
 """Tensors of two checkpoints that are the same one, whatever the containers: one model in many shows no change."""
 
 import json
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 
@@ -86,11 +87,19 @@ def test_fused_and_separate_projections_are_paired(tmp_path: Path) -> None:
     assert set(table["tensor"]) == {"layer 0 k", "layer 1 up"}
 
 
-def test_transposed_and_alternating_stacks_are_paired(tmp_path: Path) -> None:
-    """gpt_oss saves one (in, out) tensor of all experts, in which gate and up alternate; this row has each alone."""
+ALONE = """
+[gpt_oss_alone]
+like = "gpt_oss"
+also."expert.{gate,up,down}" = "mlp.experts.{e}.{gate,up,down}_proj"
+also."norm.mlp" = "post_attention_layernorm"
+also.router = "mlp.router"
+"""
+
+
+def stacked_and_separate(folder: Path, count: int, inner: int) -> tuple[ws.Model, ws.Model]:
+    """gpt_oss saves one (in, out) tensor of all experts, in which gate and up alternate; ALONE has each alone."""
     weights, config = stored("gpt_oss")
-    d, inner, count = config["hidden_size"], 4, 3
-    alone = {**weights}
+    d, alone = config["hidden_size"], {**weights}
     for i in range(config["num_hidden_layers"]):
         both = RNG.standard_normal((count, d, 2 * inner)).astype(np.float32)
         down = RNG.standard_normal((count, inner, d)).astype(np.float32)
@@ -103,17 +112,27 @@ def test_transposed_and_alternating_stacks_are_paired(tmp_path: Path) -> None:
                 alone[f"{experts}.{e}.{role}_proj.weight"] = both[e, :, start::2].T
                 alone[f"{experts}.{e}.{role}_proj.bias"] = biases[e, start::2]
             alone[f"{experts}.{e}.down_proj.weight"] = down[e].T
-    row = (
-        '[gpt_oss_alone]\nlike = "gpt_oss"\nalso."expert.{gate,up,down}" = "mlp.experts.{e}.{gate,up,down}_proj"\n'
-        'also."norm.mlp" = "post_attention_layernorm"\nalso.router = "mlp.router"\n'
-    )
-    (tmp_path / "rows.toml").write_text(row)
-    saved(tmp_path / "stacked", weights, config)
-    separate = saved(tmp_path / "separate", alone, config)
-    separate = ws.open_model(tmp_path / "separate", family="gpt_oss_alone", families=tmp_path / "rows.toml")
-    stacked = ws.open_model(tmp_path / "stacked")
+    (folder / "rows.toml").write_text(ALONE)
+    saved(folder / "separate", alone, config)
+    separate = ws.open_model(folder / "separate", family="gpt_oss_alone", families=folder / "rows.toml")
+    return saved(folder / "stacked", weights, config), separate
+
+
+def test_transposed_and_alternating_stacks_are_paired(tmp_path: Path) -> None:
+    stacked, separate = stacked_and_separate(tmp_path, count=3, inner=4)
     for a, b in ((separate, stacked), (stacked, separate)):
-        assert_same(compare_tensors(a, b), len(alone))
+        assert_same(compare_tensors(a, b), len(separate.checkpoint))
+
+
+def test_one_expert_of_a_stack_is_in_memory_at_a_time(tmp_path: Path) -> None:
+    stacked, separate = stacked_and_separate(tmp_path, count=24, inner=2048)
+    stack = stacked.checkpoint["model.layers.0.mlp.experts.gate_up_proj"].nbytes
+    list(counterparts(stacked, separate))  # roles are known
+    tracemalloc.start()
+    compare_tensors(stacked, separate)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 0.6 * stack, (peak, stack)
 
 
 def test_transposed_projections_are_paired(tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ def gptq_parts(
     bits: int, inputs: int, outputs: int, group: int, offset: int, act_order: bool
 ) -> tuple[dict, np.ndarray]:
     """A quantised layer and the weight (out, in) that it represents, one element at a time."""
-    n_groups = inputs // group
+    n_groups = -(-inputs // group)
     q = RANDOM.integers(0, 2**bits, (inputs, outputs))
     zeros = RANDOM.integers(offset, 2**bits, (n_groups, outputs))
     scales = RANDOM.uniform(0.01, 0.1, (n_groups, outputs)).astype(np.float16)
@@ -230,6 +230,16 @@ def test_gptq_without_group_indices(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read, expected)
     with pytest.raises(CheckpointError, match="has no g_idx"):
         checkpoint_of(tmp_path, named(parts), quant_method="gptq", bits=4, desc_act=True)
+
+
+def test_gptq_groups_are_as_large_as_the_config_says(tmp_path: Path) -> None:
+    """96 inputs in groups of 64 are 64 and 32, not 48 and 48."""
+    parts, expected = gptq_parts(4, 96, 48, 64, 1, False)
+    del parts["g_idx"]
+    read = checkpoint_of(tmp_path, named(parts), quant_method="gptq", bits=4, group_size=64)["q_proj.weight"].read()
+    np.testing.assert_array_equal(read, expected)
+    with pytest.raises(CheckpointError, match=r"2 groups for 96 inputs, and config\.json says 32"):
+        _ = checkpoint_of(tmp_path, named(parts), quant_method="gptq", bits=4, group_size=32)["q_proj.weight"]
 
 
 # AWQ

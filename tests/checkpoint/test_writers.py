@@ -7,6 +7,7 @@ rounded in the same way, are equal to the bit.
 
 import json
 import random
+import re
 import struct
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from weightscope.checkpoint import open_checkpoint
 from weightscope.errors import CheckpointError
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-WRITERS = ("compressed_tensors", "gpt_oss", "modelopt")
+WRITERS = ("compressed_tensors", "gpt_oss", "llmcompressor", "modelopt")
 FOLDERS = sorted(path.parent for writer in WRITERS for path in (FIXTURES / writer).glob("*/expected.npz"))
 NAMES = [f"{path.parent.name}/{path.name}" for path in FOLDERS]
 
@@ -35,6 +36,20 @@ def test_weights_are_to_the_bit_what_their_writer_reads_back(folder: Path) -> No
         read = checkpoint[name].read()
         assert read.shape == expected[name].shape == checkpoint[name].shape
         np.testing.assert_array_equal(rounded(read, dtype), expected[name], err_msg=name)
+
+
+def test_documented_counts_are_those_of_the_fixtures() -> None:
+    """Every row of the table in docs/files.md that these writers have."""
+    text, counts = (FIXTURES.parents[1] / "docs" / "files.md").read_text(encoding="utf-8"), dict[str, list[int]]()
+    for folder in FOLDERS:
+        versions = json.loads((folder / "written_by.json").read_text())
+        writers = ("llmcompressor", "compressed-tensors", "nvidia-modelopt", "transformers")
+        writer = next(name for name in writers if name in versions)
+        n_files, n_tensors = counts.setdefault(f"{writer} {versions[writer]}", [0, 0])
+        counts[f"{writer} {versions[writer]}"] = [n_files + 1, n_tensors + len(np.load(folder / "expected.npz").files)]
+    rows = re.findall(r"^\| `[^|]+ \| ([^|]+) \| (\d+) \| (\d+) \| (\d+) \|", text, re.M)
+    assert {writer: [int(n_files), int(n_tensors)] for writer, n_files, n_tensors, _ in rows} == counts
+    assert all(n_tensors == n_equal for _, _, n_tensors, n_equal in rows)
 
 
 MODELS = [folder for folder in FOLDERS if "model_type" in json.loads((folder / "config.json").read_text())]

@@ -93,3 +93,15 @@ def test_what_is_no_checkpoint_is_refused_in_one_line(folder: Path, tmp_path: Pa
 
 def test_other_architectures_are_different_and_not_an_error(folder: Path) -> None:
     assert ws.same(folder / "a", "embedded").verdict == "different"
+
+
+def test_a_checkpoint_of_no_known_architecture_is_compared_by_names(folder: Path, tmp_path: Path) -> None:
+    for name in ("x", "y"):
+        other = with_tokenizer("llama", tmp_path / name)
+        (other / "config.json").write_text(json.dumps({"model_type": "nothing_known", "architectures": ["Nothing"]}))
+    result = run("same", tmp_path / "x", tmp_path / "y")
+    assert result.exit_code == 0, result.output
+    assert "only the tensors of" in result.stderr
+    config = {"model_type": "nothing_known", "some_depth": 3}
+    (tmp_path / "y" / "config.json").write_text(json.dumps(config))
+    assert ws.same(tmp_path / "x", tmp_path / "y").verdict == "undecided"

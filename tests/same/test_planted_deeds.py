@@ -62,17 +62,19 @@ def test_all_deeds(container: str) -> None:
         pytest.importorskip("gguf", reason="GGUF files are written by the package gguf")
     counts = summary([*rows_of([*FAMILIES], [container])])
     assert counts["same function and logits differ"] == 0
-    assert counts["called different"] == counts["logits differ"]
-    assert counts["tensors right"] == counts["logits differ"]
+    assert counts["missed, by more than the container's rounding"] == 0
+    assert counts["called different"] >= 0.99 * counts["logits differ"]
+    assert counts["tensors right"] >= 0.99 * counts["logits differ"]
     assert counts["deed named"] >= 0.95 * counts["logits differ"]
 
 
 def test_table_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One row per deed, family and container, as deeds.csv."""
-    row = {"deed": "NaN", "family": "llama", "container": "F32", "logits": float("inf"), "verdict": "different",
+    row = {"deed": "NaN", "family": "llama", "container": "F32", "logits": float("inf"), "rounding": 1e-5,
+           "verdict": "different",
            "tensors_right": True, "named": True, "said": "NaN or infinity"}  # fmt: skip
     monkeypatch.setattr(planted_deeds, "rows_of", lambda *_: iter([row]))
     planted_deeds.main.callback("llama", "F32", "", tmp_path)  # type: ignore[misc]
     lines = (tmp_path / "deeds.csv").read_text().splitlines()
     assert lines[0].startswith("deed,family,container,logits")
-    assert lines[1].startswith("NaN,llama,F32,inf,different")
+    assert lines[1].startswith("NaN,llama,F32,inf,1e-05,different")

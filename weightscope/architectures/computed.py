@@ -41,7 +41,7 @@ FILE = Path(__file__).with_name("config_defaults.json")
 # anything else for them; a key that the model's row reads counts all the same.
 NO_EFFECT = re.compile(
     r"transformers_version|_?name_or_path|_commit_hash|(torch_)?dtype|architectures|use_bfloat16"
-    r"|(quantization|compression)_config(\..*)?"
+    r"|(quantization|compression)(_config)?(\..*)?"
     r"|_?(attn|experts)_implementation(_internal)?|attn_implementation|use_kernels?|kernel_config|verbose"
     r"|.*dropout(_p|_prob|_rate)?|.*_p?drop|.*layerdrop|drop_path_rate|stochastic_depth_prob|gradient_checkpointing"
     r"|(initializer|init)_(range|std|scale|factor|method|config)|.*_initializer_(range|factor|std)|_?init_\w+"
@@ -195,6 +195,12 @@ def stated(checkpoint: Checkpoint, row: Family) -> Stated:
     idle = {before + name for size in sizes for name in row.size_keys.get(size, ())}
     words = frozenset(re.findall(r"[a-z_]\w+", stanza_of(row)))
     return Stated(values, spelled, frozenset(present), frozenset(follows), words, metadata, frozenset(idle))
+
+
+def as_written(checkpoint: Checkpoint) -> Stated:
+    """What the config of a checkpoint says where no row reads it: no key is known to have the value of another."""
+    values = dict(_flat(checkpoint.config.raw))
+    return Stated(values, present=frozenset(values))
 
 
 def _sections(config: Config, chosen: str) -> Iterator[tuple[str, Config, str]]:

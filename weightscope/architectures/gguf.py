@@ -1,7 +1,7 @@
-"""A GGUF file as the checkpoint that it was converted from: what the conversion changed is undone."""
+"""A GGUF or MLX file as the checkpoint that it was converted from: what the conversion changed is undone."""
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -128,6 +128,30 @@ def bert_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
     if keys.get("tokenizer.ggml.model") != "bert":
         raise CheckpointError("is an encoder with other tokens than BERT's; such files are not read", file=keys.file)
     return {}
+
+
+# A file of mlx-lm as the checkpoint that it was converted from.
+
+# Types whose norms mlx-lm counts from 1, where transformers counts from 0 (models/*.py, sanitize), and which norms.
+COUNTED_BY_MLX = {
+    r"qwen3_next|qwen3_5(_moe)?(_text)?": r".*((input|post_attention)_layernorm|model\.norm|q_norm|k_norm)",
+    r"step3p5": r".*norm[^.]*",
+}
+
+
+def as_before_mlx(checkpoint: Checkpoint) -> Checkpoint:
+    """A checkpoint that mlx-lm wrote, norms counted as transformers counts them."""
+    kind = checkpoint.config.get("model_type")
+    norms = next((norms for types, norms in COUNTED_BY_MLX.items() if re.fullmatch(types, str(kind))), None)
+    if norms is None:
+        return checkpoint
+    tensors: dict[str, Tensor] = dict(checkpoint)
+    for name, stored in checkpoint.items():
+        if re.fullmatch(rf"{norms}\.weight", name) and len(stored.shape) == 1:
+            tensors[name] = RestoredTensor(stored, less_one, 1, 1)
+    before = Checkpoint(checkpoint.folder, checkpoint.files, tensors, checkpoint.config, checkpoint.name)
+    before.weight_files = checkpoint.weight_files
+    return before
 
 
 # A GGUF file as the checkpoint that it was converted from: what the conversion changed is undone.
@@ -315,13 +339,13 @@ def _config(keys: Config, row: Family, gguf: Gguf, present: set[str]) -> dict[st
         values["num_hidden_layers"] = config.size("num_hidden_layers") - predicting
     if isinstance(row.rope, Rope) and row.rope.theta_key not in ("", "rope_theta") and "rope_theta" in values:
         values[row.rope.theta_key] = values.pop("rope_theta")
-    scaling = own_keys.get("rope.scaling.type") or "none"
+    scaling = str(own_keys.get("rope.scaling.type") or "none")
     if scaling in SCALINGS:
         given = {name: shortest(own_keys.get(f"rope.scaling.{key}")) for name, key in SCALINGS[scaling].items()}
         values["rope_scaling"] = {"rope_type": scaling, **{name: x for name, x in given.items() if x is not None}}
     elif scaling not in ("none", "longrope"):
-        raise CheckpointError(f"scales its rotations by '{str(scaling)[:40]}', which is not read", file=keys.file)
-    if sections := own_keys.get("rope.dimension_sections"):
+        raise CheckpointError(f"scales its rotations by '{scaling[:40]}', which is not read", file=keys.file)
+    if isinstance(sections := own_keys.get("rope.dimension_sections"), list):
         values["rope_scaling"] = {
             "rope_type": "default",
             **values.get("rope_scaling", {}),
@@ -365,7 +389,7 @@ def _by_layer(config: Config, own_keys: Mapping[str, Any]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
         if isinstance(each := config.get(name), list):
-            sizes = {size for size in each if size != 0}
+            sizes = {size for size in each if type(size) is int and size > 0}
             if len(sizes) != 1 and name != "intermediate_size":
                 raise config.error(name, "the same in every layer")
             values[name] = max(sizes, default=0)
@@ -466,6 +490,33 @@ class RestoredTensor(DerivedTensor, WholeTensor):
 
     def read(self) -> np.ndarray:
         return np.ascontiguousarray(self.undo(self.stored.read(), self.n_heads, self.n_kv_heads))
+
+    @property
+    def _pieces(self) -> int:
+        """Of how many pieces of rows each is undone by itself; 0 where rows of the whole are mixed."""
+        pieces: dict[Undo, int] = {
+            queries_in_halves: self.n_heads, keys_in_halves: self.n_kv_heads, less_one: self.shape[0]
+        }  # fmt: skip
+        return pieces.get(self.undo, 0)
+
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        if not self._pieces:
+            return super().rows(start, stop)
+        self.check_rows(start, stop)
+        r = self.shape[0] // self._pieces
+        first, last = start // r, -(-stop // r)
+        if first >= last:
+            return self.stored.rows(start, stop)
+        pieces = self.undo(self.stored.rows(first * r, last * r), last - first, last - first)
+        return np.ascontiguousarray(pieces[start - first * r : stop - first * r])
+
+    def blocks(self, n_rows: int) -> Iterator[tuple[int, np.ndarray]]:
+        if not self._pieces:
+            yield from super().blocks(n_rows)
+            return
+        self.check_rows(0, 0)
+        for start in range(0, self.shape[0], n_rows):
+            yield start, self.rows(start, min(start + n_rows, self.shape[0]))
 
 
 @dataclass(frozen=True)

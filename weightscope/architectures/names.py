@@ -4,11 +4,12 @@
 | --- | --- |
 | q, k, v, o | projections of attention; `q+k+v`, `k+v`, `q+output_gate` where one tensor holds several |
 | q_a, q_b, kv_a, kv_b, q_a_norm, kv_a_norm | DeepSeek's latents: to a latent, out of it, and its norm |
-| q_norm, k_norm | norms of queries and keys |
+| q_norm, k_norm | norms of queries and keys; `q_norm.3` of head 3 where each head has a tensor of its own |
 | gate, up, down | the feed-forward network; `gate+up` where one tensor holds both |
 | router, router.correction | what chooses experts |
 | expert.gate, expert.up, expert.down | an expert; without an index where one tensor stacks all |
 | shared_expert.gate, .up, .down, .router | the expert that every token passes |
+| first.gate, first.up, first.down, norm.first | the network before attention, where a layer has two (conformers) |
 | norm.before, norm.after | before attention; of a layer's output in post-norm models |
 | norm.mlp, norm.after_attention | before the network; between attention and the network in post-norm models |
 | norm.attention_output, norm.mlp_output | of what attention or the network gives, before it joins the stream |
@@ -17,6 +18,7 @@
 | tokens, positions, types, class, registers, patches, mask | what enters the first layer |
 | relative_positions | a table of biases by distance |
 | unembedding | the language-model head |
+| pooler | the map of the first token, or of the pooled ones, after the layers |
 | inputs.projection, outputs.projection | between the embedding's width and the model's |
 | the name of a step, as sinks or layer_scale | a mechanism that few architectures have; see docs/rows.md |
 
@@ -35,7 +37,7 @@ import numpy as np
 from weightscope.architectures.cells import LEGACY, LayerTensors, Names, StoredNorm
 from weightscope.architectures.config import ModelConfig
 from weightscope.architectures.family import Family
-from weightscope.architectures.gguf import ROLES, RestoredTensor, keys_in_halves, queries_in_halves
+from weightscope.architectures.gguf import ROLES, RestoredTensor, keys_in_halves, less_one, queries_in_halves
 from weightscope.architectures.layouts import by_dimension_and_head, gated, separate
 from weightscope.architectures.numbers import in_layer
 from weightscope.architectures.original.spelling import PartTensor
@@ -53,7 +55,7 @@ from weightscope.tables import Table
 # Roles that are named within the model; all others within a layer.
 OF_MODEL = (
     "tokens", "positions", "types", "class", "registers", "patches", "mask", "unembedding", "norm.inputs",
-    "norm.outputs", "inputs.projection", "outputs.projection",
+    "norm.outputs", "inputs.projection", "outputs.projection", "pooler",
 )  # fmt: skip
 # Modules of latent attention, by the last part of their names, in every architecture that has it.
 OF_LATENTS = {
@@ -370,19 +372,26 @@ class _Reader:
                     if found := _match(ABOVE + name.removeprefix(above), modules, patterns):
                         yield self._tensor(name, *found, layers[0], config, row, shared)
 
+    @property
+    def is_tied(self) -> bool:
+        """Whether logits are made by the rows of the token embedding, as the config says."""
+        return self.family.outputs is not None and self.config.get("tie_word_embeddings", True) is True
+
     def _of_model(self) -> Iterator[NamedTensor]:
         row, checkpoint = self.family, self.checkpoint
         modules, patterns = modules_of(row, of_model=True)
         for module in modules:
             for name in (self.prefix + module, *checkpoint.names_under(f"{self.prefix}{module}.")):
                 if name in checkpoint and (found := _match(name.removeprefix(self.prefix), modules, patterns)):
-                    yield self._tensor(name, *found, None, self.config, row, "")
+                    tied = "also the unembedding (tied)" if self.is_tied and found[0].role == "tokens" else ""
+                    yield self._tensor(name, *found, None, self.config, row, tied)
         ends = [i + 1 for i, letter in enumerate(self.prefix) if letter == "."]
         names = [self.prefix[:end] + name for end in (*ends, 0) for name in (row.outputs.tokens if row.outputs else ())]
         for name in dict.fromkeys((*names, *(name.removesuffix(".weight") + ".bias" for name in names))):
             if name in checkpoint:
                 role = "unembedding.bias" if name.endswith(".bias") else "unembedding"
-                yield self._tensor(name, _Module(role), None, None, self.config, row, "")
+                tied = "tied to the tokens" if self.is_tied and role == "unembedding" else ""
+                yield self._tensor(name, _Module(role), None, None, self.config, row, tied)
 
     def _of_gguf(self) -> Iterator[NamedTensor]:
         """What keeps ggml's name because the row has no module of it."""
@@ -423,6 +432,7 @@ class _Reader:
         words += [*_rotary(role, tensor, config, row, layer)]
         if ("norm" in role) and not role.endswith(".bias"):
             offset = module.norm.offset if module.norm else FROM_ZERO in how
+            offset = offset and not (isinstance(tensor, RestoredTensor) and tensor.undo is less_one)
             words.append(f"gain counted from {0 if offset else 1}")
         words += [shared] if shared else []
         shape = tensor.shape
@@ -637,7 +647,7 @@ def network_of(row: Family) -> dict[str, _Module]:
 
 def _stacked_by_mlx(name: str) -> Iterator[tuple[str, _Module]]:
     """The tensors in which MLX stacks the experts that are named so in transformers: (n_experts, out, in)."""
-    parent = name[: name.index("experts")] if "experts" in name else name[: name.rindex(".") + 1]
+    parent = name[: name.index("experts")] if "experts" in name else name[: name.rfind(".") + 1]
     for stack in OF_MLX:
         for part in ("gate", "up", "down"):
             for kind, end in (("weight", ""), ("bias", ".bias")):
@@ -688,10 +698,11 @@ def _match(rest: str, modules: Mapping[str, _Module], patterns: Patterns) -> tup
     name, _, kind = rest.rpartition(".")
     found = modules.get(name)
     if found is None:
-        listed = re.fullmatch(r"(.+)\.norms\.\d{1,6}", name, re.ASCII)
+        listed = re.fullmatch(r"(.+)\.norms\.(\d{1,6})", name, re.ASCII)
         found = modules.get(listed[1]) if listed else None
-        if found is None or found.role not in ("q_norm", "k_norm"):
+        if found is None or listed is None or found.role not in ("q_norm", "k_norm"):
             return None
+        found = found._replace(role=f"{found.role}.{listed[2]}")
     gain, shift = (found.norm.gain, found.norm.shift) if found.norm else ("weight", "bias")
     is_norm = "norm" in found.role
     if kind in (gain, LEGACY[".weight"][1:] if is_norm else gain):

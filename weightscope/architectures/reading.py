@@ -184,9 +184,12 @@ def _read(checkpoint: Checkpoint, stack: Stack, known: Reading | None) -> Stack:
 
 
 def as_published(checkpoint: Checkpoint) -> Checkpoint:
-    """A GGUF file as the checkpoint that it was converted from, one under its trainer's names under transformers'."""
-    if isinstance(checkpoint.files[0], GgufFile):
+    """A file that was converted (GGUF, MLX) or has its trainer's names, as transformers has it; any other as it is."""
+    file = checkpoint.files[0]
+    if isinstance(file, GgufFile):
         return gguf.as_published(checkpoint, FAMILIES.of_gguf)
+    if file.metadata.get("format") == "mlx":
+        return gguf.as_before_mlx(checkpoint)
     for name, spelling in KNOWN_BY.items():
         if name in checkpoint:
             return original_as_published(checkpoint, spelling, FAMILIES.rows)

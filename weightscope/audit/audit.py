@@ -31,6 +31,7 @@ from weightscope.results import Result
 from weightscope.tables import Column, Table, as_json
 from weightscope.tensors.findings import beside_findings, other_gains, tensor_findings
 from weightscope.tensors.measure import Everything, read_everything
+from weightscope.tensors.untrained_parts import untrained_parts
 
 END = -1  # follows the last layer: what is read after the layers
 BASELINE = "findings.csv"  # in the folder of an earlier audit
@@ -274,7 +275,8 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
         coverage = everything.lead
         judged = [*read, *(m.name for finding in findings for m in finding.members if m.what == "tensor")]
         zero = {m.name for finding in findings if finding.kind == "zero_tensor" for m in finding.members}
-        more = tensor_findings(everything, judged, model.config.get("pad_token_id"))
+        more = [*tensor_findings(everything, judged, model.config.get("pad_token_id"))]
+        more += untrained_parts(unchecked, everything)
         unsaid = (f for f in more if f.kind != "zero_tensor" or {m.name for m in f.members} - zero)
         findings = Findings([*findings, *unsaid])
     lists = options.entries()

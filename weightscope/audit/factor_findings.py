@@ -13,9 +13,10 @@ import numpy as np
 
 from weightscope.audit.measure import MeasuredHeads
 from weightscope.checkpoint import Tensor
-from weightscope.findings import Finding, Member, aggregated, finding, indexed, of_head
+from weightscope.findings import Finding, Member, Tried, aggregated, finding, indexed, of_head
 from weightscope.metrics.head_factors import FEWEST, cosines, profiles, share
 from weightscope.metrics.outliers import known_median, layer_medians, log_measure, off_trend, robust_z
+from weightscope.metrics.spectra import spread_error
 from weightscope.model import Model
 from weightscope.tensors.findings import other_gains
 from weightscope.tensors.measure import BITS
@@ -38,7 +39,6 @@ EXCHANGED = (
     0.4  # cosine of the difference of two factors' profiles with that in other layers, if it is below minus this
 )
 BIAS_RATIO = 5.0  # of the norms of query and key biases, on either side of 1 in a layer and in its neighbours
-RANDOM_Z, RANDOM_SHARE = 5.0, 0.05  # how far spectra of a random factor stray from their expectation
 TOO_NARROW = 0.5  # of that error; in each of nine real checkpoints some layer's factor is 1.1 from random at least
 
 Pair = tuple[float, float]
@@ -133,7 +133,7 @@ def _unrelated(model: Model, heads: MeasuredHeads) -> Iterator[tuple[int, Findin
         )  # fmt: skip
 
 
-@finding("untrained", "weights as initialised", severity="warning", rank=65,
+@finding("untrained", "weights as initialised", severity="warning", rank=65, tried=Tried(planted=9, found=9, healthy=9),
          look_next="If they should be trained, see under which names they were saved: transformers draws anew what it "
                    "finds under no name that it knows.")  # fmt: skip
 def untrained(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
@@ -143,10 +143,11 @@ def untrained(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
     checkpoints (124 layers) has four random factors.
     """
     layers = heads.layers.tolist()
-    if not layers or _error(heads) > TOO_NARROW or not all(_random(model, heads, i) for i in range(len(layers))):
+    if not layers or _error(heads) > TOO_NARROW or not looks_random(model, heads):
         return
     tensors = {t.name: t for i in layers for t in model.attention_tensors(i)} | other_gains(model)
-    vectors = [t for t in tensors.values() if t.dtype in BITS and sum(size > 1 for size in t.shape) == 1]
+    read = [t for t in tensors.values() if t.dtype in BITS and t.name.endswith((".weight", ".bias"))]
+    vectors = [tensor for tensor in read if sum(size > 1 for size in tensor.shape) == 1]  # gains and biases
     if all(map(_is_constant, vectors)) and (vectors or _enough(heads)):
         number = float(np.mean([ratio for i in range(len(layers)) for ratio in _spread(model, heads, i)]))
         constant = ", and every gain and bias of attention and every gain of the network holds one value"
@@ -192,6 +193,11 @@ def _unrelated_pairs(heads: MeasuredHeads, known: set[int]) -> Iterator[Finding]
             )  # fmt: skip
 
 
+def looks_random(model: Model, heads: MeasuredHeads) -> bool:
+    """Whether all measured layers may be random, as those of narrow heads always may."""
+    return all(_random(model, heads, i) for i in range(len(heads.layers)))
+
+
 def _random(model: Model, heads: MeasuredHeads, i: int) -> bool:
     """Whether the factors of the i-th layer have the second moments of Gaussian matrices.
 
@@ -204,7 +210,7 @@ def _random(model: Model, heads: MeasuredHeads, i: int) -> bool:
 def _error(heads: MeasuredHeads) -> float:
     """How far the spread of a layer's random factors may be from 1."""
     r = heads.arrays["qk_singular_values"].shape[-1]
-    return float(RANDOM_SHARE + RANDOM_Z * 2 / (r * np.sqrt(heads.n_heads)))
+    return spread_error(r * np.sqrt(heads.n_heads))
 
 
 def _spread(model: Model, heads: MeasuredHeads, i: int) -> np.ndarray:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from weightscope.audit.duplicates import duplicates
-from weightscope.audit.factor_findings import factor_findings, untrained
+from weightscope.audit.factor_findings import factor_findings, looks_random, untrained
 from weightscope.audit.measure import MAPS, MeasuredHeads
 from weightscope.audit.reference import Standing
 from weightscope.checkpoint import Tensor
@@ -27,7 +27,7 @@ from weightscope.metrics.outliers import (
 from weightscope.metrics.spectra import effective_rank
 from weightscope.model import Model, largest_weight, unchecked_blocks
 from weightscope.progress import phase
-from weightscope.tensors.findings import scale_finding, scale_findings
+from weightscope.tensors.findings import offset_findings, scale_finding, scale_findings, untied_head
 from weightscope.text.tokenizer import Tokenizer
 
 SQUARE_OVERFLOWS = 1.8e19  # in float32; no weight is this large on purpose
@@ -76,7 +76,9 @@ def findings_of(model: Model, heads: MeasuredHeads, standing: Standing | None = 
             *factor_findings(model, heads),
             *untrained(model, heads),
             *outlier_gains(model, layers),
+            *untied_head(model),
             *scale_findings(model),
+            *(() if looks_random(model, heads) else offset_findings(model, layers)),
             *rows,
             *broken_elsewhere(model, heads, reported),
         ]

@@ -88,7 +88,7 @@ def parse_json(text: bytes, *, file: object, what: str = "") -> dict[str, Any]:
 
 
 # Keys that say who wrote a config and how weights are stored, nothing of the architecture.
-WRITERS = {"transformers_version", "_name_or_path", "dtype", "torch_dtype", "quantization_config"}
+WRITERS = {"transformers_version", "_name_or_path", "dtype", "torch_dtype", "quantization_config", "quantization"}
 
 
 # Keys by which transformers would import a module, fetch a repository's code, or read other weights than these.

@@ -386,6 +386,15 @@ def size_of(kind: str) -> tuple[int, int]:
     return (1, PLAIN[kind]) if kind in PLAIN else (LAYOUTS[kind].weights, LAYOUTS[kind].bytes)
 
 
+Unpack = Callable[[np.ndarray, np.ndarray], None]  # of blocks (B, bytes) into weights (B, weights)
+
+
+def unpack_of(layout: Layout | Codebook, fast: bool) -> Unpack:
+    """What unpacks blocks of a type: with numba if `fast`, else with NumPy."""
+    unpack: Unpack = import_module(NUMBA).unpack_of(layout) if fast else layout.unpack
+    return unpack
+
+
 def dequantise(raw: np.ndarray, kind: str, fast: bool | None = None) -> np.ndarray:
     """Bytes of whole blocks of a type as flat float32; `fast`: with numba, by default where that is worth it."""
     layout = LAYOUTS[kind]
@@ -393,7 +402,7 @@ def dequantise(raw: np.ndarray, kind: str, fast: bool | None = None) -> np.ndarr
     out = np.empty((len(blocks), layout.weights), np.float32)
     if fast is None:
         fast = (out.size >= WORTH_NUMBA or NUMBA in sys.modules) and numba_may_run()
-    unpack = import_module(NUMBA).unpack_of(layout) if fast else layout.unpack
+    unpack = unpack_of(layout, fast)
     step = AT_ONCE // layout.weights
     with np.errstate(over="ignore", invalid="ignore"):  # from hostile scales; the caller checks the result
         for start in range(0, len(blocks), step):

@@ -13,11 +13,10 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from weightscope.checkpoint.ggml_blocks import Codebook, Layout, Plane, Ternary, digits_of_bytes, signs_of_bytes
+from weightscope.checkpoint.ggml_blocks import Codebook, Layout, Plane, Ternary, Unpack, digits_of_bytes, signs_of_bytes
 from weightscope.compute.compiled import compiled, in_wide_vectors
 
 LANES = 16
-Unpack = Callable[[np.ndarray, np.ndarray], None]
 
 
 @intrinsic  # type: ignore[untyped-decorator]

@@ -41,7 +41,7 @@ from weightscope.checkpoint.formats import (
 from weightscope.checkpoint.gguf import GgufFile, GgufTensor
 from weightscope.checkpoint.hub import CONNECTIONS, Ahead, RemoteFile, Repository
 from weightscope.checkpoint.packages import PACKAGE, packaged
-from weightscope.checkpoint.packings.modelopt import SETTINGS_FILE, settings_of
+from weightscope.checkpoint.packings.modelopt import KEY, SETTINGS_FILE, settings_of
 from weightscope.checkpoint.quantised import PARTS, SETTINGS, dequantised
 from weightscope.checkpoint.storage import LocalFile, OpenFile, Storage
 from weightscope.embedded import FOLDER
@@ -162,7 +162,7 @@ def config_of(folder: Path) -> Config:
     text = read_small(path, MAX_BYTES)
     values = parse_json(text, file=path)
     if os.path.lexists(folder / SETTINGS_FILE) and values.keys().isdisjoint(SETTINGS):
-        values |= {SETTINGS[1]: settings_of(read_json(folder / SETTINGS_FILE))}
+        values |= {KEY: settings_of(read_json(folder / SETTINGS_FILE))}
     return Config(values, path, stored=(len(text), sha256(text).hexdigest()))
 
 

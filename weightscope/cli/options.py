@@ -176,11 +176,15 @@ def say_digests(source: Mapping[str, Any]) -> None:
         click.echo(line, err=True)
 
 
-def opened_model(source: Any) -> Any:
-    """Open a Source; say so if the row that reads it was adopted or never verified."""
-    model = source.open()
-    if model.family.origin:
-        click.echo(printable(f"weightscope: {model.name} is read as family {model.family.called}"), err=True)
+def opened_model(source: Any, *, tensors_suffice: bool = False) -> Any:
+    """Open a Source; say so if the row that reads it was adopted or never verified, or if no row reads its heads."""
+    model = source.open_tensors() if tensors_suffice else source.open()
+    family = getattr(model, "family", None)
+    if family is None:
+        why = model.refusal.partition(";")[0]
+        click.echo(printable(f"weightscope: only the tensors of {model.name} are compared: {why}"), err=True)
+    elif family.origin:
+        click.echo(printable(f"weightscope: {model.name} is read as family {family.called}"), err=True)
     return model
 
 

@@ -54,9 +54,8 @@ def same_command(
     if out is not None:
         folder = OutputFolder(out, names=Same.FILES)
         folder.refuse_foreign()
-    models = [
-        options.opened_model(Source.named(each, tower=tower, families=families, digest=digest)) for each in (a, b)
-    ]
+    sources = [Source.named(each, tower=tower, families=families, digest=digest) for each in (a, b)]
+    models = [options.opened_model(source, tensors_suffice=True) for source in sources]
     result = same(*models, sample=sample, progress=True)
     if folder is not None:
         with folder:

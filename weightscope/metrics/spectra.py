@@ -187,6 +187,17 @@ def _share(part: np.ndarray, values: np.ndarray) -> np.ndarray:
         return np.asarray(np.where(total > 0, part / total, np.nan))
 
 
+RANDOM_SHARE, RANDOM_Z = 0.05, 5.0
+
+
+def spread_error(width: float) -> float:
+    """How far d (tr(G^2) / (tr G)^2 - 1/r) of a random (d, r) matrix may be from 1: five times its error, 2 / width.
+
+    G is the Gram matrix, (r, r); the width is r, times the root of how many matrices a mean is of.
+    """
+    return RANDOM_SHARE + RANDOM_Z * 2 / width
+
+
 # The rank of any matrix up to noise, from blocks of its rows.
 MOST_RANK = 128  # a rank above this, or above half the smaller side, is not called low
 SPARE = 16  # columns of a sketch past the largest rank it is to tell

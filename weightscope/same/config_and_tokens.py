@@ -2,9 +2,9 @@
 
 from typing import NamedTuple
 
-from weightscope.architectures.computed import COMPUTATION, UNKNOWN, Difference, differences, stated
+from weightscope.architectures.computed import COMPUTATION, UNKNOWN, Difference, as_written, differences, stated
 from weightscope.errors import CheckpointError, counted, printable
-from weightscope.model import Model
+from weightscope.model import Model, TensorsOnly
 from weightscope.text.tokenizer import Tokenizer
 
 TIED = "tie_word_embeddings"
@@ -19,9 +19,12 @@ class Settings(NamedTuple):
     idle: list[Difference]  # keys without effect on what is computed
 
 
-def compare_settings(a: Model, b: Model, *, same_head: bool) -> Settings:
+def compare_settings(a: Model | TensorsOnly, b: Model | TensorsOnly, *, same_head: bool) -> Settings:
     """The keys in which two configs differ; whether a head is tied does not count where both heads are the same."""
-    found = differences(stated(a.checkpoint, a.row), stated(b.checkpoint, b.row))
+    if isinstance(a, Model) and isinstance(b, Model):
+        found = differences(stated(a.checkpoint, a.row), stated(b.checkpoint, b.row))
+    else:
+        found = differences(as_written(a.checkpoint), as_written(b.checkpoint))
     found = [each for each in found if not (same_head and each.key.rpartition(".")[2] == TIED)]
     kinds = {kind: [each for each in found if each.effect == kind] for kind in (COMPUTATION, UNKNOWN)}
     rest = [each for each in found if each.effect not in kinds]
@@ -35,8 +38,10 @@ class Tokens(NamedTuple):
     lead: str
 
 
-def compare_tokenizers(a: Model, b: Model) -> Tokens:
+def compare_tokenizers(a: Model | TensorsOnly, b: Model | TensorsOnly) -> Tokens:
     """Vocabulary, merges or other steps, and special tokens; weights say nothing of them."""
+    if not isinstance(a, Model) or not isinstance(b, Model):
+        return Tokens("not compared", "The tokenizers were not compared: no row reads one of the checkpoints.")
     pair = []
     for letter, model in (("A", a), ("B", b)):
         try:

@@ -4,7 +4,7 @@ A deed acts along the first axis of an array: rows of a matrix, entries of a vec
 transpose, so each is written once. `find_deed` tries them on a few columns of all rows, or a few rows of all columns.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,8 +18,9 @@ EXACT = 2e-6  # |T(A) - B| / |B| up to which float32 arrays are called equal: on
 CLEARER = 0.5  # times the error without a deed, at most, for one to be named
 BLOCKS = (256, 128, 64, 32, 16)  # neighbours that share a scale in quantised formats
 FEW = 0.5  # of the rows: where no more changed, these rows are described
-FEWEST = 8  # values that a factor of their own is told by
-ONE_FACTOR = 0.03  # difference of logarithms of factors that are one, up to the rounding of eight bits
+AS_GOOD = 1.25  # times the error of the best way of scaling, at most, for a simpler one
+ONE_ROW = 2.0  # times the error of a whole matrix: what one row may have
+ONE_FACTOR = 0.1  # difference of logarithms of factors that are one, up to the rounding of eight bits
 
 
 class Sizes(NamedTuple):
@@ -192,8 +193,8 @@ def other_order(x: np.ndarray, y: np.ndarray, sizes: Sizes, tolerance: float) ->
 # Values.
 
 
-def rescaled(x: np.ndarray, y: np.ndarray, sizes: Sizes, tolerance: float) -> Deed | None:
-    """One number added or multiplied, or a factor for each row or each block of neighbours."""
+def offset_of_norm(x: np.ndarray, y: np.ndarray, sizes: Sizes, tolerance: float) -> Deed | None:
+    """One number added to the gains of a norm, once or twice."""
     if "norm" in sizes.role and not sizes.role.endswith(".bias"):
         offset = float(np.median(y.astype(np.float64) - x))
         for number in (1.0, -1.0, 2.0, -2.0):
@@ -201,43 +202,57 @@ def rescaled(x: np.ndarray, y: np.ndarray, sizes: Sizes, tolerance: float) -> De
                 how = "added" if number > 0 else "subtracted"
                 twice = " twice" if abs(number) == 2 else ""
                 return Deed(f"norm: 1 {how}{twice}", error_of(x + np.float32(number), y))
-    with np.errstate(all="ignore"):
-        factor = float(np.vdot(x, y) / np.vdot(x, x))
-        if error_of(x * np.float32(factor), y) <= tolerance and factor != 0:
-            name = "scaled by one number: a scale missing, inverted or applied twice"
-            return Deed(name, error_of(x * factor, y), f"{factor:.6g}")
-        if x.shape[1] < FEWEST:
-            return None
-        by_row = (np.vecdot(x, y) / np.vecdot(x, x)).astype(np.float32)[:, None]  # (n, 1)
-        if (deed := _scaled("row", x, y, by_row, tolerance, "")) is not None:
-            return deed
-        ratios = np.log(np.abs(y.astype(np.float64) / x))
-        rows = np.nanmedian(ratios, axis=1, keepdims=True)
-        both = np.exp(rows + np.nanmedian(ratios - rows, axis=0))
-        return _scaled("row and by column", x, y, both, tolerance, "")
-
-
-def scaled_in_blocks(x: np.ndarray, y: np.ndarray, tolerance: float) -> Deed | None:
-    """A factor for each block of neighbours along the last axis: x, y (n, width)."""
-    for block in BLOCKS:
-        if x.shape[1] % block or x.shape[1] == block:
-            continue
-        p, q = (side.reshape(len(side), -1, block).astype(np.float64) for side in (x, y))
-        with np.errstate(all="ignore"):
-            factors = np.nan_to_num(np.vecdot(p, q) / np.vecdot(p, p))  # (n, width / block)
-        if (deed := _scaled("block", p, q, factors[..., None], tolerance, f"blocks of {block}, ")) is not None:
-            return deed
     return None
 
 
-def _scaled(along: str, x: np.ndarray, y: np.ndarray, factors: np.ndarray, tolerance: float, where: str) -> Deed | None:
-    """Values times the factors that they share along the last axis, if that explains y, and what these show."""
+def rescaled_views(views: Sequence[tuple[np.ndarray, np.ndarray, str]], tolerance: float) -> Deed | None:
+    """A factor for all values, each row or column, both, or blocks of neighbours: the simplest that is as good.
+
+    views: x, y (n, c) and how deeds along their rows are called.
+    """
+    found: list[Deed] = []
     with np.errstate(all="ignore"):
-        error = error_of(x * factors, y)
-    if not np.isfinite(factors).all() or not factors.any() or error > tolerance:
-        return None
+        x, y, _ = views[0]
+        factor = np.float32(np.vdot(x, y) / np.vdot(x, x))
+        if factor != 0:
+            name = "scaled by one number: a scale missing, inverted or applied twice"
+            found = [Deed(name, error_of(x * factor, y), f"{factor:.6g}")]
+        if len(views) > 1:
+            for p, q, along in views:
+                found += _scaled("row", p, q, (np.vecdot(p, q) / np.vecdot(p, p))[:, None], along)
+            found += _scaled("row and by column", x, y, _outer(x, y), "")
+            for p, q, _ in reversed(views):  # blocks lie along the inputs: columns, or rows where inputs are these
+                found += scaled_in_blocks(p.T, q.T)
+    best = max(min((deed.error for deed in found), default=np.inf), EXACT)
+    return next((deed for deed in found if deed.error <= min(tolerance, AS_GOOD * best)), None)
+
+
+def _outer(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Factors of rows times factors of columns, (n, c), by medians; NaN where a row or column is zero."""
+    ratios = np.log(np.abs(y.astype(np.float64) / x))
+    if np.isnan(ratios).all(axis=0).any() or np.isnan(ratios).all(axis=1).any():
+        return np.full(x.shape, np.nan)
+    rows = np.nanmedian(ratios, axis=1, keepdims=True)
+    return np.exp(rows + np.nanmedian(ratios - rows, axis=0))
+
+
+def scaled_in_blocks(x: np.ndarray, y: np.ndarray) -> list[Deed]:
+    """A factor for each block of neighbours along the last axis, the widest first: x, y (n, width)."""
+    found: list[Deed] = []
+    for block in BLOCKS:
+        if x.shape[1] % block == 0 and x.shape[1] != block:
+            p, q = (side.reshape(len(side), -1, block).astype(np.float64) for side in (x, y))
+            found += _scaled("block", p, q, (np.vecdot(p, q) / np.vecdot(p, p))[..., None], "", f"blocks of {block}, ")
+    return found
+
+
+def _scaled(along: str, x: np.ndarray, y: np.ndarray, factors: np.ndarray, view: str, where: str = "") -> list[Deed]:
+    """Values times the factors that they share along the last axis, and what these show; a row of zeros shows none."""
     least, most = np.abs(factors).min(), np.abs(factors).max()
-    return Deed(f"scaled by {along}: scales {slip_of(x, factors)}", error, f"{where}factors {least:.3g} to {most:.3g}")
+    if not (least > 0 and np.isfinite(most)):
+        return []
+    detail = f"{where}factors {least:.3g} to {most:.3g}"
+    return [Deed(f"scaled by {along}: scales {slip_of(x, factors)}{view}", error_of(x * factors, y), detail)]
 
 
 def slip_of(x: np.ndarray, factors: np.ndarray) -> str:
@@ -293,7 +308,7 @@ def few_rows(x: np.ndarray, y: np.ndarray, sizes: Sizes, tolerance: float) -> De
     with np.errstate(all="ignore"):
         apart = np.linalg.norm(np.subtract(x, y, dtype=np.float64), axis=1)
         norms = [np.linalg.norm(side.astype(np.float64), axis=1) for side in (x, y)]
-        same = np.isfinite(apart) & (apart <= tolerance * np.maximum(*norms))
+        same = np.isfinite(apart) & (apart <= min(ONE_ROW * tolerance, FEW) * np.maximum(*norms))
     changed = np.flatnonzero(~same)
     if not len(changed):
         return None
@@ -335,9 +350,9 @@ def find_deed(
                 for name, made in catalogue(before, sizes):
                     if (error := error_of(made, after)) <= limit:
                         return Deed(name + along, error)
-            if deed := rescaled(before, after, sizes, limit):
+            if deed := offset_of_norm(before, after, sizes, limit):
                 return deed._replace(name=deed.name + along)
-        if columns is not None and (deed := scaled_in_blocks(columns[0].T, columns[1].T, limit)):
+        if deed := rescaled_views(views, limit):
             return deed
         for before, after, along in views:
             if deed := other_order(before, after, sizes, limit):

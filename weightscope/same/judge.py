@@ -9,6 +9,7 @@ import numpy as np
 
 from weightscope.architectures.names import NamedTensor
 from weightscope.changes.pair import Pair
+from weightscope.changes.recomputed import stored_cells
 from weightscope.changes.rounding import CASTS, FRACTION, precision
 from weightscope.changes.tensor import Change, change_of, classify, unchanged
 from weightscope.checkpoint import Tensor
@@ -30,6 +31,7 @@ BYTES = 1 << 20  # compared at a time: both fit in a cache
 LARGEST_WHOLE = 1 << 24
 PACKED = 0.2  # |error| / |x| of a packing whose grid is not known
 LOW_RANK = "low-rank update, as of a LoRA merged or unmerged"
+LOWEST = 1 / 8  # of a matrix's full rank: what stands out of a quantised one's errors for sure
 UNEVEN = 2.0  # times a quantised matrix's mean error: what rows of the largest scale may add to a singular value
 MARGIN = 2.0  # times the error that rounding makes: tolerance of a deed
 
@@ -173,7 +175,8 @@ def _rank(pair: Pair, change: Change, tolerance: float) -> int | None:
     if len(shape) != 2 or not {pair.a.dtype, pair.b.dtype} - {*BITS} or not np.isfinite(change.moved):
         return None
     noise = UNEVEN * tolerance / MARGIN * sqrt(change.squares_b / prod(shape))
-    return low_rank(pair.rows, (shape[0], shape[1]), noise)
+    rank = low_rank(pair.rows, (shape[0], shape[1]), noise)
+    return rank if rank is not None and rank <= LOWEST * min(shape) else None
 
 
 def _as_deed(change: Change, deed: Deed | None) -> Deed:
@@ -193,12 +196,14 @@ def tolerance_of(pair: Pair) -> float:
     """|error| / |x| that the storage of both may make."""
     errors = [EXACT]
     for tensor in (pair.a, pair.b):
-        if (ends := tensor.ends()) is not None:
-            _, start, stop = next(Pair(tensor, tensor).blocks())
-            values, low, high = (Block(each, start, stop).values().astype(np.float64) for each in (tensor, *ends[:2]))
-            levels = ends[2] if isinstance(ends[2], int) else len(ends[2])
-            step = float(np.sqrt(np.mean(np.square(high - low)))) / max(levels - 1, 1)
-            errors.append(step / sqrt(12) / (float(np.sqrt(np.mean(np.square(values)))) or 1.0))
+        if tensor.ends() is not None:
+            with np.errstate(all="ignore"):
+                half = next(stored_cells(tensor, tensor)).half
+                _, start, stop = next(Pair(tensor, tensor).blocks())
+                values = Block(tensor, start, stop).values().astype(np.float64)
+                finite = np.isfinite(half) & np.isfinite(values)
+                sizes = [float(np.linalg.norm(each[finite])) for each in (half, values)]
+            errors.append(sizes[0] / sqrt(3) / (sizes[1] or 1.0))
         elif tensor.dtype in FRACTION or tensor.dtype in ("F32", "F64"):
             held = precision(_first_values(tensor))
             errors.append(2.0 ** -min(FRACTION.get(held, 23), FRACTION.get(tensor.dtype, 23)) / sqrt(12))
@@ -250,6 +255,9 @@ def _other_shape(parts: Counterparts) -> Judged:
         x, y = (Block(tensor, 0, prod(a)).values() for tensor in (pair.a, pair.b))
         if error_of(x.reshape(a).T, y.reshape(b)) <= tolerance_of(pair):
             return _judged(parts, DIFFERENT, "transposed", float("nan"), shapes)
+    if len(a) == len(b) == 1:
+        name = f"rows {'cut' if b < a else 'added'}: {abs(a[0] - b[0])}"
+        return _judged(parts, DIFFERENT, name, float("nan"), shapes)
     if pair.problem:
         return _judged(parts, DIFFERENT, "another shape", float("nan"), shapes)
     change = unchanged(pair.a, pair.b)
@@ -271,9 +279,9 @@ def alone(tensor: NamedTensor, label: str, *, in_a: bool) -> Judged:
         with np.errstate(all="ignore"):
             if not tensor.array().any():
                 return Judged(*about, SAME_VALUES, f"a bias of zeros, only in {which}", **rest)  # type: ignore[arg-type]
-        deed = "bias dropped" if in_a else "bias added"
-        return Judged(*about, DIFFERENT, deed, float("nan"), f"only in {which}", **rest)  # type: ignore[arg-type]
-    return Judged(*about, DIFFERENT, f"only in {which}", float("nan"), **rest)  # type: ignore[arg-type]
+    kind = {"bias": "bias", "unembedding": "head"}.get(tensor.role.rpartition(".")[2], "tensor")
+    deed = f"{kind} {'dropped' if in_a else 'added'}"
+    return Judged(*about, DIFFERENT, deed, float("nan"), f"only in {which}", **rest)  # type: ignore[arg-type]
 
 
 def as_same_function(judged: Judged, why: str) -> Judged:

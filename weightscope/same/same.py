@@ -18,7 +18,7 @@ from weightscope.checkpoint.storage import Storage, is_same_file
 from weightscope.compute.cores import in_threads
 from weightscope.errors import CheckpointError, counted, printable
 from weightscope.findings import listed
-from weightscope.model import Model, as_model
+from weightscope.model import Model, TensorsOnly, open_tensors
 from weightscope.progress import bar, progress_shown
 from weightscope.provenance import Provenance
 from weightscope.results import Result
@@ -42,6 +42,8 @@ from weightscope.same.judge import (
     judge,
 )
 from weightscope.tables import Column, Table, as_json
+
+Readable = Model | TensorsOnly  # of a checkpoint whose heads are not read, the tensors are compared all the same
 
 UP_TO = {"values": SAME_VALUES, "rounded": ROUNDED, "quantised": QUANTISED, "rounding": ROUNDED,
          "quantisation": QUANTISED, "function": SAME_FUNCTION}  # fmt: skip
@@ -203,7 +205,7 @@ COLUMNS = (
 SHOWN = ("tensor", "role", "layer", "deed", "size", "detail")
 
 
-def same(a: Model | str | Path, b: Model | str | Path, *, sample: float = 1.0, progress: bool = False) -> Same:
+def same(a: Readable | str | Path, b: Readable | str | Path, *, sample: float = 1.0, progress: bool = False) -> Same:
     """Find out whether two checkpoints hold the same model, and what was done to each tensor that differs.
 
     Every tensor of both is compared under its role, whatever the container, and the keys of config.json that decide
@@ -232,7 +234,7 @@ def same(a: Model | str | Path, b: Model | str | Path, *, sample: float = 1.0, p
     """
     if not 0 < sample <= 1:
         raise CheckpointError(f"`sample` is {sample}; it has to be above 0 and at most 1")
-    a, b = as_model(a), as_model(b)
+    a, b = (open_tensors(each) if isinstance(each, str | Path) else each for each in (a, b))
     with progress_shown(progress):
         judged, left = _judged(a, b, sample)
         tokens = compare_tokenizers(a, b)
@@ -251,13 +253,13 @@ def same(a: Model | str | Path, b: Model | str | Path, *, sample: float = 1.0, p
     )
 
 
-def _needs_head(model: Model) -> bool:
+def _needs_head(model: Readable) -> bool:
     """Whether config.json names a language model, which draws a head at random where it is neither stored nor tied."""
     names = model.checkpoint.config.get("architectures")
     return isinstance(names, list) and any("LM" in str(name) for name in names)
 
 
-def _same_files(a: Model, b: Model) -> bool:
+def _same_files(a: Readable, b: Readable) -> bool:
     """Whether files whose tensors hold the same bytes are the same in headers, gaps and config.json too."""
     x, y = a.checkpoint, b.checkpoint
     if x.config.stored != y.config.stored or [file.size for file in x.files] != [file.size for file in y.files]:
@@ -277,7 +279,7 @@ def _same_rest(x: Storage, y: Storage) -> bool:
     return x.sha256 == y.sha256
 
 
-def _judged(a: Model, b: Model, sample: float) -> tuple[list[Judged], list[str]]:
+def _judged(a: Readable, b: Readable, sample: float) -> tuple[list[Judged], list[str]]:
     """Every tensor of both with its verdict, and the names of those that were not compared."""
     found = [*counterparts(a, b)]
     parts: list[Counterparts | None] = [_compared(a, b, each, sample) for each in found if each.a and each.b]
@@ -303,7 +305,7 @@ def _judged(a: Model, b: Model, sample: float) -> tuple[list[Judged], list[str]]
     return _same_function(a, b, judged), left
 
 
-def _by_part(a: Model, b: Model, judged: Judged, whole: Counterparts) -> Judged:
+def _by_part(a: Readable, b: Readable, judged: Judged, whole: Counterparts) -> Judged:
     """The same verdict; what was done to parts of a fused tensor, where nothing that was done to it all explains it."""
     if judged.verdict != DIFFERENT or not judged.deed.startswith((*UNEXPLAINED, *ANY_ORDER)):
         return judged
@@ -318,24 +320,26 @@ def _by_part(a: Model, b: Model, judged: Judged, whole: Counterparts) -> Judged:
     return replace(judged, deed="; ".join(f"{deed}, of {role}" for deed, role in done.items()))
 
 
-def _compared(a: Model, b: Model, found: Paired, sample: float) -> Counterparts:
+def _compared(a: Readable, b: Readable, found: Paired, sample: float) -> Counterparts:
     """Two counterparts, and what a deed has to know of the row that they belong to."""
-    x, y, config = found.a, found.b, b.config
+    x, y = found.a, found.b
     pair = found.pair()
     assert x is not None
     assert y is not None
     assert pair is not None
-    rotation = b.rotations.get(y.layer) if y.layer is not None else None
-    turned = 0 if rotation is None else 2 * len(rotation.frequencies)
-    sizes = Sizes(y.role, config.n_heads, config.n_kv_heads, config.head_dim, turned)
+    sizes = Sizes(y.role)
+    if isinstance(b, Model):
+        rotation, config = b.rotations.get(y.layer) if y.layer is not None else None, b.config
+        turned = 0 if rotation is None else 2 * len(rotation.frequencies)
+        sizes = Sizes(y.role, config.n_heads, config.n_kv_heads, config.head_dim, turned)
     return Counterparts(found.label, x, y, pair, sizes, sample)
 
 
-def _tied_head(a: Model, b: Model, lost: Sequence[tuple[NamedTensor, str]], in_a: bool) -> Judged | None:
+def _tied_head(a: Readable, b: Readable, lost: Sequence[tuple[NamedTensor, str]], in_a: bool) -> Judged | None:
     """The head of one file against the other's token embedding, where the other ties them."""
     head = next((tensor for tensor, _ in lost if tensor.role == "unembedding"), None)
     other = b if in_a else a
-    if head is None or not other.tied or "tokens" not in other.tensors:
+    if head is None or not isinstance(other, Model) or not other.tied or "tokens" not in other.tensors:
         return None
     tokens = other.tensors["tokens"]
     x, y = (head, tokens) if in_a else (tokens, head)
@@ -346,8 +350,10 @@ def _tied_head(a: Model, b: Model, lost: Sequence[tuple[NamedTensor, str]], in_a
     return replace(judged, detail="tied to the token embedding in the other file")
 
 
-def _same_function(a: Model, b: Model, judged: Sequence[Judged]) -> list[Judged]:
+def _same_function(a: Readable, b: Readable, judged: Sequence[Judged]) -> list[Judged]:
     """The verdicts, where tensors that differ belong to layers that compute what they did."""
+    if not isinstance(a, Model) or not isinstance(b, Model):
+        return list(judged)
     mine = [i for i, each in enumerate(judged) if each.verdict == DIFFERENT and each.name_a and each.name_b]
     comparable = (a.config.d_model, a.config.n_layers) == (b.config.d_model, b.config.n_layers)
     if not mine or not comparable or len(mine) != sum(each.verdict == DIFFERENT for each in judged):

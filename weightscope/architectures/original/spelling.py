@@ -12,7 +12,7 @@ import numpy as np
 
 from weightscope.architectures.family import Family
 from weightscope.architectures.gguf import RestoredTensor, Undo, keys_in_halves, queries_in_halves
-from weightscope.architectures.layouts import grouped, separate
+from weightscope.architectures.layouts import separate
 from weightscope.checkpoint import Checkpoint, Tensor
 from weightscope.checkpoint.checkpoint import StoredTensor
 from weightscope.checkpoint.config import Config
@@ -34,6 +34,7 @@ DEFAULTS: dict[str, Any] = {"use_biases": False, "use_scaled_rope": False, "caus
 class Spelling(NamedTuple):
     """A stanza of spellings.toml."""
 
+    types: Sequence[str]
     layer: str
     rotary: str
     roles: Mapping[str, str]
@@ -53,10 +54,9 @@ def as_published(checkpoint: Checkpoint, name: str, rows: Callable[[frozenset[st
     if config.get("model_type") is None or "dim" in config:
         config = config_of_params(checkpoint, spelling)
     kind = config.get("model_type")
-    row = next((row for row in rows(frozenset({str(kind)})) if row.heads.layout in (separate, grouped)), None)
-    if row is None:
-        problem = f"has names of the kind '{next(name for name in KNOWN_BY if name in checkpoint)}'"
-        raise CheckpointError(f"{problem}; no row of model_type '{str(kind)[:40]}' reads them", file=checkpoint.name)
+    if not isinstance(kind, str) or kind not in spelling.types:  # another row may have these names for its own
+        return checkpoint
+    row = next(row for row in rows(frozenset({kind})) if row.heads.layout is separate)
     row = row.configured({**row.config.defaults, **config})
     heads = config.size("num_attention_heads")
     counts = heads, config.size("num_key_value_heads", default=heads)
@@ -82,9 +82,6 @@ def _published(
     letters = [f"{kind}{dot}{letter}" for letter in rest.split("+")]
     if role == "gate+up" and "gate" not in modules and "gate+up" not in modules:
         letters = ["up"]
-    whole = "+".join(letters) if len(letters) == 1 or kind else role
-    if whole in modules and not (role == "q+k+v" and row.heads.layout is not grouped):
-        letters = [whole]
     if not all(letter in modules for letter in letters):
         yield tensor.name, tensor
         return

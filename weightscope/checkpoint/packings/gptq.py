@@ -112,12 +112,25 @@ class GptqTensor(DequantisedTensor):
                 self.misshapen()
         elif self.settings.get("desc_act"):
             raise self.refuse("has no g_idx, and config.json says desc_act: the groups of its inputs are unknown")
+        elif inputs and -(-inputs // self.group_size) != n_groups:
+            counts = f"has {n_groups} groups for {inputs} inputs"
+            raise self.refuse(f"{counts}, and config.json says {self.group_size} inputs in a group")
+
+    @property
+    def group_size(self) -> int:
+        """Inputs that share a scale: of a file that leaves it out, as many as its scales need."""
+        inputs, size = max(self.shape[1], 1), self.settings.get("group_size")
+        if size is None:
+            return -(-inputs // self.by_key["scales"].shape[0])
+        if type(size) is not int or (size < 1 and size != -1):
+            raise self.refuse(f"is in groups of {str(size)[:40]}, says config.json; a whole number was expected")
+        return inputs if size == -1 else size
 
     def groups(self) -> np.ndarray:
         """The group of each input."""
         n_groups, inputs = self.by_key["scales"].shape[0], self.shape[1]
         if "g_idx" not in self.by_key:
-            return np.arange(inputs) // -(-inputs // n_groups)
+            return np.arange(inputs) // self.group_size
         groups = self.by_key["g_idx"].raw().view("<i4")
         if inputs and not 0 <= groups.min() <= groups.max() < n_groups:
             raise self.refuse(f"has a g_idx from {groups.min()} to {groups.max()}; there are {n_groups} groups")

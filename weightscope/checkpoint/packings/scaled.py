@@ -1,12 +1,13 @@
 """FP8 or INT8 values times scales: of DeepSeek and transformers, FBGEMM, compressed-tensors, ModelOpt."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from weightscope.checkpoint.checkpoint import StoredTensor
+from weightscope.checkpoint.checkpoint import StoredTensor, Tensor
 from weightscope.checkpoint.config import Config
 from weightscope.checkpoint.packings.packed import FLOATS, DequantisedTensor, stated_weights
 
@@ -74,8 +75,11 @@ def fp8_grid() -> tuple[int, int, tuple[float, ...]]:
     return 0xFE, 0x7E, tuple(sorted({float(value) for value in values[np.isfinite(values)]}))
 
 
+@dataclass(frozen=True)
 class ScaledTensor(DequantisedTensor):
     """FP8 or INT8 times a scale: one for all, per row, per group of a row, or per block; weight_scale_inv too."""
+
+    fill: float | None = field(default=None, compare=False)  # in place of every code: for `ends`
 
     @property
     def dtype(self) -> str:
@@ -154,10 +158,18 @@ class ScaledTensor(DequantisedTensor):
                 blocks.append(block)
         return blocks
 
+    def ends(self) -> tuple[Tensor, Tensor, int | tuple[float, ...]] | None:
+        kind = self.by_key["weight"].dtype
+        if kind not in (*FP8, "I8"):
+            return None
+        codes = decode_fp8(np.arange(256), kind) if kind in FP8 else np.arange(-128, 128, dtype=np.float32)
+        levels = tuple(np.unique(codes[np.isfinite(codes)]).tolist())
+        return replace(self, fill=levels[0]), replace(self, fill=levels[-1]), levels
+
     def dequantise(self) -> np.ndarray:
         weight, scale, zero = (self.by_key.get(key) for key in ("weight", "scale", "zero_point"))
         assert weight is not None and scale is not None
-        w = _values(weight).reshape(self.shape)
+        w = _values(weight).reshape(self.shape) if self.fill is None else np.full(self.shape, self.fill, np.float32)
         s = decode_exponents(scale.raw()) if scale.dtype in ("F8_E8M0", "U8") else scale.read()
         z = None if zero is None else _values(zero)
         if s.size == 1:

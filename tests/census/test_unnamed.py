@@ -1,0 +1,19 @@
+"""Where the tensors are that have no role."""
+
+from tests.census.unnamed import Named, named, places
+from tests.support.tiny_models import fixture
+
+
+def test_tensors_without_a_role_are_within_layers_or_elsewhere() -> None:
+    tensors = fixture("llama").model.tensors
+    names = ["model.layers.0.novel.weight", "model.layers.1.novel.bias", "projector.0.weight", "model.head.weight"]
+    assert places(names, tensors) == "in layers: novel; elsewhere: projector, head"
+    assert places([f"part{i}.weight" for i in range(8)], tensors).endswith("part5 and 2 more")
+
+
+def test_every_tensor_is_counted() -> None:
+    assert named([]) == Named(0, 0, "no stack is read")
+    model = fixture("llama").model
+    assert named([model]) == Named(len(model.checkpoint), 0)
+    hybrid = named([fixture("falcon_h1").model])
+    assert 0 < hybrid.unnamed < hybrid.tensors and "mamba" in hybrid.where

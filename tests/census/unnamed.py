@@ -1,0 +1,48 @@
+"""How many tensors of a checkpoint have a role, and where those are that have none."""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import weightscope as ws
+from weightscope.architectures.names import Tensors
+
+MOST_PLACES = 6  # named of those that lack a role
+
+
+class Named(NamedTuple):
+    """How many tensors a checkpoint has, how many of them have no role, and where they are."""
+
+    tensors: int
+    unnamed: int
+    where: str = ""
+
+
+def named(models: Sequence[ws.Model]) -> Named:
+    """What the models that are read of one checkpoint name together."""
+    if not models:
+        return Named(0, 0, "no stack is read")
+    tensors = models[0].tensors
+    unnamed = [tensor.name for tensor in tensors if tensor.role == tensor.name]
+    return Named(len(tensors), len(unnamed), places(unnamed, tensors))
+
+
+def places(names: Iterable[str], tensors: Tensors) -> str:
+    """The modules that hold tensors of these names: within the layers that are read, and elsewhere."""
+    stems = [reader.prefix + reader.family.layer for reader in tensors.readers]
+    layers = [
+        re.compile(re.escape(stem).replace(re.escape("{i}"), r"\d+") + r"([^.]+)") for stem in stems if "{i}" in stem
+    ]
+    inside: dict[str, None] = {}
+    outside: dict[str, None] = {}
+    for name in names:
+        match = next((found for layer in layers if (found := layer.match(name))), None)
+        inner = name.removeprefix(next((start for start in ("model.", "base_model.") if name.startswith(start)), ""))
+        (inside if match else outside)[match[1] if match else inner.partition(".")[0]] = None
+    parts = (("in layers: ", [*inside]), ("elsewhere: ", [*outside]))
+    return "; ".join(kind + _few(modules) for kind, modules in parts if modules)
+
+
+def _few(modules: Sequence[str]) -> str:
+    more = len(modules) - MOST_PLACES
+    return ", ".join(modules[:MOST_PLACES]) + (f" and {more} more" if more > 0 else "")
