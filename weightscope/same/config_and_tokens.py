@@ -57,10 +57,9 @@ def compare_tokenizers(a: Model | TensorsOnly, b: Model | TensorsOnly) -> Tokens
     changed = sorted(index for index in {*x.tokens, *y.tokens} if x.tokens.get(index) != y.tokens.get(index))
     if changed:
         first = changed[0]
-        names = [printable(each.tokens.get(first, "nothing")) for each in pair]
-        parts.append(
-            f"{counted(len(changed), 'id')} have another token, the first {first} ('{names[0]}' in A, '{names[1]}' in B)"
-        )
+        in_a, in_b = (printable(each.tokens.get(first, "nothing")) for each in pair)
+        which = f"the first {first} ('{in_a}' in A, '{in_b}' in B)"
+        parts.append(f"{counted(len(changed), 'id')} have another token, {which}")
     special = [{each.tokens.get(index): added.special for index, added in each.added.items()} for each in pair]
     if special[0] != special[1] and not changed:
         parts.append("other special tokens")

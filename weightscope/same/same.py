@@ -120,14 +120,15 @@ class Same(Result):
             named = listed([f"{count} {deed}" for deed, count in deeds.most_common()], NAMED)
             same = self.counts[SAME_VALUES]
             named += f", and {same} with the same values" if same else ""
-            return f"{b} is {a}, {self.verdict}: of {total}, {named.replace('A ', f'{a} ').replace('B ', f'{b} ')}.{rest}{looked}"
+            named = named.replace("A ", f"{a} ").replace("B ", f"{b} ")
+            return f"{b} is {a}, {self.verdict}: of {total}, {named}.{rest}{looked}"
         if self.verdict == SAME_FUNCTION:
             deeds = Counter(each.deed for each in self.tensors if each.verdict == SAME_FUNCTION)
             return f"{b} computes what {a} does: {listed([*deeds], NAMED)}, undone and compared.{rest}{looked}"
         keys = [*self.settings.deciding, *self.settings.unknown]
         if self.verdict == UNDECIDED:
-            why = listed([f"{each.name}: {each.deed}" for each in self.differing] or
-                         [f"{key.key} in config.json differs, and its effect is not known" for key in keys], NAMED)  # fmt: skip
+            unknown = [f"{key.key} in config.json differs, and its effect is not known" for key in keys]
+            why = listed([f"{each.name}: {each.deed}" for each in self.differing] or unknown, NAMED)
             return f"Whether {b} is {a} is undecided: {printable(why)}.{rest}{looked}"
         parts = []
         if self.differing:
