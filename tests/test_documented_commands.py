@@ -124,7 +124,7 @@ def test_command_lines_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
             result = run(*(TOKENS.get(word, word) for word in words))
         outcome = f"weightscope {' '.join(words)}: {result.output} {result.exception!r}"
         may_stop = {"--fail-on", "--max-change"} & {*words} or words[0] == "same"
-            assert result.exit_code in ({0, 3} if may_stop else {0}), outcome
+        assert result.exit_code in ({0, 3} if may_stop else {0}), outcome
         if "--json" in words:
             json.loads(result.stdout)
         elif "--out" in words:
