@@ -22,12 +22,12 @@ class Settings(NamedTuple):
 def compare_settings(a: Model | TensorsOnly, b: Model | TensorsOnly, *, same_head: bool) -> Settings:
     """The keys in which two configs differ; whether a head is tied does not count where both heads are the same."""
     if isinstance(a, Model) and isinstance(b, Model):
-        found = differences(stated(a.checkpoint, a.row), stated(b.checkpoint, b.row))
+        differing = differences(stated(a.checkpoint, a.row), stated(b.checkpoint, b.row))
     else:
-        found = differences(as_written(a.checkpoint), as_written(b.checkpoint))
-    found = [each for each in found if not (same_head and each.key.rpartition(".")[2] == TIED)]
-    kinds = {kind: [each for each in found if each.effect == kind] for kind in (COMPUTATION, UNKNOWN)}
-    rest = [each for each in found if each.effect not in kinds]
+        differing = differences(as_written(a.checkpoint), as_written(b.checkpoint))
+    differing = [each for each in differing if not (same_head and each.key.rpartition(".")[2] == TIED)]
+    kinds = {kind: [each for each in differing if each.effect == kind] for kind in (COMPUTATION, UNKNOWN)}
+    rest = [each for each in differing if each.effect not in kinds]
     return Settings(kinds[COMPUTATION], kinds[UNKNOWN], rest)
 
 
