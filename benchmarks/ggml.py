@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.audit import SHAPES, write_synthetic
 from benchmarks.commands import Cost, command_cost
 from weightscope.checkpoint.ggml_blocks import AT_ONCE, LAYOUTS, Codebook, Layout, unpack_of
-from weightscope.checkpoint.gguf import EVEN
+from weightscope.checkpoint.gguf import GRIDS
 
 ROW = 4096  # weights; the package unpacks sixteen rows at a time
 MIXED = {"attn_q": "Q4_K", "attn_k": "Q4_K", "attn_output": "Q4_K"}  # Q4_K_M; attn_v is Q6_K in half of the layers
@@ -84,7 +84,7 @@ def write_gguf(path: Path, layers: int) -> None:
 def packed(rng: np.random.Generator, layout: Layout | Codebook, kind: str, d: int) -> np.ndarray:
     """A (d, d) matrix of random codes; scales and minima that make its weights about 0.02."""
     blocks = rng.integers(0, 256, (d * d // layout.weights, layout.bytes), np.uint8)
-    for scales in EVEN[kind][1]:
+    for scales in GRIDS[kind].scales:
         blocks[:, scales] &= 0x3F  # scales that are not negative, or far beyond others
     halves = blocks.view(np.float16)
     if kind == "Q6_K":
