@@ -53,9 +53,9 @@ def convert(source: Path, out: Path, kind: str, pack: Callable[[np.ndarray], np.
     The vocabulary is not what is judged here: tiny models have none. With `pack` the matrices are in the type `kind` of
     ggml, and all else in float32, as llama-quantize --pure writes a file.
     """
-    import gguf
-
     conversion = converter()
+    import gguf  # the converter's own
+
     hparams = conversion.ModelBase.load_hparams(source, False)
     try:
         model_class = conversion.get_model_class(conversion.get_model_architecture(hparams, conversion.ModelType.TEXT))
