@@ -162,7 +162,7 @@ def tiny(kind: str, folder: Path) -> Source | None:
 
 def wide(kind: str, folder: Path) -> Source:
     """A random model whose rows are whole blocks of 256."""
-    config = CONFIG_MAPPING[kind](**SIZES_OF_WIDE, **OF_TYPE.get(kind, {}))
+    config = CONFIG_MAPPING[kind](**{**SIZES_OF_WIDE, **OF_TYPE.get(kind, {})})
     model = build(config, 2, [each for each in classes_of(config) if each.__name__.endswith(LANGUAGE)])
     model.save_pretrained(folder)
     return _saved(f"wide-{kind}", folder, model)
