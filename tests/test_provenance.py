@@ -26,6 +26,7 @@ JSON = {
     "audit": ["audit", "A", "--out", "OUT", "--json"],
     "compare": ["compare", "A", "B", "--out", "OUT", "--json"],
     "lineage": ["lineage", "A", "B", "--out", "OUT", "--json"],
+    "same": ["same", "A", "A", "--json"],
     "inspect": ["inspect", "A", "--tensors", "--json"],
 }
 
@@ -176,7 +177,7 @@ def test_commands_without_page_or_json_print_the_digests(command: str, pair: tup
 
 def test_every_command_that_takes_a_source_has_the_option() -> None:
     takes = {
-        name: {each.name for each in command.params} & {"source", "sources", "suspect"}
+        name: {each.name for each in command.params} & {"source", "sources", "suspect", "a"}
         for name, command in main.commands.items()
     }
     assert {name for name, named in takes.items() if named} == {

@@ -14,7 +14,7 @@ from tests.support.commands import run
 from weightscope.architectures import as_published, decide
 from weightscope.architectures.computed import NONE, differences, stated
 from weightscope.checkpoint import Checkpoint, ggml_blocks, open_checkpoint
-from weightscope.checkpoint.gguf import EVEN
+from weightscope.checkpoint.gguf import GRIDS
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
 
@@ -333,7 +333,7 @@ def test_what_a_gguf_file_cannot_say_is_not_compared(tmp_path: Path) -> None:
         assert [change.key for change in changes if change.effect != NONE] == keys
 
 
-@pytest.mark.parametrize("kind", sorted(EVEN))
+@pytest.mark.parametrize("kind", sorted(kind for kind, stored in GRIDS.items() if isinstance(stored.levels, int)))
 def test_values_of_a_block_lie_evenly_between_its_ends(kind, tmp_path):
     """Of random bits, too, each value is one of the levels that the block's own scales and minima span."""
     stored = gguf.GGMLQuantizationType[kind]
@@ -349,7 +349,11 @@ def test_values_of_a_block_lie_evenly_between_its_ends(kind, tmp_path):
     values, first, last = (each.read().astype(np.float64) for each in (tensor, first, last))
     spread = np.isfinite(values + first + last) & (np.abs(last - first) > 1e-3 * np.abs(first))
     place = ((values - first) * (levels - 1))[spread] / (last - first)[spread]
-    assert np.abs(place - np.rint(place)).max() < 0.01 and set(np.rint(place)) == set(range(levels))
+    found = set(np.rint(place))
+    if kind == "TQ2_0":  # two bits hold a fourth code, which ggml does not write
+        found.discard(3.0)
+    assert np.abs(place - np.rint(place)).max() < 0.01
+    assert found == set(range(levels))
 
 
 def test_feed_forward_networks_of_gguf_are_paired(tmp_path: Path) -> None:

@@ -555,7 +555,6 @@ GGUFS: dict[str, tuple[bytes, str]] = {
     "an architecture that is a number": (gguf(0, 1, key(b"general.architecture", 4, b"\0" * 4)), "architecture '0'"),
     "no sizes": (gguf(0, 1, key(b"general.architecture", 8, text(b"llama"))), "num_attention_heads"),
     "no heads": (llama(keys=key(b"llama.attention.head_count_kv", 4, b"\0" * 4), n_keys=1), "num_key_value_heads"),
-    "heads by layer": (llama(keys=key(b"llama.attention.head_count_kv", 9, struct.pack("<IQI", 4, 1, 2)), n_keys=1), "num_key_value_heads"),
     "an alignment of zero": (llama(keys=key(b"general.alignment", 4, b"\0" * 4), n_keys=1), "alignment"),
     "an unknown type": (llama(gguf_tensor(kind=999)), "type 999"),
     "integers for weights": (llama(gguf_tensor(kind=26)), "I32"),
@@ -570,8 +569,7 @@ GGUFS: dict[str, tuple[bytes, str]] = {
     "a block of no dimension": (llama(gguf_tensor(sizes=(), kind=8)), "blocks of 32"),
     "a Q that heads do not divide": (llama(gguf_tensor(b"blk.0.attn_q.weight", (8, 3))), "2 heads of 2 keys and values do not divide"),
     "rope factors of zero": (llama(gguf_tensor(b"rope_freqs.weight")), "rotations"),
-    "experts": (llama(keys=key(b"llama.expert_count", 4, b"\x08\0\0\0"), n_keys=1), "experts"),
-    "scaling that is not read": (llama(keys=key(b"llama.rope.scaling.type", 8, text(b"yarn")), n_keys=1), "yarn"),
+    "scaling that is not read": (llama(keys=key(b"llama.rope.scaling.type", 8, text(b"other")), n_keys=1), "other"),
     "scales that are infinite": (llama(gguf_tensor(sizes=(64,), kind=8), size=0) + b"\x00\x7c" * 34, "not finite"),
 }  # fmt: skip
 

@@ -364,13 +364,13 @@ class _Reader:
             config, row = in_layer(self.config, self.family, layers[0])
             modules, patterns = modules_of(row)
             for name in self.checkpoint.names_under(stem):
-                if found := _match(name.removeprefix(stem), modules, patterns):
-                    yield self._tensor(name, *found, layers[0], config, row, shared)
+                if matched := _match(name.removeprefix(stem), modules, patterns):
+                    yield self._tensor(name, *matched, layers[0], config, row, shared)
             above = f"{stem.rstrip('.').rpartition('.')[0]}."
             for module in (module for module in modules if module.startswith(ABOVE)):
                 for name in self.checkpoint.names_under(above + module.removeprefix(ABOVE) + "."):
-                    if found := _match(ABOVE + name.removeprefix(above), modules, patterns):
-                        yield self._tensor(name, *found, layers[0], config, row, shared)
+                    if matched := _match(ABOVE + name.removeprefix(above), modules, patterns):
+                        yield self._tensor(name, *matched, layers[0], config, row, shared)
 
     @property
     def is_tied(self) -> bool:
@@ -382,9 +382,9 @@ class _Reader:
         modules, patterns = modules_of(row, of_model=True)
         for module in modules:
             for name in (self.prefix + module, *checkpoint.names_under(f"{self.prefix}{module}.")):
-                if name in checkpoint and (found := _match(name.removeprefix(self.prefix), modules, patterns)):
-                    tied = "also the unembedding (tied)" if self.is_tied and found[0].role == "tokens" else ""
-                    yield self._tensor(name, *found, None, self.config, row, tied)
+                if name in checkpoint and (matched := _match(name.removeprefix(self.prefix), modules, patterns)):
+                    tied = "also the unembedding (tied)" if self.is_tied and matched[0].role == "tokens" else ""
+                    yield self._tensor(name, *matched, None, self.config, row, tied)
         ends = [i + 1 for i, letter in enumerate(self.prefix) if letter == "."]
         names = [self.prefix[:end] + name for end in (*ends, 0) for name in (row.outputs.tokens if row.outputs else ())]
         for name in dict.fromkeys((*names, *(name.removesuffix(".weight") + ".bias" for name in names))):
@@ -691,25 +691,25 @@ def _match(rest: str, modules: Mapping[str, _Module], patterns: Patterns) -> tup
     """What a row says of a tensor, by its name within a layer or the model, and which expert's it is."""
     if rest in modules:
         return modules[rest], None
-    for pattern, module in patterns:
+    for pattern, expert in patterns:
         if match := pattern.fullmatch(rest):
             bias = ".bias" if match[2] == "bias" else ""
-            return module._replace(role=module.role + bias), int(match[1])
+            return expert._replace(role=expert.role + bias), int(match[1])
     name, _, kind = rest.rpartition(".")
-    found = modules.get(name)
-    if found is None:
+    module = modules.get(name)
+    if module is None:
         listed = re.fullmatch(r"(.+)\.norms\.(\d{1,6})", name, re.ASCII)
-        found = modules.get(listed[1]) if listed else None
-        if found is None or listed is None or found.role not in ("q_norm", "k_norm"):
+        module = modules.get(listed[1]) if listed else None
+        if module is None or listed is None or module.role not in ("q_norm", "k_norm"):
             return None
-        found = found._replace(role=f"{found.role}.{listed[2]}")
-    gain, shift = (found.norm.gain, found.norm.shift) if found.norm else ("weight", "bias")
-    is_norm = "norm" in found.role
+        module = module._replace(role=f"{module.role}.{listed[2]}")
+    gain, shift = (module.norm.gain, module.norm.shift) if module.norm else ("weight", "bias")
+    is_norm = "norm" in module.role
     if kind in (gain, LEGACY[".weight"][1:] if is_norm else gain):
-        return found, None
+        return module, None
     if kind in (shift, "bias", LEGACY[".bias"][1:] if is_norm else shift):
-        return found._replace(role=f"{found.role}.bias"), None
-    return (found, None) if found.has_any else None
+        return module._replace(role=f"{module.role}.bias"), None
+    return (module, None) if module.has_any else None
 
 
 # How a tensor is stored, in words.

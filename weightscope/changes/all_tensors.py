@@ -137,7 +137,7 @@ class TensorChanges:
 
 COLUMNS = (
     Column("tensor", meaning="Its name in the first checkpoint; in the last where only that has it."),
-    Column("role", meaning="Its role, as `inspect --tensors` shows it; its name where no row knows it."),
+    Column("role", meaning="Its role; the name where no row knows it."),
     Column("kind", meaning="What kind of change it is."), Column("detail", meaning="The same in more detail."),
     Column("change", symbol="$‖ΔW‖/‖W‖$", meaning="Frobenius norm of the change, relative to the tensor before."),
     Column("largest", meaning="The largest change of a value."),

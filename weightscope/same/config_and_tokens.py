@@ -22,12 +22,12 @@ class Settings(NamedTuple):
 def compare_settings(a: Model | TensorsOnly, b: Model | TensorsOnly, *, same_head: bool) -> Settings:
     """The keys in which two configs differ; whether a head is tied does not count where both heads are the same."""
     if isinstance(a, Model) and isinstance(b, Model):
-        found = differences(stated(a.checkpoint, a.row), stated(b.checkpoint, b.row))
+        differing = differences(stated(a.checkpoint, a.row), stated(b.checkpoint, b.row))
     else:
-        found = differences(as_written(a.checkpoint), as_written(b.checkpoint))
-    found = [each for each in found if not (same_head and each.key.rpartition(".")[2] == TIED)]
-    kinds = {kind: [each for each in found if each.effect == kind] for kind in (COMPUTATION, UNKNOWN)}
-    rest = [each for each in found if each.effect not in kinds]
+        differing = differences(as_written(a.checkpoint), as_written(b.checkpoint))
+    differing = [each for each in differing if not (same_head and each.key.rpartition(".")[2] == TIED)]
+    kinds = {kind: [each for each in differing if each.effect == kind] for kind in (COMPUTATION, UNKNOWN)}
+    rest = [each for each in differing if each.effect not in kinds]
     return Settings(kinds[COMPUTATION], kinds[UNKNOWN], rest)
 
 
@@ -57,10 +57,9 @@ def compare_tokenizers(a: Model | TensorsOnly, b: Model | TensorsOnly) -> Tokens
     changed = sorted(index for index in {*x.tokens, *y.tokens} if x.tokens.get(index) != y.tokens.get(index))
     if changed:
         first = changed[0]
-        names = [printable(each.tokens.get(first, "nothing")) for each in pair]
-        parts.append(
-            f"{counted(len(changed), 'id')} have another token, the first {first} ('{names[0]}' in A, '{names[1]}' in B)"
-        )
+        in_a, in_b = (printable(each.tokens.get(first, "nothing")) for each in pair)
+        which = f"the first {first} ('{in_a}' in A, '{in_b}' in B)"
+        parts.append(f"{counted(len(changed), 'id')} have another token, {which}")
     special = [{each.tokens.get(index): added.special for index, added in each.added.items()} for each in pair]
     if special[0] != special[1] and not changed:
         parts.append("other special tokens")

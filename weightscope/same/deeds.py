@@ -210,21 +210,21 @@ def rescaled_views(views: Sequence[tuple[np.ndarray, np.ndarray, str]], toleranc
 
     views: x, y (n, c) and how deeds along their rows are called.
     """
-    found: list[Deed] = []
+    deeds: list[Deed] = []
     with np.errstate(all="ignore"):
         x, y, _ = views[0]
         factor = np.float32(np.vdot(x, y) / np.vdot(x, x))
         if factor != 0:
             name = "scaled by one number: a scale missing, inverted or applied twice"
-            found = [Deed(name, error_of(x * factor, y), f"{factor:.6g}")]
+            deeds = [Deed(name, error_of(x * factor, y), f"{factor:.6g}")]
         if len(views) > 1:
             for p, q, along in views:
-                found += _scaled("row", p, q, (np.vecdot(p, q) / np.vecdot(p, p))[:, None], along)
-            found += _scaled("row and by column", x, y, _outer(x, y), "")
+                deeds += _scaled("row", p, q, (np.vecdot(p, q) / np.vecdot(p, p))[:, None], along)
+            deeds += _scaled("row and by column", x, y, _outer(x, y), "")
             for p, q, _ in reversed(views):  # blocks lie along the inputs: columns, or rows where inputs are these
-                found += scaled_in_blocks(p.T, q.T)
-    best = max(min((deed.error for deed in found), default=np.inf), EXACT)
-    return next((deed for deed in found if deed.error <= min(tolerance, AS_GOOD * best)), None)
+                deeds += scaled_in_blocks(p.T, q.T)
+    best = max(min((deed.error for deed in deeds), default=np.inf), EXACT)
+    return next((deed for deed in deeds if deed.error <= min(tolerance, AS_GOOD * best)), None)
 
 
 def _outer(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -238,12 +238,12 @@ def _outer(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 def scaled_in_blocks(x: np.ndarray, y: np.ndarray) -> list[Deed]:
     """A factor for each block of neighbours along the last axis, the widest first: x, y (n, width)."""
-    found: list[Deed] = []
+    deeds: list[Deed] = []
     for block in BLOCKS:
         if x.shape[1] % block == 0 and x.shape[1] != block:
             p, q = (side.reshape(len(side), -1, block).astype(np.float64) for side in (x, y))
-            found += _scaled("block", p, q, (np.vecdot(p, q) / np.vecdot(p, p))[..., None], "", f"blocks of {block}, ")
-    return found
+            deeds += _scaled("block", p, q, (np.vecdot(p, q) / np.vecdot(p, p))[..., None], "", f"blocks of {block}, ")
+    return deeds
 
 
 def _scaled(along: str, x: np.ndarray, y: np.ndarray, factors: np.ndarray, view: str, where: str = "") -> list[Deed]:

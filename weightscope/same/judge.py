@@ -161,12 +161,25 @@ def _done(parts: Counterparts, change: Change) -> Judged:
     is_stacked = parts.b.role.startswith("expert.") and parts.b.expert is None and len(pair.b.shape) > 1
     sizes = parts.sizes._replace(stacked=pair.b.shape[0] if is_stacked else 0)
     deed = find_deed(rows, columns, sizes, tolerance)
+    if is_stacked and (deed is None or deed.name.startswith("other values")):
+        deed = _transposed_experts(pair, tolerance) or deed
     if deed is None or deed.name.startswith("other values"):
         classified = classify(pair, change) if np.isfinite(change.moved) else change
         deed = _as_deed(classified, deed)
         if not deed.name.startswith("low-rank") and (rank := _rank(pair, change, tolerance)) is not None:
             deed = Deed(LOW_RANK, change.change, f"rank {rank}, up to the rounding of {pair.b.dtype}")
     return _judged(parts, DIFFERENT, deed.name, change.change, deed.detail)
+
+
+def _transposed_experts(pair: Pair, tolerance: float) -> Deed | None:
+    """Whether the first of several square experts is transposed."""
+    *_, rows, width = pair.a.shape
+    if len(pair.a.shape) != 3 or rows != width:
+        return None
+    stop = prod(pair.a.shape) if isinstance(pair.a, WholeTensor) or isinstance(pair.b, WholeTensor) else rows * width
+    x, y = (Block(each, 0, stop).values()[: rows * width].reshape(rows, width) for each in (pair.a, pair.b))
+    error = error_of(x.T, y)
+    return Deed("transposed, within each expert", error) if error <= tolerance else None
 
 
 def _rank(pair: Pair, change: Change, tolerance: float) -> int | None:

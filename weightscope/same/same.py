@@ -120,14 +120,15 @@ class Same(Result):
             named = listed([f"{count} {deed}" for deed, count in deeds.most_common()], NAMED)
             same = self.counts[SAME_VALUES]
             named += f", and {same} with the same values" if same else ""
-            return f"{b} is {a}, {self.verdict}: of {total}, {named.replace('A ', f'{a} ').replace('B ', f'{b} ')}.{rest}{looked}"
+            named = named.replace("A ", f"{a} ").replace("B ", f"{b} ")
+            return f"{b} is {a}, {self.verdict}: of {total}, {named}.{rest}{looked}"
         if self.verdict == SAME_FUNCTION:
             deeds = Counter(each.deed for each in self.tensors if each.verdict == SAME_FUNCTION)
             return f"{b} computes what {a} does: {listed([*deeds], NAMED)}, undone and compared.{rest}{looked}"
         keys = [*self.settings.deciding, *self.settings.unknown]
         if self.verdict == UNDECIDED:
-            why = listed([f"{each.name}: {each.deed}" for each in self.differing] or
-                         [f"{key.key} in config.json differs, and its effect is not known" for key in keys], NAMED)  # fmt: skip
+            unknown = [f"{key.key} in config.json differs, and its effect is not known" for key in keys]
+            why = listed([f"{each.name}: {each.deed}" for each in self.differing] or unknown, NAMED)
             return f"Whether {b} is {a} is undecided: {printable(why)}.{rest}{looked}"
         parts = []
         if self.differing:
@@ -282,10 +283,10 @@ def _same_rest(x: Storage, y: Storage) -> bool:
 
 def _judged(a: Readable, b: Readable, sample: float) -> tuple[list[Judged], list[str]]:
     """Every tensor of both with its verdict, and the names of those that were not compared."""
-    found = [*counterparts(a, b)]
-    parts: list[Counterparts | None] = [_compared(a, b, each, sample) for each in found if each.a and each.b]
-    only_a = [(each.a, each.label) for each in found if each.a and not each.b]
-    only_b = [(each.b, each.label) for each in found if each.b and not each.a]
+    tensors = [*counterparts(a, b)]
+    parts: list[Counterparts | None] = [_compared(a, b, each, sample) for each in tensors if each.a and each.b]
+    only_a = [(each.a, each.label) for each in tensors if each.a and not each.b]
+    only_b = [(each.b, each.label) for each in tensors if each.b and not each.a]
     judged = []
     with bar(what="tensors", total=len(parts), unit="tensor") as shown:
         for each in in_threads(judge, parts):  # type: ignore[arg-type]
@@ -322,10 +323,10 @@ def _by_part(a: Readable, b: Readable, judged: Judged, whole: Counterparts) -> J
     return replace(judged, deed="; ".join(f"{deed}, of {role}" for deed, role in done.items()))
 
 
-def _compared(a: Readable, b: Readable, found: Paired, sample: float) -> Counterparts:
+def _compared(a: Readable, b: Readable, paired: Paired, sample: float) -> Counterparts:
     """Two counterparts, and what a deed has to know of the row that they belong to."""
-    x, y = found.a, found.b
-    pair = found.pair()
+    x, y = paired.a, paired.b
+    pair = paired.pair()
     assert x is not None
     assert y is not None
     assert pair is not None
@@ -334,7 +335,7 @@ def _compared(a: Readable, b: Readable, found: Paired, sample: float) -> Counter
         rotation, config = b.rotations.get(y.layer) if y.layer is not None else None, b.config
         turned = 0 if rotation is None else 2 * len(rotation.frequencies)
         sizes = Sizes(y.role, config.n_heads, config.n_kv_heads, config.head_dim, turned)
-    return Counterparts(found.label, x, y, pair, sizes, sample)
+    return Counterparts(paired.label, x, y, pair, sizes, sample)
 
 
 def _tied_head(a: Readable, b: Readable, lost: Sequence[tuple[NamedTensor, str]], in_a: bool) -> Judged | None:

@@ -203,7 +203,7 @@ class Everything:
 
 TENSOR_COLUMNS = (
     Column("tensor"),
-    Column("role", meaning="As `inspect --tensors` shows it; the name without numbers where no row knows it."),
+    Column("role", meaning="Its role; the name without numbers where no row knows it."),
     Column("dtype", meaning="As stored."), Column("shape"), Column("values", meaning="How many it has."),
     Column("bytes", meaning="As stored."),
     Column("rms", meaning="Root of the mean square: a norm that does not grow with the size."),
