@@ -29,6 +29,9 @@ OF_GGML = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K
            "TQ1_0", "TQ2_0", "MXFP4")  # fmt: skip
 BY_IMPORTANCE = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS",
                  "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S", "IQ1_M")  # fmt: skip
+FEWEST = 1 << 20  # parameters of a model whose rows are whole blocks: tiny ones have none
+MOST = 1 << 25  # of a model that ggml's searches with an importance matrix are run on
+NO_WITNESS = "transformers does not run this file"
 
 
 @cache
@@ -44,14 +47,15 @@ def converter() -> Any:
     return conversion
 
 
-def convert(source: Path, out: Path, kind: str) -> bool:
+def convert(source: Path, out: Path, kind: str, pack: Callable[[np.ndarray], np.ndarray] | None = None) -> bool:
     """Convert a folder, with stand-ins for tokens; whether the converter knows its architecture.
 
-    The vocabulary is not what is judged here: tiny models have none.
+    The vocabulary is not what is judged here: tiny models have none. With `pack` the matrices are in the type `kind` of
+    ggml, and all else in float32, as llama-quantize --pure writes a file.
     """
-    import gguf
-
     conversion = converter()
+    import gguf  # the converter's own
+
     hparams = conversion.ModelBase.load_hparams(source, False)
     try:
         model_class = conversion.get_model_class(conversion.get_model_architecture(hparams, conversion.ModelType.TEXT))
@@ -63,19 +67,30 @@ def convert(source: Path, out: Path, kind: str) -> bool:
         self.gguf_writer.add_tokenizer_model("gpt2")
         self.gguf_writer.add_token_list([f"token {i}" for i in range(count)])
 
+    add_tensor = gguf.GGUFWriter.add_tensor
+
+    def add_packed(self: Any, name: str, array: np.ndarray, raw_dtype: Any = None) -> None:
+        stored = gguf.GGMLQuantizationType[kind]
+        fits = array.ndim > 1 and array.shape[-1] % gguf.GGML_QUANT_SIZES[stored][0] == 0 and "norm" not in name
+        if pack is not None and fits:
+            packed = pack(array.reshape(-1, array.shape[-1]))  # (n, bytes of a row)
+            array, raw_dtype = packed.reshape(*array.shape[:-1], -1), stored
+        add_tensor(self, name, array, raw_dtype=raw_dtype)
+
     with (
         torch.inference_mode(),
         redirect_stdout(StringIO()),
         redirect_stderr(StringIO()),
         patch.object(model_class, "set_vocab", set_vocab),
+        patch.object(gguf.GGUFWriter, "add_tensor", add_packed if pack else add_tensor),
     ):
-        model_class(source, gguf.LlamaFileType[kind], out, eager=True).write()
+        model_class(source, gguf.LlamaFileType[kind if pack is None else "ALL_F32"], out, eager=True).write()
     return True
 
 
 def conversions(source: Source, work: Path) -> Iterator[Made]:
     """convert_hf_to_gguf.py with each --outtype; then ggml's types, with an importance matrix and without."""
-    if converter() is None:
+    if converter() is None or source.model is None:
         return
     about = "llama.cpp convert_hf_to_gguf.py", os.environ.get("LLAMA_CPP_VERSION", "unknown")
     copy = work / "copy.gguf"
@@ -87,23 +102,17 @@ def conversions(source: Source, work: Path) -> Iterator[Made]:
         except Exception as error:  # a tiny model that the converter's own checks refuse
             print(f"{source.name}: the converter fails: {type(error).__name__}: {str(error)[:100]}")
             return
-        yield Made(*about, "GGUF", f"--outtype {name}", expected, copy, *_runs(source, copy))
-    if not source.name.startswith("wide") or (library := ggml()) is None:
+        yield Made(*about, "GGUF", f"--outtype {name}", expected, copy, None, NO_WITNESS)
+    if source.model.num_parameters() < FEWEST or (library := ggml()) is None:
         return
     about = "ggml_quantize_chunk", version("xllamacpp")
-    plain = work / "plain.gguf"
-    for importance, kinds in ((False, OF_GGML), (True, BY_IMPORTANCE)):
+    is_small = source.model.num_parameters() <= MOST
+    for importance, kinds in ((False, OF_GGML), *([(True, BY_IMPORTANCE)] if is_small else [])):
         for kind in kinds:
             work.mkdir(parents=True, exist_ok=True)
-            convert(source.folder, plain, "ALL_F32")
-            requantise(plain, copy, partial(quantise, library, kind=kind, importance=importance), kind)
+            convert(source.folder, copy, kind, partial(quantise, library, kind=kind, importance=importance))
             options = f"{kind}{', importance matrix' if importance else ''}"
-            yield Made(*about, "GGUF", options, QUANTISED, copy, *_runs(source, copy))
-
-
-def _runs(source: Source, copy: Path) -> tuple[Callable[[], tuple[Any, Any]] | None, str]:
-    """How transformers runs a GGUF file, which it reads for some architectures, against the writer's own unpacking."""
-    return None, "transformers does not read this file"
+            yield Made(*about, "GGUF", options, QUANTISED, copy, None, NO_WITNESS)
 
 
 # ggml's own routines
@@ -140,31 +149,3 @@ def quantise(library: Any, rows: np.ndarray, *, kind: str, importance: bool) -> 
         int(number), rows.ctypes.data, packed.ctypes.data, 0, *rows.shape, weights.ctypes.data if importance else None
     )
     return packed
-
-
-def requantise(plain: Path, out: Path, pack: Callable[[np.ndarray], np.ndarray], kind: str) -> None:
-    """A float32 file with its matrices in another type, as llama-quantize --pure writes them."""
-    import gguf
-
-    reader = gguf.GGUFReader(plain)
-    writer = gguf.GGUFWriter(out, reader.fields["general.architecture"].contents())
-    for name, field in reader.fields.items():
-        if name.startswith("GGUF.") or name == "general.architecture":
-            continue
-        kinds = field.types
-        writer.add_key_value(
-            name, field.contents(), kinds[0], kinds[-1] if kinds[0] == gguf.GGUFValueType.ARRAY else None
-        )
-    stored = gguf.GGMLQuantizationType[kind]
-    for tensor in reader.tensors:
-        array = np.array(tensor.data)
-        fits = array.ndim > 1 and array.shape[-1] % gguf.GGML_QUANT_SIZES[stored][0] == 0 and "norm" not in tensor.name
-        if not fits:
-            writer.add_tensor(tensor.name, array)
-            continue
-        packed = pack(array.reshape(-1, array.shape[-1]))
-        writer.add_tensor(tensor.name, packed.reshape(*array.shape[:-1], -1), raw_dtype=stored)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()

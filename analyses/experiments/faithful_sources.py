@@ -3,12 +3,13 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, AutoModelForCausalLM
+import transformers
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
 import weightscope as ws
@@ -36,19 +37,24 @@ SIZES_OF_WIDE: Mapping[str, Any] = {
     "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 160, "max_position_embeddings": 64, "pad_token_id": 0,
     "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
-# llama.cpp's Gemma 2 has no key for the scale of scores, and takes one over the root of head_dim.
-OF_TYPE: Mapping[str, Any] = {"mixtral": {"num_local_experts": 4}, "gemma2": {"query_pre_attn_scalar": 64}}
+# llama.cpp's Gemma 2 has no key for the scale of scores, and takes one over the root of head_dim. Its converter needs
+# n_ctx of GPT-2, which has as many key-value heads as heads and a hidden layer of four times the width.
+OF_TYPE: Mapping[str, Any] = {
+    "mixtral": {"num_local_experts": 4}, "gemma2": {"query_pre_attn_scalar": 64},
+    "gpt2": {"n_ctx": 64, "num_key_value_heads": 4, "intermediate_size": 1024},
+}  # fmt: skip
 LANGUAGE = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration")  # classes whose outputs are logits
 
 
 @dataclass
 class Source:
-    """A checkpoint in float32, its model, and inputs that it runs on."""
+    """A checkpoint, its model in float32, and inputs that it runs on."""
 
     name: str
     folder: Path
-    model: Any  # of transformers
+    model: Any  # of transformers; None where weights are missing
     inputs: Mapping[str, torch.Tensor]
+    gguf: Path | None = None  # the file that transformers dequantised it from
 
     @property
     def kind(self) -> str:
@@ -65,11 +71,12 @@ class Source:
         return head is not None and getattr(head, "weight", None) is getattr(tokens, "weight", head)
 
     def with_weights(self, change: Any) -> Any:
-        """The model with every weight changed in memory: change(name, weight)."""
+        """The model with every number that a file stores changed in memory: change(name, weight)."""
         model = deepcopy(self.model)
         with torch.no_grad():
-            for name, weight in model.named_parameters():
-                weight.copy_(change(name, weight.clone()))
+            for name, weight in model.state_dict(keep_vars=True).items():
+                if weight.is_floating_point():
+                    weight.copy_(change(name, weight.clone()))
         return model
 
     def load(self, folder: Path, **options: Any) -> Any:
@@ -108,10 +115,10 @@ def outputs(model: Any, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 def sources(names: Sequence[str], work: Path) -> Iterator[Source]:
-    """These, or all: model types as tiny models, "wide-TYPE", and folders of real checkpoints."""
+    """These, or all: model types as tiny models, "wide-TYPE", and real checkpoints: folders and GGUF files."""
     for name in names or (*TINY, *(f"wide-{kind}" for kind in WIDE)):
-        if Path(name).is_dir():
-            yield real(Path(name))
+        if Path(name).exists():
+            yield dequantised(Path(name), work) if name.endswith(".gguf") else real(Path(name))
             continue
         source = wide(name.removeprefix("wide-"), work / name) if name.startswith("wide-") else tiny(name, work / name)
         if source is not None:
@@ -119,12 +126,24 @@ def sources(names: Sequence[str], work: Path) -> Iterator[Source]:
 
 
 def real(folder: Path) -> Source:
-    """A checkpoint as it is."""
-    config = AutoConfig.from_pretrained(folder)
-    kind = AutoModelForCausalLM if config.is_decoder else AutoModel
-    with suppress(ValueError):
-        return _saved(folder.name, folder, kind.from_pretrained(folder, dtype=torch.float32))
-    return _saved(folder.name, folder, AutoModel.from_pretrained(folder, dtype=torch.float32))
+    """A checkpoint as it is; nothing runs one that lacks weights."""
+    kind = getattr(transformers, AutoConfig.from_pretrained(folder).architectures[0])
+    model, info = kind.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+    )
+    return Source(folder.name, folder, None, {}) if info["missing_keys"] else _saved(folder.name, folder, model)
+
+
+def dequantised(file: Path, work: Path) -> Source:
+    """A GGUF file as transformers dequantises it, saved in float32."""
+    config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
+    model = AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=file.name, config=config, dtype=torch.float32, attn_implementation="eager"
+    )
+    model.hf_quantizer = None  # it holds no codes any more
+    del model.config.quantization_config
+    model.save_pretrained(folder := work / file.stem)
+    return replace(_saved(file.stem, folder, model), gguf=file)
 
 
 def tiny(kind: str, folder: Path) -> Source | None:
@@ -143,7 +162,7 @@ def tiny(kind: str, folder: Path) -> Source | None:
 
 def wide(kind: str, folder: Path) -> Source:
     """A random model whose rows are whole blocks of 256."""
-    config = CONFIG_MAPPING[kind](**SIZES_OF_WIDE, **OF_TYPE.get(kind, {}))
+    config = CONFIG_MAPPING[kind](**{**SIZES_OF_WIDE, **OF_TYPE.get(kind, {})})
     model = build(config, 2, [each for each in classes_of(config) if each.__name__.endswith(LANGUAGE)])
     model.save_pretrained(folder)
     return _saved(f"wide-{kind}", folder, model)

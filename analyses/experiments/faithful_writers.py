@@ -55,6 +55,8 @@ def _both(source: Source, folder: Path, dtypes: Mapping[str, torch.dtype]) -> tu
 
 def transformers_saves(source: Source, work: Path) -> Iterator[Made]:
     """save_pretrained after from_pretrained: each dtype, in one file and in shards."""
+    if source.model is None:
+        return
     kind = type(source.model)
     about = "transformers", version("transformers")
     folder = work / "copy"
@@ -66,9 +68,13 @@ def transformers_saves(source: Source, work: Path) -> Iterator[Made]:
             cast = kind.from_pretrained(source.folder, dtype=dtype)
             cast.save_pretrained(folder, max_shard_size=shards or "5GB")
             # Some types keep some of their weights in float32.
-            dtypes = {name: parameter.dtype for name, parameter in cast.named_parameters()}
+            dtypes = {name: parameter.dtype for name, parameter in cast.state_dict().items()}
             how = f"{name}, {'shards of 40 kB' if shards else 'one file'}"
             yield Made(*about, "safetensors", how, expected, folder, partial(_both, source, folder, dtypes))
+    if source.gguf is not None:
+        original = partial(ws.open_model, source.gguf)
+        yield Made(*about, "safetensors", "float32 of GGUF", SAME_VALUES, source.folder,
+                   lambda: (source.model, source.load(source.folder)), original=original)  # fmt: skip
     base = getattr(source.model, source.model.base_model_prefix, None)
     inner = {id(parameter) for parameter in base.parameters()} if base is not None else set()
     if base is not source.model and inner == {id(parameter) for parameter in source.model.parameters()}:
@@ -80,6 +86,7 @@ def transformers_saves(source: Source, work: Path) -> Iterator[Made]:
 def safetensors_copies(source: Source, work: Path) -> Iterator[Made]:
     """Files rewritten tensor by tensor, as conversion scripts do."""
     about = "safetensors", version("safetensors"), "safetensors"
+    why = "" if source.model is not None else "weights are missing: nothing runs it"
     config = json.loads((source.folder / "config.json").read_text())
     folder = work / "copy"
 
@@ -91,24 +98,24 @@ def safetensors_copies(source: Source, work: Path) -> Iterator[Made]:
             weights[key] = value
         return _write(weights, folder, config)
 
-    def runs(*dtypes: torch.dtype) -> Callable[[], tuple[Any, Any]]:
+    def runs(*dtypes: torch.dtype) -> Callable[[], tuple[Any, Any]] | None:
         def both() -> tuple[Any, Any]:
             read = _write({k: v.float() if v.is_floating_point() else v for k, v in _weights(folder).items()},
                           work / "read", config)  # fmt: skip
             return source.with_weights(_rounded(*dtypes)), source.load(read)
 
-        return both
+        return both if source.model is not None else None
 
     shutil.copytree(source.folder, folder)
-    yield Made(*about, "the files copied", "same bytes", folder, runs())
+    yield Made(*about, "the files copied", "same bytes", folder, runs(), why)
     _write(dict(reversed(_weights(source.folder).items())), folder, config)
-    yield Made(*about, "written again, tensors in reverse order", SAME_VALUES, folder, runs())
+    yield Made(*about, "written again, tensors in reverse order", SAME_VALUES, folder, runs(), why)
     for name, dtype in FLOAT8.items():
         cast(dtype)
-        yield Made(*about, f"{name} without scales", ROUNDED, folder, runs(dtype))
+        yield Made(*about, f"{name} without scales", ROUNDED, folder, runs(dtype), why)
     cast(torch.bfloat16, torch.float16)
-    yield Made(*about, "float16 of bfloat16", ROUNDED, folder, runs(torch.bfloat16, torch.float16))
-    if source.is_tied:
+    yield Made(*about, "float16 of bfloat16", ROUNDED, folder, runs(torch.bfloat16, torch.float16), why)
+    if source.model is not None and source.is_tied:
         weights = _weights(source.folder)
         names = {id(weight): name for name, weight in source.model.state_dict(keep_vars=True).items()}
         head = next(
@@ -119,9 +126,9 @@ def safetensors_copies(source: Source, work: Path) -> Iterator[Made]:
         if stored is not None:
             weights |= {f"{head}.weight": weights[stored].clone(), tokens: weights[stored].clone()}
             _write(weights, folder, config)
-            yield Made(*about, "the tied head written out", SAME_VALUES, folder, runs())
+            yield Made(*about, "the tied head written out", SAME_VALUES, folder, runs(), why)
             _write(weights, folder, config | {"tie_word_embeddings": False})
-            yield Made(*about, "the tied head written out and untied in config.json", SAME_VALUES, folder, runs())
+            yield Made(*about, "the tied head written out and untied in config.json", SAME_VALUES, folder, runs(), why)
 
 
 def peft_merges(source: Source, work: Path) -> Iterator[Made]:
@@ -129,6 +136,8 @@ def peft_merges(source: Source, work: Path) -> Iterator[Made]:
     try:
         import peft
     except ImportError:
+        return
+    if source.model is None:
         return
     modules = {name.rpartition(".")[2]: module for name, module in source.model.named_modules() if ".0." in name}
     linear = [name for name, module in modules.items() if type(module).__name__ in ("Linear", "Conv1D")]

@@ -259,4 +259,4 @@ def main(out: Path) -> Table:
 
 
 if __name__ == "__main__":
-    print(main(Path(sys.argv[1])).text())
+    print(main(Path(sys.argv[-1])).text())  # OUT, or --out OUT

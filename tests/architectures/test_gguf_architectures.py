@@ -119,7 +119,8 @@ def written(case: Converted, path: Path, **more: np.ndarray) -> Path:
     )
     theta = (config.get("rope_parameters") or {}).get("rope_theta")
     for key, value in {**({"rope.freq_base": theta} if theta else {}), **case.keys}.items():
-        (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(f"{case.architecture}.{key}", value)
+        adds = {float: writer.add_float32, list: writer.add_array}
+        adds.get(type(value), writer.add_uint32)(f"{case.architecture}.{key}", value)
     spelled = "bert" if case.architecture == "bert" and "token_types.weight" not in more else "llama"
     writer.add_tokenizer_model(spelled)
     writer.add_token_list([f"t{i}" for i in range(24)])
@@ -213,6 +214,18 @@ def test_what_decides_the_computation_is_compared_with_a_config(
 
     assert meaning not in keys(usual) and f"{case.architecture}.{key}" not in keys(usual)
     assert (meaning or f"{case.architecture}.{key}") in keys(3 * usual if usual else 0.3)
+
+
+@pytest.mark.parametrize(("windows", "changes"), [([1, 1, 0], []), ([0, 1, 1], ["layer_types"])])
+def test_windows_of_a_file_are_compared_with_the_list_of_layers(
+    windows: list[int], changes: list[str], tmp_path: Path
+) -> None:
+    case, original = next(case for case in CASES if case.fixture == "gemma3"), fixture("gemma3").model
+    pattern = {"attention.sliding_window_pattern": [*map(bool, windows)]}
+    model = ws.open_model(written(replace(case, keys=case.keys | pattern), tmp_path / "model.gguf"))
+    differing = differences(stated(model.checkpoint, model.row), stated(original.checkpoint, original.row))
+    keys = [change.key for change in differing if change.effect != NONE]
+    assert [key for key in keys if key == "layer_types" or "pattern" in key] == changes
 
 
 def test_converted_file_differs_in_no_config_value(subtests: pytest.Subtests, tmp_path: Path) -> None:

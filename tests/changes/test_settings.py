@@ -76,6 +76,17 @@ def test_key_without_effect_passes_the_gate_and_is_mentioned(name: str, key: str
     assert f"without effect on what is computed also differ: {key}" in comparison.lead or key == "torch_dtype"
 
 
+def test_digits_of_a_float32_are_no_difference() -> None:
+    """transformers writes 9.999999974752427e-07 for the 1e-06 of a GGUF file."""
+    model = fixture("llama").model
+    before, eps = stated(model.checkpoint, model.row), model.checkpoint.config["rms_norm_eps"]
+    for value, changes in ((float(np.float32(eps)), []), (eps * (1 + 2e-7), ["rms_norm_eps"])):
+        config = dict(model.checkpoint.config) | {"rms_norm_eps": value}
+        assert value != eps
+        differing = differences(before, stated(model.checkpoint.with_config(config), model.row))
+        assert [difference.key for difference in differing] == changes
+
+
 @pytest.mark.parametrize("name", ["phi3_longrope", "gpt2", "llama"])
 def test_ordinary_tune_passes_where_longer_texts_are_computed_alike(name: str, tmp_path: Path) -> None:
     """Not where the scaling of rotations depends on the longest text, or positions are learned."""

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from math import isclose
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,6 +82,7 @@ BESIDES = {
     "expert_weights_scale": ("routed_scaling_factor",),
     "expert_weights_norm": ("norm_topk_prob",),
 }
+PATTERN = "attention.sliding_window_pattern"  # of a GGUF file: which layers have a window
 # Keys of a GGUF file that the config is made from, that tensors' shapes show, or that say nothing of the computation.
 NOTHING_MORE = re.compile(
     r"rope\.(dimension_count|scaling\.(type|factor|finetuned|attn_factor|original_context_length))|vocab_size"
@@ -91,6 +93,7 @@ NOTHING_MORE = re.compile(
 # limit of its texts, and with rows added to or cut from its vocabulary, which the comparison of tensors tells.
 ANY_LENGTH = {"default", "linear", "llama3"}
 LEAST = {"n_layers", "d_model", "n_heads", "n_positions", "vocab_size", "norm_eps"}  # sizes, as `ModelConfig` has them
+FLOAT32 = 2.0**-24  # what rounding to float32, in which models compute and GGUF files store, changes of a number
 COMPUTATION, UNKNOWN, NONE = "computation", "unknown", "none"
 # Keys that decide the computation, whether attention's row reads them or not.
 KNOWN = re.compile(
@@ -158,7 +161,8 @@ def _of_files(a: Stated, b: Stated, read: frozenset[str]) -> Iterator[Difference
     for key, value in sorted((file.metadata or {}).items()):
         plain_key = key.partition(".")[2]
         names = BESIDES.get(plain_key, ())
-        if plain_key in OF_GGUF.values() or NOTHING_MORE.fullmatch(plain_key) or file.present & {*names}:
+        is_listed = plain_key == PATTERN and isinstance(value, list)  # as the list of layers, then, which is compared
+        if is_listed or plain_key in OF_GGUF.values() or NOTHING_MORE.fullmatch(plain_key) or file.present & {*names}:
             continue
         name = next((name for name in config.values if name.rpartition(".")[2] in names), key)
         x, y = _plain(name, shortest(value)), _plain(name, config.values.get(name))
@@ -186,8 +190,8 @@ def stated(checkpoint: Checkpoint, row: Family) -> Stated:
         keys = checkpoint.files[0].config
         start = f"{keys.get('general.architecture')}."
         metadata = {key: value for key, value in keys.items() if key.startswith(start)}
-        # Several model_types share an architecture of GGUF files, which have no list of layers.
-        present -= {"model_type", row.config.listed}
+        # Several model_types share an architecture of GGUF files, few of which have a list of layers.
+        present -= {"model_type"} if f"{start}{PATTERN}" in metadata else {"model_type", row.config.listed}
     before = f"{path}." if path else ""
     turns = {value for key, value in values.items() if key.startswith(before + GIVEN) and key.endswith("rope_type")}
     any_length = isinstance(row.rope, Rope) and turns <= ANY_LENGTH and not row.inputs.positions
@@ -379,6 +383,8 @@ def _plain(key: str, value: Any) -> Any:
 
 
 def _same(x: Any, y: Any) -> bool:
+    if isinstance(x, float) and isinstance(y, float) and isclose(x, y, rel_tol=FLOAT32):
+        return True  # of a GGUF file, whose numbers transformers writes with every digit
     return bool(x == y) or str(x) == str(y)  # NaN is NaN
 
 
