@@ -3,7 +3,7 @@
     make test    lint and what a change needs, with NumPy alone: pytest without the marks below
     make check   everything: make test, make docs, types, and what is marked `check`
     make docs    what is marked `docs` (what README, docs/ and figures/ say), then the site
-    pytest -m census     every model type of transformers again, half an hour
+    pytest -m census     every model type, planted deed and converter again: long
 
 A mark stands on a test, or on a whole file as `pytestmark`; `make test` does not even import such a file. `check` is
 for what needs PyTorch, a browser, other processes, a notebook, the built wheel, real weights, or more than about two

@@ -24,7 +24,7 @@ def assert_faithful(rows: list) -> None:
         assert row.witness == "outputs", (row.made.options, row.apart)
 
 
-@pytest.mark.check
+@pytest.mark.census
 @pytest.mark.parametrize("kind", TYPES)
 def test_copies_of_a_tiny_model_raise_no_alarm(kind, tmp_path):
     rows = convert(kind, ("transformers", "safetensors"), tmp_path)

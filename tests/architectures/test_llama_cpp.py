@@ -13,7 +13,7 @@ pytest.importorskip("transformers", reason="tiny models are made by transformers
 
 from tests.architectures.converted import CONVERTER, compared, read_rows
 
-pytestmark = pytest.mark.check
+pytestmark = pytest.mark.census
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "gguf.md"
 NEEDED = ("convert_hf_to_gguf.py", "conversion/", "gguf-py/")

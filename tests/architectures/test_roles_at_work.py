@@ -15,7 +15,7 @@ def test_networks_are_of_rows_of_the_table() -> None:
     assert FAMILIES.networks.keys() <= {title(row) for row in FAMILIES}
 
 
-@pytest.mark.check
+@pytest.mark.census
 @pytest.mark.parametrize("kind", EXACT)
 def test_modules_do_what_their_roles_say(kind: str, tmp_path: Path) -> None:
     """A module that was seen to do something else, or nothing, has no role in the file."""

@@ -53,7 +53,7 @@ def random_llama() -> Planted:
     return Planted("llama", config, {name: w.astype(np.float32) for name, w in draw.items()})
 
 
-@pytest.mark.check
+@pytest.mark.census
 @pytest.mark.parametrize("container", ALL_CONTAINERS)
 def test_all_deeds(container: str) -> None:
     """Every deed, in every family: never "same" where logits differ, and named in 95 of 100."""
