@@ -5,7 +5,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import weightscope as ws
+from weightscope.adopting.tiny_models import first_line
 from weightscope.architectures.names import Tensors
+from weightscope.errors import CheckpointError
 
 MOST_PLACES = 6  # named of those that lack a role
 
@@ -23,7 +25,10 @@ def named(models: Sequence[ws.Model]) -> Named:
     if not models:
         return Named(0, 0, "no stack is read")
     tensors = models[0].tensors
-    unnamed = [tensor.name for tensor in tensors if tensor.role == tensor.name]
+    try:
+        unnamed = [tensor.name for tensor in tensors if tensor.role == tensor.name]
+    except CheckpointError as error:  # another stack's config, which no verdict is about
+        return Named(0, 0, f"not listed: {first_line(error)}")
     return Named(len(tensors), len(unnamed), places(unnamed, tensors))
 
 
