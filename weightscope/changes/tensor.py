@@ -281,6 +281,14 @@ def _change_of_rows(pair: Pair, x: np.ndarray, y: np.ndarray, width: int, likely
     )
 
 
+def change_of_all(pair: Pair) -> Change:
+    """How a pair changed, from reading both once; its kind is not looked for."""
+    change = unchanged(pair.a, pair.b)
+    for part in pair.blocks():
+        change = change.and_then(change_of(part))
+    return change
+
+
 def compare_pairs(a: Checkpoint, b: Checkpoint, pairs: Sequence[Pair]) -> list[Change]:
     """How each pair changed, with its kind."""
     changes = first_pass(a, b, pairs)

@@ -7,22 +7,22 @@ from dataclasses import replace
 import numpy as np
 
 from weightscope.changes.pair import Pair, first_rows, whole
-from weightscope.changes.tensor import change_of, unchanged
+from weightscope.changes.tensor import change_of_all
 from weightscope.same.deeds import EXACT, error_of, places_of
-from weightscope.same.judge import DIFFERENT, SAME_FUNCTION, Counterparts, Judged, tolerance_of
+from weightscope.same.judge import DIFFERENT, SAME_FUNCTION, Compared, Judged, tolerance_of
 
 ROWS = 4  # by which a tensor is recognised
 EXPERTS = "experts in another order"
 UNEXPLAINED = ("other values", "unrelated values")
 
 
-def find_elsewhere(judged: Sequence[Judged], parts: Sequence[Counterparts | None]) -> list[Judged]:
+def find_elsewhere(judged: Sequence[Judged], parts: Sequence[Compared]) -> list[Judged]:
     """The same verdicts, where a tensor that differs is another one of A's with that one as the deed."""
-    lost = [i for i, each in enumerate(judged) if _is_unexplained(each) and parts[i] is not None]
-    by_shape: dict[tuple[int, ...], list[Counterparts]] = defaultdict(list)
-    wanted = {parts[i].tensors.b.shape for i in lost}  # type: ignore[union-attr]
+    lost = [i for i, each in enumerate(judged) if _is_unexplained(each)]
+    by_shape: dict[tuple[int, ...], list[Compared]] = defaultdict(list)
+    wanted = {parts[i].tensors.b.shape for i in lost}
     for each in parts:
-        if each is not None and each.tensors.a.shape in wanted:
+        if each.tensors.a.shape in wanted:
             by_shape[each.tensors.a.shape].append(each)
     firsts = {
         id(each): first_rows(each.tensors.a, ROWS).astype(np.float32) for group in by_shape.values() for each in group
@@ -30,7 +30,6 @@ def find_elsewhere(judged: Sequence[Judged], parts: Sequence[Counterparts | None
     result = list(judged)
     for i in lost:
         here = parts[i]
-        assert here is not None
         rows, tolerance = first_rows(here.tensors.b, ROWS).astype(np.float32), tolerance_of(here.tensors)
         if not rows.any() or np.ptp(rows) == 0:  # constants are alike everywhere
             continue
@@ -41,20 +40,16 @@ def find_elsewhere(judged: Sequence[Judged], parts: Sequence[Counterparts | None
     return result
 
 
-def _is_all(origin: Counterparts, here: Counterparts, tolerance: float) -> bool:
+def _is_all(origin: Compared, here: Compared, tolerance: float) -> bool:
     """Whether all values of a tensor of B are those of another tensor of A."""
-    pair = Pair(origin.tensors.a, here.tensors.b)
-    change = unchanged(pair.a, pair.b)
-    for part in pair.blocks():
-        change = change.and_then(change_of(part))
-    return change.change <= tolerance
+    return change_of_all(Pair(origin.tensors.a, here.tensors.b)).change <= tolerance
 
 
 def _is_unexplained(judged: Judged) -> bool:
     return judged.verdict == DIFFERENT and judged.deed.startswith(UNEXPLAINED)
 
 
-def _named(here: Counterparts, origin: Counterparts) -> str:
+def _named(here: Compared, origin: Compared) -> str:
     """From which other place a tensor comes."""
     if here.a.layer != origin.a.layer:
         return f"a tensor of another layer: layer {origin.a.layer}" if origin.a.layer is not None else "another tensor"
@@ -67,7 +62,7 @@ def _named(here: Counterparts, origin: Counterparts) -> str:
 def name_shards(judged: Sequence[Judged], files: Sequence[str]) -> list[Judged]:
     """The same verdicts; other values in all tensors of one file of several, and in no other, are that file's.
 
-    files: the file of B that each tensor is in.
+    files: the name of the file of B that each tensor is in.
     """
     changed = Counter(file for each, file in zip(judged, files, strict=True) if _is_unexplained(each))
     total = Counter(files)
@@ -76,17 +71,12 @@ def name_shards(judged: Sequence[Judged], files: Sequence[str]) -> list[Judged]:
     ((file, count),) = changed.items()
     if count < 0.8 * total[file] or count < 2:
         return list(judged)
-    words = f"{each_file(file)} is of another step or model"
+    words = f"{file} is of another step or model"
     return [replace(each, deed="a shard of another step", detail=f"{words}; {each.detail}") if _is_unexplained(each)
             else each for each in judged]  # fmt: skip
 
 
-def each_file(file: str) -> str:
-    """A file's name without its folder."""
-    return file.rpartition("/")[2]
-
-
-def reordered_experts(judged: Sequence[Judged], parts: Sequence[Counterparts]) -> list[Judged]:
+def reordered_experts(judged: Sequence[Judged], parts: Sequence[Compared]) -> list[Judged]:
     """The same verdicts; experts in the order in which the router has its rows compute what they did."""
     result = list(judged)
     for layer in {each.layer for each in judged if each.deed.startswith(EXPERTS)}:
@@ -103,18 +93,18 @@ def reordered_experts(judged: Sequence[Judged], parts: Sequence[Counterparts]) -
     return result
 
 
-def _places(router: Counterparts) -> np.ndarray | None:
+def _places(router: Compared) -> np.ndarray | None:
     """The expert of A that each expert of B is, by the rows of the router; None where these are not A's."""
     return places_of(*_arrays(router), 1, tolerance_of(router.tensors))
 
 
-def _arrays(parts: Counterparts) -> tuple[np.ndarray, np.ndarray]:
+def _arrays(parts: Compared) -> tuple[np.ndarray, np.ndarray]:
     """Both tensors, with a row for each place of the first axis."""
     x, y = (whole(tensor).reshape(tensor.shape[0], -1) for tensor in (parts.tensors.a, parts.tensors.b))
     return x, y
 
 
-def _is_moved(judged: Judged, parts: Counterparts, places: np.ndarray) -> bool:
+def _is_moved(judged: Judged, parts: Compared, places: np.ndarray) -> bool:
     """Whether what belongs to experts is where the router's rows are."""
     if judged.expert is not None:
         before = places[judged.expert] if judged.expert < len(places) else -1

@@ -98,7 +98,7 @@ def _after(model: Model, index: int, x: np.ndarray, attended: np.ndarray) -> np.
 def last_apart(a: Model, b: Model, basis: Basis) -> float:
     """|B - A| / |A| of the logits of random outputs of the last layer, token by token."""
     x = np.random.default_rng(0).standard_normal((TOKENS, a.config.d_model)).astype(np.float32)
-    y = x if basis.rotation is None else x @ basis.rotation
+    y = _turned(x, basis)
     moved, size = 0.0, 0.0
     try:
         blocks = zip(a.unembedding.blocks(), b.unembedding.blocks(), strict=True)

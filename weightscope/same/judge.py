@@ -11,7 +11,7 @@ from weightscope.architectures.names import NamedTensor
 from weightscope.changes.pair import Pair, Part, few_rows_each
 from weightscope.changes.recomputed import stored_cells
 from weightscope.changes.rounding import CASTS, FRACTION, precision
-from weightscope.changes.tensor import Change, change_of, classify, differs, unchanged
+from weightscope.changes.tensor import Change, change_of, change_of_all, classify, differs, unchanged
 from weightscope.checkpoint import Tensor
 from weightscope.checkpoint.blocks import Block, row_width
 from weightscope.checkpoint.checkpoint import StoredTensor, WholeTensor
@@ -65,7 +65,7 @@ class Judged:
         }  # fmt: skip
 
 
-class Counterparts(NamedTuple):
+class Compared(NamedTuple):
     """The same role in two files, and the tensors to compare."""
 
     label: str
@@ -76,7 +76,7 @@ class Counterparts(NamedTuple):
     share: float = 1.0  # of the blocks that are compared
 
 
-def judge(parts: Counterparts) -> Judged:
+def judge(parts: Compared) -> Judged:
     """Compare one tensor: values, roundings, cells of a quantisation, and then the catalogue of deeds."""
     pair = parts.tensors
     if why := why_unread(pair.a) or why_unread(pair.b):
@@ -104,12 +104,12 @@ def _way(cast: str) -> str:
     return f"{cast.removesuffix(', cut off')} (cut off)" if cast.endswith("cut off") else f"{cast} (to nearest even)"
 
 
-def _judged(parts: Counterparts, verdict: str, deed: str = "", size: float = 0.0, detail: str = "") -> Judged:
+def _judged(parts: Compared, verdict: str, deed: str = "", size: float = 0.0, detail: str = "") -> Judged:
     b = parts.b
     return Judged(b.role, b.layer, b.expert, parts.a.name, b.name, verdict, deed, size, detail, b.stack, parts.label)
 
 
-def _same_bytes(parts: Counterparts) -> bool:
+def _same_bytes(parts: Compared) -> bool:
     """Whether both are stored alike, in no packing, and hold the same bytes."""
     x, y = parts.tensors.a, parts.tensors.b
     if parts.share < 1 or not (isinstance(x, StoredTensor) and isinstance(y, StoredTensor)):
@@ -137,7 +137,7 @@ def _is_equal(x: np.ndarray, y: np.ndarray) -> bool:
     return np.array_equal(x[:n].view("u8"), y[:n].view("u8")) and np.array_equal(x[n:], y[n:])
 
 
-def _sampled_blocks(parts: Counterparts) -> list[Part]:
+def _sampled_blocks(parts: Compared) -> list[Part]:
     """All blocks, or evenly spread ones."""
     return [*parts.tensors.blocks()][:: max(1, round(1 / parts.share))]
 
@@ -145,7 +145,7 @@ def _sampled_blocks(parts: Counterparts) -> list[Part]:
 # Rounded twice, or quantised
 
 
-def _coarser(parts: Counterparts, change: Change) -> Judged | None:
+def _coarser(parts: Compared, change: Change) -> Judged | None:
     """Whether one is the other with less in it."""
     if proof := rounded_twice(parts.tensors) or merged_otherwise(parts.tensors):
         return _judged(parts, ROUNDED, proof.deed, change.change, proof.detail)
@@ -157,7 +157,7 @@ def _coarser(parts: Counterparts, change: Change) -> Judged | None:
 # Deeds
 
 
-def _done(parts: Counterparts, change: Change) -> Judged:
+def _done(parts: Compared, change: Change) -> Judged:
     """What was done to a tensor that is neither rounded nor quantised."""
     pair = parts.tensors
     tolerance = tolerance_of(pair)
@@ -264,7 +264,7 @@ def _views(pair: Pair) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray,
 # Tensors of other shapes, and of one file alone
 
 
-def _other_shape(parts: Counterparts) -> Judged:
+def _other_shape(parts: Compared) -> Judged:
     """Rows added or cut, a transpose, or another shape."""
     pair = parts.tensors
     a, b = pair.a.shape, pair.b.shape
@@ -278,9 +278,7 @@ def _other_shape(parts: Counterparts) -> Judged:
         return _judged(parts, DIFFERENT, name, float("nan"), shapes)
     if pair.problem:
         return _judged(parts, DIFFERENT, "another shape", float("nan"), shapes)
-    change = unchanged(pair.a, pair.b)
-    for part in pair.blocks():
-        change = change.and_then(change_of(part))
+    change = change_of_all(pair)
     rows = "rows of the vocabulary" if parts.sizes.role in OF_VOCABULARY else "rows"
     what = f"{rows} {'cut' if b[0] < a[0] else 'added'}"
     rest = "" if not change.values_changed or change.casts else f"; the others differ ({change.change:.2g})"

@@ -11,8 +11,7 @@ import numpy as np
 
 from weightscope.architectures.layer import NO_WEIGHTS
 from weightscope.architectures.names import NamedTensor
-from weightscope.changes.counterparts import Counterparts as Paired
-from weightscope.changes.counterparts import counterparts
+from weightscope.changes.counterparts import Counterparts, counterparts
 from weightscope.changes.head import Basis
 from weightscope.checkpoint.storage import Storage, is_same_file
 from weightscope.compute.cores import in_threads
@@ -35,7 +34,7 @@ from weightscope.same.judge import (
     SAME_VALUES,
     UNDECIDED,
     VERDICTS,
-    Counterparts,
+    Compared,
     Judged,
     alone,
     as_same_function,
@@ -50,7 +49,6 @@ UP_TO = {"values": SAME_VALUES, "rounded": ROUNDED, "quantised": QUANTISED, "rou
          "quantisation": QUANTISED, "function": SAME_FUNCTION}  # fmt: skip
 NAMED = 3  # tensors, keys or kinds that the lead names
 ANY_ORDER = ("rows in another order", "heads in another order")  # which fits what was done to a part of the rows too
-HEADS = ("unembedding",)
 LAST = ("norm.outputs", "norm.outputs.bias", "unembedding", "unembedding.bias", "outputs.projection")
 
 
@@ -117,10 +115,10 @@ class Same(Result):
             return f"{b} is {a}: all {total} have the same values.{rest}{looked}"
         if self.verdict in (ROUNDED, QUANTISED):
             deeds = Counter(each.deed for each in self.tensors if each.verdict in (ROUNDED, QUANTISED))
-            named = listed([f"{count} {deed}" for deed, count in deeds.most_common()], NAMED)
+            names = {"A": a, "B": b}  # with one of which each of these deeds begins
+            named = listed([f"{count} {names[deed[0]]}{deed[1:]}" for deed, count in deeds.most_common()], NAMED)
             same = self.counts[SAME_VALUES]
             named += f", and {same} with the same values" if same else ""
-            named = named.replace("A ", f"{a} ").replace("B ", f"{b} ")
             return f"{b} is {a}, {self.verdict}: of {total}, {named}.{rest}{looked}"
         if self.verdict == SAME_FUNCTION:
             deeds = Counter(each.deed for each in self.tensors if each.verdict == SAME_FUNCTION)
@@ -240,7 +238,7 @@ def same(a: Readable | str | Path, b: Readable | str | Path, *, sample: float = 
     with progress_shown(progress):
         judged, left = _judged(a, b, sample)
         tokens = compare_tokenizers(a, b)
-    head = [each for each in judged if each.role in HEADS]
+    head = [each for each in judged if each.role == "unembedding"]
     same_head = all(each.verdict != DIFFERENT for each in head) if head else not _needs_head(b)
     settings = compare_settings(a, b, same_head=same_head)
     verdict = max((each.verdict for each in judged), key=VERDICTS.index, default=UNDECIDED)
@@ -284,17 +282,17 @@ def _same_rest(x: Storage, y: Storage) -> bool:
 def _judged(a: Readable, b: Readable, sample: float) -> tuple[list[Judged], list[str]]:
     """Every tensor of both with its verdict, and the names of those that were not compared."""
     tensors = [*counterparts(a, b)]
-    parts: list[Counterparts | None] = [_compared(a, b, each, sample) for each in tensors if each.a and each.b]
+    parts = [_compared(a, b, each, sample) for each in tensors if each.a and each.b]
     only_a = [(each.a, each.label) for each in tensors if each.a and not each.b]
     only_b = [(each.b, each.label) for each in tensors if each.b and not each.a]
     judged = []
     with bar(what="tensors", total=len(parts), unit="tensor") as shown:
-        for each in in_threads(judge, parts):  # type: ignore[arg-type]
+        for each in in_threads(judge, parts):
             judged.append(each)
             shown.update()
-    judged = [_by_part(a, b, *each) for each in zip(judged, parts, strict=True) if each[1]]  # type: ignore[arg-type]
-    judged = name_shards(find_elsewhere(judged, parts), [each.tensors.b.file.path.name for each in parts if each])
-    judged = reordered_experts(judged, [each for each in parts if each])
+    judged = [_by_part(a, b, *each) for each in zip(judged, parts, strict=True)]
+    judged = name_shards(find_elsewhere(judged, parts), [each.tensors.b.file.path.name for each in parts])
+    judged = reordered_experts(judged, parts)
     heads = [_tied_head(a, b, *each) for each in ((only_a, True), (only_b, False))]
     for lost, in_a, tied in ((only_a, True, heads[0]), (only_b, False, heads[1])):
         for tensor, label in lost:
@@ -307,14 +305,14 @@ def _judged(a: Readable, b: Readable, sample: float) -> tuple[list[Judged], list
     return _same_function(a, b, judged), left
 
 
-def _by_part(a: Readable, b: Readable, judged: Judged, whole: Counterparts) -> Judged:
+def _by_part(a: Readable, b: Readable, judged: Judged, whole: Compared) -> Judged:
     """The same verdict; what was done to parts of a fused tensor, where nothing that was done to it all explains it."""
     if judged.verdict != DIFFERENT or not judged.deed.startswith((*UNEXPLAINED, *ANY_ORDER)):
         return judged
     pairs = [*zip(a.tensors.parts(whole.a), b.tensors.parts(whole.b), strict=False)]
     if not pairs or any(x.role != y.role for x, y in pairs):
         return judged
-    parts = [_compared(a, b, Paired(a.tensors.label(x), x, y, "role"), whole.share) for x, y in pairs]
+    parts = [_compared(a, b, Counterparts(a.tensors.label(x), x, y, "role"), whole.share) for x, y in pairs]
     deeds = find_elsewhere([judge(each) for each in parts], parts)
     rounding = tolerance_of(whole.tensors)  # a part in one convention has no cells of its own
     done = {each.deed: each.role for each in deeds if each.verdict == DIFFERENT and not each.size <= rounding}
@@ -323,7 +321,7 @@ def _by_part(a: Readable, b: Readable, judged: Judged, whole: Counterparts) -> J
     return replace(judged, deed="; ".join(f"{deed}, of {role}" for deed, role in done.items()))
 
 
-def _compared(a: Readable, b: Readable, paired: Paired, sample: float) -> Counterparts:
+def _compared(a: Readable, b: Readable, paired: Counterparts, sample: float) -> Compared:
     """Two counterparts, and what a deed has to know of the row that they belong to."""
     x, y = paired.a, paired.b
     pair = paired.pair()
@@ -335,7 +333,7 @@ def _compared(a: Readable, b: Readable, paired: Paired, sample: float) -> Counte
         rotation, config = b.rotations.get(y.layer) if y.layer is not None else None, b.config
         turned = 0 if rotation is None else 2 * len(rotation.frequencies)
         sizes = Sizes(y.role, config.n_heads, config.n_kv_heads, config.head_dim, turned)
-    return Counterparts(paired.label, x, y, pair, sizes, sample)
+    return Compared(paired.label, x, y, pair, sizes, sample)
 
 
 def _tied_head(a: Readable, b: Readable, lost: Sequence[tuple[NamedTensor, str]], in_a: bool) -> Judged | None:
@@ -346,7 +344,7 @@ def _tied_head(a: Readable, b: Readable, lost: Sequence[tuple[NamedTensor, str]]
         return None
     tokens = other.tensors["tokens"]
     x, y = (head, tokens) if in_a else (tokens, head)
-    judged = judge(_compared(a, b, Paired("unembedding", x, y, "role"), 1.0))
+    judged = judge(_compared(a, b, Counterparts("unembedding", x, y, "role"), 1.0))
     judged = replace(judged, role="unembedding", name_b=judged.name_b if not in_a else "", label="unembedding")
     if judged.verdict == DIFFERENT:
         return replace(judged, deed="head tied in config and not in file", detail=judged.deed)
