@@ -7,7 +7,7 @@ import numpy as np
 
 from weightscope.checkpoint.checkpoint import StoredTensor
 from weightscope.checkpoint.config import Config
-from weightscope.checkpoint.packings.gptq import AWQ_ORDER
+from weightscope.checkpoint.packings.gptq import AWQ_ORDER, GroupedTensor
 from weightscope.checkpoint.packings.packed import FLOATS, DequantisedTensor, parts_of, unpacked
 from weightscope.errors import CheckpointError
 
@@ -45,7 +45,7 @@ def _codes(words: np.ndarray, bits: int) -> np.ndarray:
     return unpacked(packed, np.arange(1 << bits, dtype=np.float32)).reshape(len(words), -1)
 
 
-class AutoRoundTensor(DequantisedTensor):
+class AutoRoundTensor(GroupedTensor):
     """Codes along the inputs, as GPTQ has them; the shapes say how many bits a code has."""
 
     @cached_property
@@ -82,34 +82,7 @@ class AutoRoundTensor(DequantisedTensor):
             self.misshapen()
         if inputs % 32:
             raise self.refuse(f"has {inputs} inputs; AutoRound packs 32 of them at a time")
-        self.check_groups(inputs, n_groups)
-
-    def check_groups(self, inputs: int, n_groups: int) -> None:
-        """Refuse inputs whose groups are not known."""
-        if "g_idx" in self.by_key:
-            if self.part("g_idx", ("I32",), 1).shape != (inputs,):
-                self.misshapen()
-        elif not n_groups or -(-inputs // self.group_size(inputs)) != n_groups:
-            size = self.settings["group_size"]
-            counts = f"has {n_groups} groups for {inputs} inputs"
-            raise self.refuse(f"{counts}, and config.json says {str(size)[:40]} inputs in a group")
-
-    def group_size(self, inputs: int) -> int:
-        """Inputs that share a scale."""
-        size = self.settings["group_size"]
-        if type(size) is not int or not (size == -1 or size > 0):
-            raise self.refuse(f"is in groups of {str(size)[:40]}, says config.json; a whole number was expected")
-        return size if 0 < size < inputs else max(inputs, 1)
-
-    def groups(self) -> np.ndarray:
-        """The group of each input."""
-        inputs, n_groups = self.shape[1], self.by_key["scales"].shape[0]
-        if "g_idx" not in self.by_key:
-            return np.arange(inputs) // self.group_size(inputs)
-        groups = self.by_key["g_idx"].raw().view("<i4")
-        if inputs and not 0 <= groups.min() <= groups.max() < n_groups:
-            raise self.refuse(f"has a g_idx from {groups.min()} to {groups.max()}; there are {n_groups} groups")
-        return groups
+        self.check_groups()
 
     def dequantise(self) -> np.ndarray:
         groups, words = self.groups(), self.words("qweight")
@@ -131,10 +104,10 @@ class AutoRoundAwqTensor(AutoRoundTensor):
         return words * 32 // self.bits, inputs
 
     def check(self) -> None:
-        outputs, inputs, n_groups = self.sizes()
+        outputs, _, n_groups = self.sizes()
         if self.by_key["scales"].shape[1] != outputs or self.by_key["qzeros"].shape[0] != n_groups or outputs % 8:
             self.misshapen()
-        self.check_groups(inputs, n_groups)
+        self.check_groups()
 
     def dequantise(self) -> np.ndarray:
         in_order = np.argsort(AWQ_ORDER)

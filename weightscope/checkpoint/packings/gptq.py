@@ -72,7 +72,39 @@ def awq(qweight: np.ndarray, qzeros: np.ndarray, scales: np.ndarray) -> np.ndarr
     return w.T
 
 
-class GptqTensor(DequantisedTensor):
+class GroupedTensor(DequantisedTensor):
+    """Integers with a scale and a zero per group of inputs, which g_idx names or which follow each other."""
+
+    def check_groups(self) -> None:
+        """Refuse inputs whose groups are not known."""
+        inputs, n_groups = self.shape[1], self.by_key["scales"].shape[0]
+        if "g_idx" in self.by_key:
+            if self.part("g_idx", ("I32",), 1).shape != (inputs,):
+                self.misshapen()
+        elif not n_groups or -(-inputs // self.group_size) != n_groups:
+            counts, stated = f"has {n_groups} groups for {inputs} inputs", str(self.settings.get("group_size"))
+            raise self.refuse(f"{counts}, and config.json says {stated[:40]} inputs in a group")
+
+    @property
+    def group_size(self) -> int:
+        """Inputs that share a scale."""
+        inputs, size = max(self.shape[1], 1), self.settings.get("group_size")
+        if type(size) is not int or not (size == -1 or size > 0):
+            raise self.refuse(f"is in groups of {str(size)[:40]}, says config.json; a whole number was expected")
+        return size if 0 < size < inputs else inputs
+
+    def groups(self) -> np.ndarray:
+        """The group of each input."""
+        inputs, n_groups = self.shape[1], self.by_key["scales"].shape[0]
+        if "g_idx" not in self.by_key:
+            return np.arange(inputs) // self.group_size
+        groups = self.by_key["g_idx"].raw().view("<i4")
+        if inputs and not 0 <= groups.min() <= groups.max() < n_groups:
+            raise self.refuse(f"has a g_idx from {groups.min()} to {groups.max()}; there are {n_groups} groups")
+        return groups
+
+
+class GptqTensor(GroupedTensor):
     """GPTQ: integers packed along the inputs; a scale and a zero per group of inputs and output."""
 
     @property
@@ -107,34 +139,17 @@ class GptqTensor(DequantisedTensor):
             self.misshapen()
         if not 0 < n_groups <= max(inputs, 1):
             self.misshapen()
-        if "g_idx" in self.by_key:
-            if self.part("g_idx", ("I32",), 1).shape != (inputs,):
-                self.misshapen()
-        elif self.settings.get("desc_act"):
+        if "g_idx" not in self.by_key and self.settings.get("desc_act"):
             raise self.refuse("has no g_idx, and config.json says desc_act: the groups of its inputs are unknown")
-        elif inputs and -(-inputs // self.group_size) != n_groups:
-            counts = f"has {n_groups} groups for {inputs} inputs"
-            raise self.refuse(f"{counts}, and config.json says {self.group_size} inputs in a group")
+        if inputs or "g_idx" in self.by_key:
+            self.check_groups()
 
     @property
     def group_size(self) -> int:
         """Inputs that share a scale: of a file that leaves it out, as many as its scales need."""
-        inputs, size = max(self.shape[1], 1), self.settings.get("group_size")
-        if size is None:
-            return -(-inputs // self.by_key["scales"].shape[0])
-        if type(size) is not int or (size < 1 and size != -1):
-            raise self.refuse(f"is in groups of {str(size)[:40]}, says config.json; a whole number was expected")
-        return inputs if size == -1 else size
-
-    def groups(self) -> np.ndarray:
-        """The group of each input."""
-        n_groups, inputs = self.by_key["scales"].shape[0], self.shape[1]
-        if "g_idx" not in self.by_key:
-            return np.arange(inputs) // self.group_size
-        groups = self.by_key["g_idx"].raw().view("<i4")
-        if inputs and not 0 <= groups.min() <= groups.max() < n_groups:
-            raise self.refuse(f"has a g_idx from {groups.min()} to {groups.max()}; there are {n_groups} groups")
-        return groups
+        if self.settings.get("group_size") is None:
+            return -(-max(self.shape[1], 1) // self.by_key["scales"].shape[0])
+        return super().group_size
 
     def dequantise(self) -> np.ndarray:
         scales = self.by_key["scales"].read()
