@@ -349,11 +349,11 @@ def test_values_of_a_block_lie_evenly_between_its_ends(kind, tmp_path):
     values, first, last = (each.read().astype(np.float64) for each in (tensor, first, last))
     spread = np.isfinite(values + first + last) & (np.abs(last - first) > 1e-3 * np.abs(first))
     place = ((values - first) * (levels - 1))[spread] / (last - first)[spread]
-    found = set(np.rint(place))
+    levels_seen = set(np.rint(place))
     if kind == "TQ2_0":  # two bits hold a fourth code, which ggml does not write
-        found.discard(3.0)
+        levels_seen.discard(3.0)
     assert np.abs(place - np.rint(place)).max() < 0.01
-    assert found == set(range(levels))
+    assert levels_seen == set(range(levels))
 
 
 def test_feed_forward_networks_of_gguf_are_paired(tmp_path: Path) -> None:

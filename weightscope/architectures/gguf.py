@@ -407,10 +407,10 @@ def _by_type(values: dict[str, Any], row: Family, gguf: Gguf, own_keys: Mapping[
         return
     as_global = row.rope.local is not None and row.rope.local[0] == "rope_theta"
     if as_global or (local is not None and not row.rope.local and "sliding_attention" in values.get("layer_types", ())):
-        whole, scaling = values.pop("rope_theta", None), values.pop("rope_scaling", {})
-        local = whole if local is None else shortest(local)
+        base, scaling = values.pop("rope_theta", None), values.pop("rope_scaling", {})
+        local = base if local is None else shortest(local)
         values["rope_parameters"] = {
-            "full_attention": {"rope_type": "default", "rope_theta": whole, **scaling},
+            "full_attention": {"rope_type": "default", "rope_theta": base, **scaling},
             "sliding_attention": {"rope_type": "default", "rope_theta": local},
         }
 

@@ -246,8 +246,8 @@ def _views(pair: Pair) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray,
     for tensor in (pair.a, pair.b):
         width = shape[-1]
         if prod(shape) <= LARGEST_WHOLE:
-            whole = Block(tensor, 0, prod(shape)).values().reshape(-1, width)
-            sides.append(sampled(whole.astype(np.float32, copy=False)))
+            array = Block(tensor, 0, prod(shape)).values().reshape(-1, width)
+            sides.append(sampled(array.astype(np.float32, copy=False)))
             continue
         columns, rows = (evenly_spread(n, SPREAD) for n in (width, prod(shape[:-1])))
         across, along, row = [], [], 0
