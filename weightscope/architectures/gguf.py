@@ -266,7 +266,8 @@ def _row_of(keys: Config, families: Sequence[Family]) -> tuple[Family, Gguf]:
 
 def modules_of(row: Family, gguf: Gguf) -> dict[str, str]:
     """The row's modules by ggml's names."""
-    roles = {"gate": (modules := row.roles).get("gate+up"), "up": modules.get("gate+up"), **modules}
+    fused = row.roles.get("gate+up")
+    roles = {**({"gate": fused, "up": fused} if fused else {}), **row.roles}
     for role, names in row.also.items():
         if role not in roles and names and not {" ", "{"} & {*names[0]}:  # stored as it was, and not an expert's
             roles[role] = names[0]
