@@ -13,7 +13,8 @@ from tests.support.converter import VERSION, unpacked
 ROOT = Path(__file__).parents[2]
 # Types whose GGUF names or keys no row knew, and what the float32 file is.
 SAME = (
-    "afmoe", "deepseek_v2", "deepseek_v3", "glm4_moe", "gpt_bigcode", "gpt_oss", "llama4_text", "olmo3",
+    "afmoe", "bamba", "deepseek_v2", "deepseek_v3", "glm4_moe", "gpt_bigcode", "gpt_oss", "jamba", "lfm2",
+    "llama4_text", "olmo3",
 )  # fmt: skip
 
 
