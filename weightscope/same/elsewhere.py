@@ -8,11 +8,12 @@ import numpy as np
 
 from weightscope.changes.pair import Pair, first_rows, whole
 from weightscope.changes.tensor import change_of_all
+from weightscope.model import Model, TensorsOnly
 from weightscope.same.deeds import EXACT, error_of, places_of
 from weightscope.same.judge import DIFFERENT, SAME_FUNCTION, Compared, Judged, tolerance_of
+from weightscope.same.mixture import EXPERTS, is_free
 
 ROWS = 4  # by which a tensor is recognised
-EXPERTS = "experts in another order"
 UNEXPLAINED = ("other values", "unrelated values")
 
 
@@ -76,14 +77,14 @@ def name_shards(judged: Sequence[Judged], files: Sequence[str]) -> list[Judged]:
             else each for each in judged]  # fmt: skip
 
 
-def reordered_experts(judged: Sequence[Judged], parts: Sequence[Compared]) -> list[Judged]:
+def reordered_experts(a: Model | TensorsOnly, judged: Sequence[Judged], parts: Sequence[Compared]) -> list[Judged]:
     """The same verdicts; experts in the order in which the router has its rows compute what they did."""
     result = list(judged)
     for layer in {each.layer for each in judged if each.deed.startswith(EXPERTS)}:
         mine = [i for i, each in enumerate(judged) if each.layer == layer]
         places = next((_places(parts[i]) for i in mine if judged[i].role == "router"), None)
         moved = [i for i in mine if judged[i].role.startswith(("router", "expert."))]
-        if places is None or not all(_is_moved(judged[i], parts[i], places) for i in moved):
+        if places is None or not is_free(a, places) or not all(_is_moved(judged[i], parts[i], places) for i in moved):
             continue
         for i in moved:
             if judged[i].verdict == DIFFERENT:

@@ -24,7 +24,7 @@ from weightscope.results import Result
 from weightscope.same.config_and_tokens import Settings, Tokens, compare_settings, compare_tokenizers
 from weightscope.same.deeds import Sizes
 from weightscope.same.elsewhere import UNEXPLAINED, find_elsewhere, name_shards, reordered_experts
-from weightscope.same.function import allowed, basis_in_words, basis_of, called, last_apart, same_layers
+from weightscope.same.function import allowed, apart, basis_in_words, basis_of, called, is_unknown, last_apart
 from weightscope.same.judge import (
     DIFFERENT,
     QUANTISED,
@@ -49,6 +49,7 @@ UP_TO = {"values": SAME_VALUES, "rounded": ROUNDED, "quantised": QUANTISED, "rou
          "quantisation": QUANTISED, "function": SAME_FUNCTION}  # fmt: skip
 NAMED = 3  # tensors, keys or kinds that the lead names
 ANY_ORDER = ("rows in another order", "heads in another order")  # which fits what was done to a part of the rows too
+NOT_RUN = "whether other tensors of the layer make up for it is not known: it is not run, or not in full"
 LAST = ("norm.outputs", "norm.outputs.bias", "unembedding", "unembedding.bias", "outputs.projection")
 
 
@@ -292,7 +293,7 @@ def _judged(a: Readable, b: Readable, sample: float) -> tuple[list[Judged], list
             shown.update()
     judged = [_by_part(a, b, *each) for each in zip(judged, parts, strict=True)]
     judged = name_shards(find_elsewhere(judged, parts), [each.tensors.b.file.path.name for each in parts])
-    judged = reordered_experts(judged, parts)
+    judged = reordered_experts(a, judged, parts)
     heads = [_tied_head(a, b, *each) for each in ((only_a, True), (only_b, False))]
     for lost, in_a, tied in ((only_a, True, heads[0]), (only_b, False, heads[1])):
         for tensor, label in lost:
@@ -364,13 +365,19 @@ def _same_function(a: Readable, b: Readable, judged: Sequence[Judged]) -> list[J
         return list(judged)
     turned = basis.rotation is not None
     why = basis_in_words(basis) if turned else "the layer gives the same on random inputs"
-    roles: dict[int, list[str]] = {layer: [] for layer in range(a.config.n_layers if turned else 0)}
+    deeds: dict[int, list[tuple[str, str]]] = {layer: [] for layer in range(a.config.n_layers if turned else 0)}
     for i in mine:
         if (layer := judged[i].layer) is not None:
-            roles.setdefault(layer, []).append(judged[i].role)
+            deeds.setdefault(layer, []).append((judged[i].role, judged[i].deed))
     if not turned:  # one alone shows in what the layer gives
-        roles = {layer: changed for layer, changed in roles.items() if len(changed) > 1}
-    same_ones = same_layers(a, b, roles, basis)
+        deeds = {layer: changed for layer, changed in deeds.items() if len(changed) > 1}
+    sizes = {layer: apart(a, b, layer, basis, [role for role, _ in changed]) for layer, changed in deeds.items()}
+    same_ones = [layer for layer, size in sizes.items() if size <= allowed(basis)]
+    unknown = [
+        layer
+        for layer, size in sizes.items()
+        if layer not in same_ones and is_unknown(a, b, layer, basis, size, deeds[layer])
+    ]
     last = any(judged[i].role in LAST for i in mine) and last_apart(a, b, basis) <= allowed(basis)
     if turned and (len(same_ones) < a.config.n_layers or not last):
         return list(judged)
@@ -381,4 +388,6 @@ def _same_function(a: Readable, b: Readable, judged: Sequence[Judged]) -> list[J
         if each.layer in same_ones or (each.layer is None and (last if each.role in LAST else turned)):
             deed = why if turned else called(each.role, each.deed, folded=each.layer in with_norms)
             result[i] = as_same_function(replace(each, deed=deed), "" if turned else why)
+        elif each.layer in unknown:
+            result[i] = replace(each, verdict=UNDECIDED, detail=f"{NOT_RUN}; {each.detail}".removesuffix("; "))
     return result
