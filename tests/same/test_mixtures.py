@@ -9,8 +9,8 @@ import pytest
 from safetensors.numpy import save_file
 
 import weightscope as ws
-from tests.same.test_planted_deeds import random_llama
 from tests.support.commands import Weights
+from tests.support.planted import random_llama
 from weightscope.same.same import Same
 
 MIXTURE = "model.layers.1.block_sparse_moe."
@@ -102,7 +102,7 @@ def test_what_keeps_the_function_is_called_so(changed, change: Callable[[Weights
     lambda w: experts_moved(w, router=False), lambda w: neurons_moved(w, 1, down=False),
     lambda w: (experts_moved(w, router=False), neurons_moved(w, 0)), lambda w: scales_moved(w, -0.501),
     attention_tuned_as_well,
-], ids=["router left", "outputs left", "router left, neurons moved", "scales that do not cancel", "attention"])  # fmt: skip
+], ids=["router left", "outputs left", "router left, neurons moved", "scales left", "attention"])  # fmt: skip
 def test_what_changes_the_function_is_different(changed, change: Callable[[Weights], None]) -> None:
     assert changed(change).verdict == "different"
 

@@ -314,7 +314,17 @@ def _from_upper(bits: np.ndarray) -> np.ndarray:
 
 
 def few_rows(x: np.ndarray, y: np.ndarray, sizes: Sizes, tolerance: float) -> Deed | None:
-    """What happened to some rows, where the others are as they were: NaN, zeros, a tail, other values."""
+    """What happened to some rows, in B or else in A, where the others are as they were: zeros, other values ..."""
+    deed = _few_rows(x, y, sizes, tolerance)
+    if deed is None or deed.name.startswith("other values"):
+        in_a = _few_rows(y, x, sizes, tolerance)
+        if in_a is not None and not in_a.name.startswith("other values"):
+            return in_a._replace(name=f"{in_a.name} in A")
+    return deed
+
+
+def _few_rows(x: np.ndarray, y: np.ndarray, sizes: Sizes, tolerance: float) -> Deed | None:
+    """What happened to some rows of y: NaN, zeros, a tail, other values."""
     with np.errstate(all="ignore"):
         apart = np.linalg.norm(np.subtract(x, y, dtype=np.float64), axis=1)
         norms = [np.linalg.norm(side.astype(np.float64), axis=1) for side in (x, y)]

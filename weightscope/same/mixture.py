@@ -93,7 +93,7 @@ def order_of_experts(a: Model, before: Mixture, after: Mixture, tolerance: float
 
 
 def is_free(a: Model | TensorsOnly, order: np.ndarray) -> bool:
-    """Whether experts may be in this order: groups that are chosen first stay whole, and nothing unnamed counts them."""
+    """Whether experts may be in this order: groups that are chosen first stay whole, nothing unnamed counts them."""
     if (order == np.arange(len(order))).all():
         return True
     count = a.checkpoint.config.get("n_group")

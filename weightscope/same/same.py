@@ -23,7 +23,7 @@ from weightscope.provenance import Provenance
 from weightscope.results import Result
 from weightscope.same.config_and_tokens import Settings, Tokens, compare_settings, compare_tokenizers
 from weightscope.same.deeds import Sizes
-from weightscope.same.elsewhere import UNEXPLAINED, find_elsewhere, name_shards, reordered_experts
+from weightscope.same.elsewhere import UNEXPLAINED, find_elsewhere, name_shards, name_unread, reordered_experts
 from weightscope.same.function import allowed, apart, basis_in_words, basis_of, called, is_unknown, last_apart
 from weightscope.same.judge import (
     DIFFERENT,
@@ -76,6 +76,7 @@ class Same(Result):
     settings: Settings
     tokens: Tokens
     not_compared: Sequence[str]  # names of tensors that were not compared, and why
+    beside: Sequence[str]  # of each checkpoint, in a sentence: files of weights that were not read
     sample: float
     provenance: Provenance
 
@@ -164,7 +165,7 @@ class Same(Result):
 
     def printed(self) -> list[str | Table]:
         """What the terminal shows, from top to bottom."""
-        parts: list[str | Table] = [self.lead, self.tokens.lead]
+        parts: list[str | Table] = [self.lead, *self.beside, self.tokens.lead]
         if self.settings.idle:
             keys = listed([printable(each.key) for each in self.settings.idle], NAMED)
             parts.append(f"Config keys without effect on what is computed also differ: {keys}.")
@@ -249,9 +250,10 @@ def same(a: Readable | str | Path, b: Readable | str | Path, *, sample: float = 
         verdict = max(verdict, UNDECIDED, key=VERDICTS.index)
     if settings.deciding:
         verdict = DIFFERENT
-    return Same(
-        a.name, b.name, verdict, judged, settings, tokens, left, sample, Provenance.of(a.checkpoint, b.checkpoint)
-    )
+    provenance = Provenance.of(a.checkpoint, b.checkpoint)
+    beside = [f"{letter}: {each.checkpoint.weight_files.sentence}"
+              for letter, each in (("A", a), ("B", b)) if each.checkpoint.weight_files.telling]  # fmt: skip
+    return Same(a.name, b.name, verdict, judged, settings, tokens, left, beside, sample, provenance)
 
 
 def _needs_head(model: Readable) -> bool:
@@ -292,7 +294,7 @@ def _judged(a: Readable, b: Readable, sample: float) -> tuple[list[Judged], list
             judged.append(each)
             shown.update()
     judged = [_by_part(a, b, *each) for each in zip(judged, parts, strict=True)]
-    judged = name_shards(find_elsewhere(judged, parts), [each.tensors.b.file.path.name for each in parts])
+    judged = name_shards(find_elsewhere(judged, parts), parts)
     judged = reordered_experts(a, judged, parts)
     heads = [_tied_head(a, b, *each) for each in ((only_a, True), (only_b, False))]
     for lost, in_a, tied in ((only_a, True, heads[0]), (only_b, False, heads[1])):
@@ -302,6 +304,7 @@ def _judged(a: Readable, b: Readable, sample: float) -> tuple[list[Judged], list
             judged.append(
                 tied if tied is not None and tensor.role == "unembedding" else alone(tensor, label, in_a=in_a)
             )
+    judged = name_unread(judged, a.checkpoint, b.checkpoint)
     left = [f"{each.name} ({each.detail or each.deed})" for each in judged if each.verdict == UNDECIDED]
     return _same_function(a, b, judged), left
 
