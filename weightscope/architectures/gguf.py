@@ -485,8 +485,10 @@ class RestoredTensor(DerivedTensor, WholeTensor):
         return replace(self, stored=self.stored.unchecked(noted))
 
     def ends(self) -> tuple[Tensor, Tensor, int | tuple[float, ...]] | None:
-        ends = self.stored.ends()
-        return ends and (replace(self, stored=ends[0]), replace(self, stored=ends[1]), ends[2])
+        if (ends := self.stored.ends()) is None:
+            return None
+        first, last = (Spread(end, self.stored.shape) if self.undo is turned else end for end in ends[:2])
+        return replace(self, stored=first), replace(self, stored=last), ends[2]
 
     def read(self) -> np.ndarray:
         return np.ascontiguousarray(self.undo(self.stored.read(), self.n_heads, self.n_kv_heads))
@@ -521,6 +523,28 @@ class RestoredTensor(DerivedTensor, WholeTensor):
         self.check_rows(0, 0)
         for start in range(0, self.shape[0], n_rows):
             yield start, self.rows(start, min(start + n_rows, self.shape[0]))
+
+
+@dataclass(frozen=True)
+class Spread(DerivedTensor, WholeTensor):
+    """The values that neighbours share, once for each."""
+
+    stored: Tensor
+    full: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.full
+
+    @property
+    def noted(self) -> set[str] | None:  # type: ignore[override]
+        return self.stored.noted
+
+    def unchecked(self, noted: set[str]) -> Tensor:
+        return replace(self, stored=self.stored.unchecked(noted))
+
+    def read(self) -> np.ndarray:
+        return np.repeat(self.stored.read(), self.full[-1] // self.stored.shape[-1], axis=-1)
 
 
 @dataclass(frozen=True)
