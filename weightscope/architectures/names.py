@@ -169,7 +169,9 @@ class ConvertedTensor(DerivedTensor, WholeTensor):
         if expert is None or not self.named.is_slice or (ends := self.stored.ends()) is None:
             return None
         first, last = (
-            ConvertedTensor(end, replace(self.named, read=partial(_expert, end, expert), is_slice=False))
+            ConvertedTensor(
+                end, replace(self.named, read=partial(_expert, end, expert), is_slice=False, shape=end.shape[1:])
+            )
             for end in ends[:2]
         )
         return first, last, ends[2]

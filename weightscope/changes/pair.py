@@ -79,6 +79,13 @@ def few_rows_each(size: int, width: int) -> Iterator[slice]:
     yield from (slice(start, start + step) for start in range(0, size, step or 1))
 
 
+def first_rows_of(part: Part) -> Part:
+    """The first few rows of a block; all of one that is read whole."""
+    pair, start, stop = part
+    rows = next(few_rows_each(stop - start, row_width(pair.a.shape)), slice(0, 0))
+    return part if 0 in (pair.a.piece, pair.b.piece) else (pair, start, min(start + rows.stop, stop))
+
+
 class Paired(NamedTuple):
     """The tensors that two checkpoints share, and those that only one of them has."""
 

@@ -386,6 +386,14 @@ def size_of(kind: str) -> tuple[int, int]:
     return (1, PLAIN[kind]) if kind in PLAIN else (LAYOUTS[kind].weights, LAYOUTS[kind].bytes)
 
 
+@cache
+def group_of(kind: str) -> int:
+    """How many neighbours of a block share a scale."""
+    layout = LAYOUTS[kind]
+    assert isinstance(layout, Layout)
+    return layout.weights // layout.scales(np.zeros((1, layout.bytes), np.uint8))[0].shape[1]
+
+
 Unpack = Callable[[np.ndarray, np.ndarray], None]  # of blocks (B, bytes) into weights (B, weights)
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weightscope.architectures.names import NamedTensor
-from weightscope.changes.pair import Pair, Part, few_rows_each
+from weightscope.changes.pair import Pair, Part, few_rows_each, first_rows_of
 from weightscope.changes.recomputed import stored_cells
 from weightscope.changes.rounding import CASTS, FRACTION, precision
 from weightscope.changes.tensor import Change, change_of, change_of_all, classify, differs, unchanged
@@ -17,7 +17,7 @@ from weightscope.checkpoint.blocks import Block, row_width
 from weightscope.checkpoint.checkpoint import StoredTensor, WholeTensor
 from weightscope.checkpoint.storage import is_same_file
 from weightscope.metrics.spectra import evenly_spread, low_rank
-from weightscope.same.coarser import exponentiated, merged_otherwise, quantised, rounded_twice
+from weightscope.same.coarser import exponentiated, in_cells, merged_otherwise, quantised, rounded_twice
 from weightscope.same.deeds import EXACT, OF_VOCABULARY, SPREAD, Deed, Sizes, error_of, find_deed, sampled
 from weightscope.tensors.measure import BITS, why_unread
 
@@ -26,7 +26,7 @@ SAME_BYTES, SAME_VALUES, ROUNDED, QUANTISED = "same bytes", "same values", "roun
 SAME_FUNCTION, UNDECIDED, DIFFERENT = "same function", "undecided", "different"
 VERDICTS = (SAME_BYTES, SAME_VALUES, ROUNDED, QUANTISED, SAME_FUNCTION, UNDECIDED, DIFFERENT)
 STORED_OTHERWISE = "stored otherwise"  # of the same values: in another dtype or packing, or with another sign of zero
-BYTES = 1 << 18  # compared at a time: both fit in a cache
+BYTES = 1 << 19  # compared at a time: both fit in a cache
 # Values of a tensor that a deed is looked for in as a whole; of larger ones in rows and columns.
 LARGEST_WHOLE = 1 << 24
 PACKED = 0.2  # |error| / |x| of a packing whose grid is not known
@@ -86,7 +86,10 @@ def judge(parts: Compared) -> Judged:
     if _same_bytes(parts):
         return _judged(parts, SAME_VALUES)
     blocks, change = _sampled_blocks(parts), unchanged(pair.a, pair.b)
-    if not any(map(differs, blocks)):
+    look = change_of(first_rows_of(blocks[0]))
+    if look.values_changed and not look.casts and parts.share == 1 and (quick := in_cells(pair)):
+        return _judged(parts, QUANTISED, quick[0].deed, quick[1], quick[0].detail)
+    if not look.values_changed and not any(map(differs, blocks)):
         is_copy = parts.share == 1 and _equal_bytes(pair.a, pair.b)  # of a packed tensor
         return _judged(parts, SAME_VALUES, "" if is_copy else STORED_OTHERWISE)
     for part in blocks:  # those before the first that differs are read again: most differ in the first
@@ -217,7 +220,8 @@ def tolerance_of(pair: Pair) -> float:
             with np.errstate(all="ignore"):
                 _, start, stop = next(Pair(tensor, tensor).blocks())
                 pieces = len([*few_rows_each(stop - start, row_width(tensor.shape))])
-                half = np.concatenate([cells.half for cells in islice(stored_cells(tensor, tensor), pieces)])
+                cells = islice(stored_cells(tensor, tensor), pieces)
+                half = np.concatenate([np.broadcast_to(each.grids.half, each.off.shape).ravel() for each in cells])
                 values = Block(tensor, start, stop).values().astype(np.float64)
                 finite = np.isfinite(half) & np.isfinite(values)
                 sizes = [float(np.linalg.norm(each[finite])) for each in (half, values)]
