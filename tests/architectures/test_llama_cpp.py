@@ -22,7 +22,7 @@ FEWEST = 60  # types that are equal
 
 @pytest.fixture(scope="module")
 def converter(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The converter's folder, out of a source distribution of which nothing is built or run."""
+    """The converter's folder, from a source distribution; nothing else of it is built or run."""
     folder = tmp_path_factory.mktemp("converter")
     archive = os.environ.get("LLAMA_CPP_PYTHON_SDIST", "")
     if not archive:

@@ -190,7 +190,7 @@ def stated(checkpoint: Checkpoint, row: Family) -> Stated:
         keys = checkpoint.files[0].config
         start = f"{keys.get('general.architecture')}."
         metadata = {key: value for key, value in keys.items() if key.startswith(start)}
-        # Several model_types share an architecture of GGUF files, few of which have a list of layers.
+        # Several model_types share one architecture in GGUF, and few of these files list their layers' types.
         present -= {"model_type"} if f"{start}{PATTERN}" in metadata else {"model_type", row.config.listed}
     before = f"{path}." if path else ""
     turns = {value for key, value in values.items() if key.startswith(before + GIVEN) and key.endswith("rope_type")}

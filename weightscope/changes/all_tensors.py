@@ -146,7 +146,7 @@ COLUMNS = (
     Column("dtype_a", symbol="dtype before"), Column("dtype_b", symbol="dtype after"),
     Column("shape_a", symbol="shape before"), Column("shape_b", symbol="shape after"),
     Column("tensor_b", symbol="tensor after", meaning="Its name in the last checkpoint."),
-    Column("paired_by", symbol="paired by", meaning="Role, or name alone where no row knows what it is."),
+    Column("paired_by", symbol="paired by", meaning="Role, or only the name where no row knows the tensor."),
 )  # fmt: skip
 
 

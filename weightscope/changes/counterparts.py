@@ -35,7 +35,7 @@ class Counterparts(NamedTuple):
 
 
 def counterparts(a: Model | TensorsOnly, b: Model | TensorsOnly) -> Iterator[Counterparts]:
-    """Every tensor of two checkpoints: those of both in the order of A, then what only A has, then what only B has.
+    """Every tensor of two checkpoints: shared ones in the order of A, then what only A has, then what only B has.
 
     Tensors of one role and place are counterparts, and so are a part of a fused tensor, or an expert of a stacked one,
     and the tensor that holds it alone. What no row names is paired by its name.
@@ -105,7 +105,7 @@ class _Side:
                 yield from self.labels(part)
 
     def divisions(self, tensor: NamedTensor) -> tuple[tuple[NamedTensor, ...], ...]:
-        """The ways in which a tensor is made of others: of experts, or of what it fuses."""
+        """The ways to divide a tensor: into experts, or into the tensors that it fuses."""
         return tensor.experts, self.tensors.parts(tensor)
 
     def cover(self, tensor: NamedTensor, wanted: Collection[str]) -> list[NamedTensor]:

@@ -140,7 +140,7 @@ def _nearest_stored(older: Tensor, newer: Tensor) -> Iterator[CellBlock]:
 class StoredCells(NamedTuple):
     """How values lie on the stored grids of what they were rounded to, (n,) each."""
 
-    off: np.ndarray  # how far a value, within its grid's ends, is from what it became
+    off: np.ndarray  # how far a value, within its grid's ends, is from its rounded value
     beyond: np.ndarray  # how far it is beyond the end
     half: np.ndarray  # half of the step to the next level on its side
     end: np.ndarray  # half of the last step before the end

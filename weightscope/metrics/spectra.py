@@ -111,8 +111,8 @@ def symmetric_eigenvalues(gram_left: np.ndarray, gram_right: np.ndarray, cross: 
 
     gram_left, gram_right, cross (r, r).
 
-    (W + W')/2 = [L R] J [L R]' / 2 with J swapping the halves, so they equal those of G'JG / 2 with GG' the Gram matrix
-    of [L R]. A positive one: tokens along that direction attend to their like; a negative one: to their opposite.
+    (W + W')/2 = [L R] J [L R]' / 2 with J swapping the halves, so they are the eigenvalues of G'JG / 2, GG' being the
+    Gram matrix of [L R]. Positive: tokens along that direction attend to their like; negative: to their opposite.
     """
     r = len(cross)
     trace_left, trace_right = gram_left.trace(), gram_right.trace()
