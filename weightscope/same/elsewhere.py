@@ -41,7 +41,7 @@ def find_elsewhere(judged: Sequence[Judged], parts: Sequence[Compared]) -> list[
 
 
 def _is_all(origin: Compared, here: Compared, tolerance: float) -> bool:
-    """Whether all values of a tensor of B are those of another tensor of A."""
+    """Whether a tensor of B has the values of another tensor of A."""
     return change_of_all(Pair(origin.tensors.a, here.tensors.b)).change <= tolerance
 
 

@@ -38,7 +38,7 @@ MARGIN = 2.0  # times the error that rounding makes: tolerance of a deed
 
 @dataclass(frozen=True)
 class Judged:
-    """A tensor of B, or of A alone, and what it is."""
+    """A tensor of B, or one that only A has, with its verdict."""
 
     role: str
     layer: int | None
@@ -301,5 +301,5 @@ def alone(tensor: NamedTensor, label: str, *, in_a: bool) -> Judged:
 
 
 def as_same_function(judged: Judged, why: str) -> Judged:
-    """A changed tensor whose layer computes what it did."""
+    """A changed tensor whose layer still computes the same."""
     return replace(judged, verdict=SAME_FUNCTION, detail="; ".join(filter(None, (judged.detail, why))))

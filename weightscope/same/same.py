@@ -1,4 +1,4 @@
-"""Is this still the same model? One verdict for two checkpoints, and what it rests on."""
+"""Is this still the same model? One verdict for two checkpoints, and the evidence for it."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -104,7 +104,7 @@ class Same(Result):
 
     @property
     def lead(self) -> str:
-        """The verdict in a sentence, and what it rests on."""
+        """The verdict in a sentence, and the evidence for it."""
         a, b = printable(self.name_a), printable(self.name_b)
         total = counted(len(self.tensors), "tensor")
         looked = "" if self.sample == 1 else f" A first look at {self.sample:.0%} of the values; the rest was not read."
@@ -115,7 +115,7 @@ class Same(Result):
             return f"{b} is {a}: all {total} have the same values.{rest}{looked}"
         if self.verdict in (ROUNDED, QUANTISED):
             deeds = Counter(each.deed for each in self.tensors if each.verdict in (ROUNDED, QUANTISED))
-            names = {"A": a, "B": b}  # with one of which each of these deeds begins
+            names = {"A": a, "B": b}  # each of these deeds begins with one of the two
             named = listed([f"{count} {names[deed[0]]}{deed[1:]}" for deed, count in deeds.most_common()], NAMED)
             same = self.counts[SAME_VALUES]
             named += f", and {same} with the same values" if same else ""
@@ -209,7 +209,7 @@ def same(a: Readable | str | Path, b: Readable | str | Path, *, sample: float = 
     """Find out whether two checkpoints hold the same model, and what was done to each tensor that differs.
 
     Every tensor of both is compared under its role, whatever the container, and the keys of config.json that decide
-    what is computed; the tokenizers have a verdict of their own. Memory is that of one tensor of each.
+    what is computed; the tokenizers have a verdict of their own. Memory: one tensor of each.
 
     Parameters
     ----------
@@ -339,10 +339,10 @@ def _compared(a: Readable, b: Readable, paired: Counterparts, sample: float) -> 
 def _tied_head(a: Readable, b: Readable, lost: Sequence[tuple[NamedTensor, str]], in_a: bool) -> Judged | None:
     """The head of one file against the other's token embedding, where the other ties them."""
     head = next((tensor for tensor, _ in lost if tensor.role == "unembedding"), None)
-    other = b if in_a else a
-    if head is None or not isinstance(other, Model) or not other.tied or "tokens" not in other.tensors:
+    tying = b if in_a else a
+    if head is None or not isinstance(tying, Model) or not tying.tied or "tokens" not in tying.tensors:
         return None
-    tokens = other.tensors["tokens"]
+    tokens = tying.tensors["tokens"]
     x, y = (head, tokens) if in_a else (tokens, head)
     judged = judge(_compared(a, b, Counterparts("unembedding", x, y, "role"), 1.0))
     judged = replace(judged, role="unembedding", name_b=judged.name_b if not in_a else "", label="unembedding")
