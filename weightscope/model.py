@@ -199,9 +199,7 @@ def open_tensors(
     except CheckpointError:  # a GGUF file of an architecture that no row reads keeps ggml's names
         checkpoint = open_checkpoint(source, revision)
     with suppress(CheckpointError):
-        reading = decide(checkpoint, family, tower, families)
-        if reading.configured.refused:
-            return TensorsOnly(checkpoint, str(refusal), reading)
+        return TensorsOnly(checkpoint, str(refusal), decide(checkpoint, family, tower, families))
     return TensorsOnly(checkpoint, str(refusal))
 
 
