@@ -110,7 +110,7 @@ def _judged(parts: Compared, verdict: str, deed: str = "", size: float = 0.0, de
 
 
 def _same_bytes(parts: Compared) -> bool:
-    """Whether both are stored alike, in no packing, and hold the same bytes."""
+    """Whether both are stored alike, without packing, and hold the same bytes."""
     x, y = parts.tensors.a, parts.tensors.b
     if parts.share < 1 or not (isinstance(x, StoredTensor) and isinstance(y, StoredTensor)):
         return False
@@ -210,7 +210,7 @@ def _as_deed(change: Change, deed: Deed | None) -> Deed:
 
 
 def tolerance_of(pair: Pair) -> float:
-    """|error| / |x| that the storage of both may make."""
+    """|error| / |x| that storing both may cause."""
     errors = [EXACT]
     for tensor in (pair.a, pair.b):
         if tensor.ends() is not None:
@@ -237,7 +237,7 @@ def _first_values(tensor: Tensor) -> np.ndarray:
 
 
 def _views(pair: Pair) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray] | None]:
-    """Of both a few columns of all rows (n, c), and all columns of a few rows, transposed (m, r)."""
+    """From both, a few columns of all rows (n, c), and all columns of a few rows, transposed (m, r)."""
     shape = pair.a.shape
     if len(shape) < 2:
         x, y = (Block(tensor, 0, prod(shape)).values().reshape(-1, 1) for tensor in (pair.a, pair.b))

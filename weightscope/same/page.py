@@ -35,7 +35,7 @@ def write_same_page(files: Files, same: Same) -> None:
 
 
 def by_role(same: Same) -> Table:
-    """How many tensors of each role have which verdict."""
+    """How many tensors of each role have each verdict."""
     roles = dict.fromkeys(each.role for each in same.tensors)
     rows = []
     for role in roles:
