@@ -116,7 +116,7 @@ class TensorChanges:
         order = sorted(range(len(self.changes)), key=lambda i: -np.nan_to_num(self.changes[i].change, nan=np.inf))
         shown = [i for i in order if self.changes[i].kind != "identical"][:n]
         table = self.table.select("tensor", "kind", "detail", "change", "rank").take(shown)
-        names, kinds = ([getattr(self.changes[i], f"shown_{what}") for i in shown] for what in ("name", "kind"))
+        names, kinds = [self.changes[i].shown_name for i in shown], [self.changes[i].shown_kind for i in shown]
         columns = [Column("tensor", names), Column("kind", kinds), *table.columns[2:]]
         filled = [column for column in columns if any(map(column.shown, column.values))]
         return Table(filled, "All are in tensors.csv.")

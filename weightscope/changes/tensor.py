@@ -187,6 +187,13 @@ class Change:
         """Whether a matrix still resembles its former values; a vector may change wholly when it is tuned."""
         return not (self.is_matrix and self.cosine < TUNED)
 
+    @property
+    def shown_kind(self) -> str:
+        """Its kind in a table for people."""
+        if self.kind == "changed":
+            return CALLED[self.kind] if self.is_tuned else UNLIKE
+        return CALLED[self.kind] if self.kind in UNKNOWN_SIZE else self.kind
+
     def and_then(self, more: "Change") -> "Change":
         """With another block's change added."""
         return replace(

@@ -66,15 +66,15 @@ def condition_number(s: np.ndarray, d: int) -> np.ndarray:
     return np.where(np.isfinite(smallest), _divided(s[..., 0], smallest), np.nan)
 
 
-def near_equal_blocks(s: np.ndarray, tolerance: float = NEAR_EQUAL) -> list[tuple[int, int]]:
+def near_equal_blocks(s: np.ndarray) -> list[tuple[int, int]]:
     """Runs [start, stop) of singular values that are too near each other for a direction of one alone to mean anything.
 
     s (r,) -> (int, int).
 
-    Two neighbours are in one block when they differ by less than `tolerance` of the larger; the null space is left out.
+    Two neighbours are in one block when they differ by less than `NEAR_EQUAL` of the larger; the null space is left out.
     """
     kept = int(np.count_nonzero(s > 0))
-    cuts = [i for i in range(1, kept) if s[i - 1] - s[i] >= tolerance * s[i - 1]]
+    cuts = [i for i in range(1, kept) if s[i - 1] - s[i] >= NEAR_EQUAL * s[i - 1]]
     return [(start, stop) for start, stop in zip([0, *cuts], [*cuts, kept], strict=True) if start < stop]
 
 
