@@ -71,7 +71,7 @@ def near_equal_blocks(s: np.ndarray) -> list[tuple[int, int]]:
 
     s (r,) -> (int, int).
 
-    Two neighbours are in one block when they differ by less than `NEAR_EQUAL` of the larger; the null space is left out.
+    Neighbours are in one block when they differ by less than `NEAR_EQUAL` of the larger; the null space is left out.
     """
     kept = int(np.count_nonzero(s > 0))
     cuts = [i for i in range(1, kept) if s[i - 1] - s[i] >= NEAR_EQUAL * s[i - 1]]
