@@ -200,8 +200,10 @@ def _besides(key: str, values: Mapping[str, Any]) -> tuple[str, Any] | None:
     """The first name that a config has for a GGUF file's key, and its value; of a product the key itself."""
     known: list[tuple[str, Any]] = []
     for names in BESIDES.get(key, ()):
-        factors = [next((at for at in values if f".{at}".endswith(f".{name}")), "") for name in names.split(" * ")]
-        numbers = [values.get(at) for at in factors]
+        factors = [
+            next((path for path in values if f".{path}".endswith(f".{name}")), "") for name in names.split(" * ")
+        ]
+        numbers = [values.get(path) for path in factors]
         if len(factors) == 1 and factors[0]:
             known.append((factors[0], numbers[0]))
         elif sizes := [number for number in numbers if isinstance(number, int)]:

@@ -240,7 +240,7 @@ def _outer(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 def scaled_in_blocks(x: np.ndarray, y: np.ndarray, *, offset: bool = False) -> list[Deed]:
     """A factor for each block of neighbours along the last axis, the widest first: x, y (n, width).
 
-    offset: something is added to each block as well, as where its least value is stored beside its scale.
+    offset: something is added to each block as well, as where its least value is stored with its scale.
     """
     deeds: list[Deed] = []
     for block in BLOCKS:

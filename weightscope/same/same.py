@@ -76,7 +76,7 @@ class Same(Result):
     settings: Settings
     tokens: Tokens
     not_compared: Sequence[str]  # names of tensors that were not compared, and why
-    beside: Sequence[str]  # of each checkpoint, in a sentence: files of weights that were not read
+    unread_files: Sequence[str]  # a sentence for each checkpoint with files of weights that were not read
     sample: float
     provenance: Provenance
 
@@ -165,7 +165,7 @@ class Same(Result):
 
     def printed(self) -> list[str | Table]:
         """What the terminal shows, from top to bottom."""
-        parts: list[str | Table] = [self.lead, *self.beside, self.tokens.lead]
+        parts: list[str | Table] = [self.lead, *self.unread_files, self.tokens.lead]
         if self.settings.idle:
             keys = listed([printable(each.key) for each in self.settings.idle], NAMED)
             parts.append(f"Config keys without effect on what is computed also differ: {keys}.")
@@ -251,9 +251,9 @@ def same(a: Readable | str | Path, b: Readable | str | Path, *, sample: float = 
     if settings.deciding:
         verdict = DIFFERENT
     provenance = Provenance.of(a.checkpoint, b.checkpoint)
-    beside = [f"{letter}: {each.checkpoint.weight_files.sentence}"
+    unread = [f"{letter}: {each.checkpoint.weight_files.sentence}"
               for letter, each in (("A", a), ("B", b)) if each.checkpoint.weight_files.telling]  # fmt: skip
-    return Same(a.name, b.name, verdict, judged, settings, tokens, left, beside, sample, provenance)
+    return Same(a.name, b.name, verdict, judged, settings, tokens, left, unread, sample, provenance)
 
 
 def _needs_head(model: Readable) -> bool:
