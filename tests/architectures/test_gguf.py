@@ -384,7 +384,7 @@ def test_feed_forward_networks_of_gguf_are_paired(tmp_path: Path) -> None:
 def test_what_converting_does_to_state_spaces_is_undone(
     undo: Undo, before: tuple[int, ...], after: tuple[int, ...], tmp_path: Path
 ) -> None:
-    """The shape that is claimed is that of the values, whole and by rows."""
+    """The values have the shape that is claimed, whole and by rows."""
     values = -np.arange(1, 1 + np.prod(before), dtype=np.float32).reshape(before)
     stored = open_checkpoint(write(tmp_path / "a.safetensors", {"a": values}))["a"]
     restored = RestoredTensor(stored, undo, 1, 1)

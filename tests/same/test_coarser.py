@@ -141,6 +141,6 @@ def test_state_space_stored_as_minus_exp(shape, tmp_path):
         decay[3] += worst * np.spacing(decay[3])  # in units of the last place
         newer = RestoredTensor(stored(tmp_path, decay), logarithm, 1, 1)
         assert newer.shape == logs.shape
-        found = exponentiated(Pair(file["a"], newer))
-        assert (found and found.deed) == proof
+        forwards = exponentiated(Pair(file["a"], newer))
+        assert (forwards and forwards.deed) == proof
         assert (backwards := exponentiated(Pair(newer, file["a"]))) is None or backwards.deed == "B to -exp in F32"

@@ -38,7 +38,7 @@ MARGIN = 2.0  # times the error that rounding makes: tolerance of a deed
 
 @dataclass(frozen=True)
 class Judged:
-    """A tensor of B, or of A alone, and what it is."""
+    """A tensor of B, or one that only A has, with its verdict."""
 
     role: str
     layer: int | None
@@ -113,7 +113,7 @@ def _judged(parts: Compared, verdict: str, deed: str = "", size: float = 0.0, de
 
 
 def _same_bytes(parts: Compared) -> bool:
-    """Whether both are stored alike, in no packing, and hold the same bytes."""
+    """Whether both are stored alike, without packing, and hold the same bytes."""
     x, y = parts.tensors.a, parts.tensors.b
     if parts.share < 1 or not (isinstance(x, StoredTensor) and isinstance(y, StoredTensor)):
         return False
@@ -213,7 +213,7 @@ def _as_deed(change: Change, deed: Deed | None) -> Deed:
 
 
 def tolerance_of(pair: Pair) -> float:
-    """|error| / |x| that the storage of both may make."""
+    """|error| / |x| that storing both may cause."""
     errors = [EXACT]
     for tensor in (pair.a, pair.b):
         if tensor.ends() is not None:
@@ -241,7 +241,7 @@ def _first_values(tensor: Tensor) -> np.ndarray:
 
 
 def _views(pair: Pair) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray] | None]:
-    """Of both a few columns of all rows (n, c), and all columns of a few rows, transposed (m, r)."""
+    """From both, a few columns of all rows (n, c), and all columns of a few rows, transposed (m, r)."""
     shape = pair.a.shape
     if len(shape) < 2:
         x, y = (Block(tensor, 0, prod(shape)).values().reshape(-1, 1) for tensor in (pair.a, pair.b))
@@ -305,5 +305,5 @@ def alone(tensor: NamedTensor, label: str, *, in_a: bool) -> Judged:
 
 
 def as_same_function(judged: Judged, why: str) -> Judged:
-    """A changed tensor whose layer computes what it did."""
+    """A changed tensor whose layer still computes the same."""
     return replace(judged, verdict=SAME_FUNCTION, detail="; ".join(filter(None, (judged.detail, why))))
