@@ -4,7 +4,9 @@ Each version is installed by pip into a folder of its own, without its dependenc
 folder's, whose other packages are named beside it. Where pip cannot have one, its bug is left out with the reason.
 """
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from weightscope.errors import CheckpointError
+from weightscope.files import Folder
 
 SECONDS = 900  # at most, of one command
 MLX = ("mlx==0.32.4", "mlx-cpu==0.32.4", "sentencepiece")
@@ -53,7 +56,7 @@ convert(out / "published", out / "copy")
 
 # The first conversion is a sound one; such files with MTP tensors beside are published.
 CONVERT_BY_MLX_LM = """
-import json, sys
+import shutil, sys
 from pathlib import Path
 import mlx.core as mx
 from mlx_lm.utils import load_model, save_config, save_model
@@ -70,24 +73,19 @@ weights = mx.load(str(out / "original" / "model.safetensors"))
 published = out / "published"
 published.mkdir()
 mx.save_safetensors(str(published / "model.safetensors"), weights | {"mtp.norm.weight": mx.ones(64)}, {"format": "mlx"})
-(published / "config.json").write_text((out / "original" / "config.json").read_text())
+shutil.copy(out / "original" / "config.json", published)
 convert(published, out / "copy")
 """
 
-# convert.py wants a vocabulary: stand-ins for tokens; and a file named as one of several.
 CONVERT_BY_LLAMA_CPP = """
-import json, runpy, shutil, sys
+import runpy, sys
 from pathlib import Path
 import transformers.models.gpt2.tokenization_gpt2 as of_gpt2
 of_gpt2.bytes_to_unicode = lambda: {i: chr(i) for i in range(256)}  # which newer transformers have elsewhere
 source, out = map(Path, sys.argv[1:])
-model = shutil.copytree(source, out / "model")
-(model / "model.safetensors").rename(model / "model-00001-of-00001.safetensors")
-count = json.loads((model / "config.json").read_text())["vocab_size"]
-(model / "vocab.json").write_text(json.dumps({f"token {i}": i for i in range(count)}))
-(model / "merges.txt").write_text("#version: 0.2")
+out.mkdir()
 script = next(Path(each) for each in sys.path if Path(each, "convert.py").is_file()) / "convert.py"
-sys.argv = [str(script), str(model), "--outtype", "f32", "--vocabtype", "bpe", "--outfile", str(out / "copy.gguf")]
+sys.argv = [str(script), str(source), "--outtype", "f32", "--vocabtype", "bpe", "--outfile", str(out / "copy.gguf")]
 runpy.run_path(str(script), run_name="__main__")
 """
 
@@ -183,15 +181,25 @@ def run(release: Release, version: str, source: Path, work: Path) -> Ran:
     paths = [install(work / "beside", *release.beside)] if not (work / "beside").exists() else [work / "beside"]
     paths = (unpack if release.is_source else _installed)(work / version, wanted) + paths
     out = work / f"out-{version}"
-    read = (
-        run(release.reads, release.reads.versions[1], source, work / f"read-{version}").copy
-        if release.reads
-        else source
-    )
+    read, writer = source, release.reads
+    if release.is_source:
+        read = _for_convert_py(source, work / f"model-{version}")
+    elif writer:
+        read = run(writer, writer.versions[1], source, work / f"read-{version}").copy
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), "HF_HUB_OFFLINE": "1"}
     _run([sys.executable, "-c", release.code, str(read), str(out)], f"{wanted} fails", environment)
     copy = next(each for each in (out / "copy.gguf", out / "copy") if each.exists())
     return Ran(version, out / "original" if (out / "original").exists() else source, copy)
+
+
+def _for_convert_py(source: Path, folder: Path) -> Path:
+    """The model as convert.py of 2023 wants it: with a vocabulary, and in a file named as one of several."""
+    shutil.copytree(source, folder)
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+    count = json.loads((folder / "config.json").read_text())["vocab_size"]
+    Folder(folder).text("vocab.json", json.dumps({f"token {i}": i for i in range(count)}))
+    Folder(folder).text("merges.txt", "#version: 0.2\n")
+    return folder
 
 
 def _installed(folder: Path, package: str) -> list[Path]:
