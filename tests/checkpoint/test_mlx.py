@@ -68,6 +68,16 @@ def test_norms_are_those_of_the_model_that_was_converted() -> None:
         assert tensor.stored == "gain counted from 1"
 
 
+def test_convolutions_have_their_channels_second_as_in_transformers() -> None:
+    """mlx has them last."""
+    model, name = ws.open_model(GOLDEN / "shifted"), "model.layers.0.linear_attn.conv1d.weight"
+    assert [*model.checkpoint[name].shape] == json.loads((GOLDEN / "shifted" / "original.json").read_text())["shapes"][
+        name
+    ]
+    stored = model.checkpoint[name].parts[0].read()  # (out, kernel, 1)
+    np.testing.assert_array_equal(model.checkpoint[name].read(), stored.swapaxes(1, 2))
+
+
 def test_layers_may_differ_in_bits() -> None:
     tensors = ws.open_model(GOLDEN / "mixed").tensors
     assert {tensors[f"layer 1 {role}"].stored for role in ("v", "down")} == {"packed MLX int6 in groups of 32"}

@@ -41,8 +41,8 @@ FILE = Path(__file__).with_name("config_defaults.json")
 # several outputs are handed over, how text is generated, and what classes are called. No trained model computes
 # anything else for them; a key that the model's row reads counts all the same.
 NO_EFFECT = re.compile(
-    r"transformers_version|_?name_or_path|_commit_hash|(torch_)?dtype|architectures|use_bfloat16"
-    r"|(quantization|compression)(_config)?(\..*)?"
+    r"transformers_version|_?(model_)?name_or_path|_commit_hash|(torch_)?dtype|architectures|use_bfloat16"
+    r"|(quantization|compression|generation)(_config)?(\..*)?"
     r"|_?(attn|experts)_implementation(_internal)?|attn_implementation|use_kernels?|kernel_config|verbose"
     r"|.*dropout(_p|_prob|_rate)?|.*_p?drop|.*layerdrop|drop_path_rate|stochastic_depth_prob|gradient_checkpointing"
     r"|(initializer|init)_(range|std|scale|factor|method|config)|.*_initializer_(range|factor|std)|_?init_\w+"

@@ -52,6 +52,11 @@ def less_one(gamma: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
     return gamma - np.float32(1)
 
 
+def channels_second(kernel: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
+    """Kernels of mlx's convolutions, (out, ..., in), as PyTorch's, (out, in, ...)."""
+    return np.moveaxis(kernel, -1, 1)
+
+
 def one_channel(kernels: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
     """Convolutions of each channel alone, (d, k), have an axis of one channel, (d, 1, k)."""
     return kernels[:, None]
@@ -79,6 +84,7 @@ SHAPES: dict[Undo, Callable[[tuple[int, ...]], tuple[int, ...]]] = {
     turned: lambda shape: shape[::-1],
     one_channel: lambda shape: (shape[0], 1, *shape[1:]),
     flat: lambda shape: (prod(shape),),
+    channels_second: lambda shape: (shape[0], shape[-1], *shape[1:-1]),
     logarithm: lambda shape: shape[:-1] if shape[-1] == 1 else shape,
 }
 
@@ -175,16 +181,22 @@ COUNTED_BY_MLX = {
 }
 
 
+# Convolutions by their names: mlx has their channels last, PyTorch second.
+OF_CONVOLUTION = re.compile(r"(.*\.)?(\w*conv\w*|patch_embed\w*(\.proj(ection)?)?)\.weight", re.ASCII)
+
+
 def as_before_mlx(checkpoint: Checkpoint) -> Checkpoint:
-    """A checkpoint that mlx-lm wrote, norms counted as transformers counts them."""
+    """A checkpoint that mlx-lm or mlx-vlm wrote: norms counted, and convolutions laid out, as in transformers."""
     kind = checkpoint.config.get("model_type")
-    norms = next((norms for types, norms in COUNTED_BY_MLX.items() if re.fullmatch(types, str(kind))), None)
-    if norms is None:
-        return checkpoint
+    norms = next((norms for types, norms in COUNTED_BY_MLX.items() if re.fullmatch(types, str(kind))), "")
     tensors: dict[str, Tensor] = dict(checkpoint)
     for name, stored in checkpoint.items():
-        if re.fullmatch(rf"{norms}\.weight", name) and len(stored.shape) == 1:
+        if norms and re.fullmatch(rf"{norms}\.weight", name) and len(stored.shape) == 1:
             tensors[name] = RestoredTensor(stored, less_one, 1, 1)
+        elif len(stored.shape) > 2 and OF_CONVOLUTION.fullmatch(name):
+            tensors[name] = RestoredTensor(stored, channels_second, 1, 1)
+    if all(tensors[name] is stored for name, stored in checkpoint.items()):
+        return checkpoint
     before = Checkpoint(checkpoint.folder, checkpoint.files, tensors, checkpoint.config, checkpoint.name)
     before.weight_files = checkpoint.weight_files
     return before

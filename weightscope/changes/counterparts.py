@@ -1,7 +1,7 @@
 """Which tensors of two checkpoints are the same one, whatever their containers call them and however they fuse them."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -52,7 +52,7 @@ def counterparts_among(
     pairs = [*_by_role(*sides)]
     for left, right in (sides, reversed(sides)):
         left.split(right)
-    pairs += [*_by_role(*sides), *_by_name(*sides)]
+    pairs += [*_by_role(*sides), *_by_name(_Side.inner, *sides), *_by_name(_Side.in_stack, *sides)]
     places = {name: place for place, name in enumerate(a.checkpoint)}
     yield from sorted(pairs, key=lambda pair: places[pair.a.name] if pair.a else 0)
     yield from (Counterparts(sides[0].tensors.label(tensor), tensor, None) for tensor in sides[0].left.values())
@@ -88,6 +88,12 @@ class _Side:
     def inner(self, tensor: NamedTensor) -> str:
         """The tensor's name without the model's prefix."""
         return tensor.name.removeprefix(self.prefix)
+
+    def in_stack(self, tensor: NamedTensor) -> str:
+        """The tensor's name without the prefix of the stack that it is beside: towers are called otherwise in MLX."""
+        readers = [reader for reader in self.tensors.readers if reader.prefix and tensor.name.startswith(reader.prefix)]
+        reader = max(readers, key=lambda reader: len(reader.prefix), default=None)
+        return f"{reader.stack} {tensor.name.removeprefix(reader.prefix)}" if reader else tensor.name
 
     def split(self, other: "_Side") -> None:
         """Replace tensors by their parts where the other side has the parts."""
@@ -125,11 +131,11 @@ def _by_role(a: _Side, b: _Side) -> Iterator[Counterparts]:
         yield Counterparts(a.tensors.label(tensor), tensor, b.left.pop(label), "role")
 
 
-def _by_name(a: _Side, b: _Side) -> Iterator[Counterparts]:
+def _by_name(named: Callable[[_Side, NamedTensor], str], a: _Side, b: _Side) -> Iterator[Counterparts]:
     """Take the tensors of one name, unless rows say that they have different roles."""
-    labels = {b.inner(tensor): label for label, tensor in b.left.items()}
+    labels = {named(b, tensor): label for label, tensor in b.left.items()}
     for label_a, tensor in [*a.left.items()]:
-        name = a.inner(tensor)
+        name = named(a, tensor)
         label_b = labels.get(name)
         if label_b in b.left and not (tensor.has_role and b.left[label_b].has_role):
             yield Counterparts(name, a.left.pop(label_a), b.left.pop(label_b), "name")

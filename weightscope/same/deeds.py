@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weightscope.errors import counted
 from weightscope.metrics.spectra import evenly_spread
 
 MOST_SHIFTED = 16  # rows by which a vocabulary is looked for in another place
@@ -77,13 +78,16 @@ def other_rotary_layout(x: np.ndarray, sizes: Sizes) -> Tried:
     for count in dict.fromkeys((right, sizes.n_heads, sizes.n_kv_heads, *(2**i for i in range(9)))):
         if count < 1 or len(x) % (2 * count):
             continue
-        wrong = "" if count == right else f", by {count} heads instead of {right}"
+        wrong = "" if count == right else f", by {counted(count, 'head')} instead of {right}"
         turned = {0, sizes.turned} if count == right and sizes.turned < len(x) // count else {0}
         for part in sorted(turned, reverse=True):
             if part % 2:
                 continue
             yield f"rotary layout: halves to neighbours{wrong}", neighbours(x, count, part)
             yield f"rotary layout: neighbours to halves{wrong}", halves(x, count, part)
+        if wrong and right > 0 and len(x) % (2 * right) == 0:  # turned once by each number: undone as it was not done
+            yield f"rotary layout: to neighbours{wrong}, and back", halves(neighbours(x, count), right)
+            yield f"rotary layout: back from neighbours{wrong}", halves(neighbours(x, right), count)
 
 
 def other_fused_order(x: np.ndarray, sizes: Sizes) -> Tried:
