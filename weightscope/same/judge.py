@@ -15,6 +15,7 @@ from weightscope.changes.tensor import Change, change_of, change_of_all, classif
 from weightscope.checkpoint import Tensor
 from weightscope.checkpoint.blocks import Block, row_width
 from weightscope.checkpoint.checkpoint import StoredTensor, WholeTensor
+from weightscope.checkpoint.packings.packed import DequantisedTensor
 from weightscope.checkpoint.storage import is_same_file
 from weightscope.metrics.spectra import evenly_spread, low_rank
 from weightscope.same.coarser import merged_otherwise, quantised, rounded_twice
@@ -110,11 +111,20 @@ def _judged(parts: Compared, verdict: str, deed: str = "", size: float = 0.0, de
 
 
 def _same_bytes(parts: Compared) -> bool:
-    """Whether both are stored alike, in no packing, and hold the same bytes."""
+    """Whether both are stored alike and hold the same bytes; packed ones are not read for it."""
     x, y = parts.tensors.a, parts.tensors.b
-    if parts.share < 1 or not (isinstance(x, StoredTensor) and isinstance(y, StoredTensor)):
+    if type(x) is not type(y) or not isinstance(x, StoredTensor | DequantisedTensor):
         return False
-    return type(x) is type(y) and _equal_bytes(x, y)
+    if isinstance(x, DequantisedTensor) and isinstance(y, DequantisedTensor) and x.settings != y.settings:
+        return False
+    if len(x.parts) == len(y.parts) and all(map(_is_copy, x.parts, y.parts)):
+        return True
+    return parts.share == 1 and isinstance(x, StoredTensor) and _equal_bytes(x, y)
+
+
+def _is_copy(x: StoredTensor, y: StoredTensor) -> bool:
+    """Whether two are one tensor of one file."""
+    return x.entry == y.entry and is_same_file(x.file, y.file)
 
 
 def _equal_bytes(x: Tensor, y: Tensor) -> bool:
@@ -122,7 +132,7 @@ def _equal_bytes(x: Tensor, y: Tensor) -> bool:
     if [(part.dtype, part.shape) for part in x.parts] != [(part.dtype, part.shape) for part in y.parts]:
         return False
     return all(
-        (p.entry == q.entry and is_same_file(p.file, q.file))
+        _is_copy(p, q)
         or all(
             _is_equal(p.raw(i, min(i + BYTES, p.nbytes)), q.raw(i, min(i + BYTES, q.nbytes)))
             for i in range(0, p.nbytes, BYTES)

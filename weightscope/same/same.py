@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -13,6 +14,7 @@ from weightscope.architectures.layer import NO_WEIGHTS
 from weightscope.architectures.names import NamedTensor
 from weightscope.changes.counterparts import Counterparts, counterparts
 from weightscope.changes.head import Basis
+from weightscope.checkpoint import Checkpoint
 from weightscope.checkpoint.storage import Storage, is_same_file
 from weightscope.compute.cores import in_threads
 from weightscope.errors import CheckpointError, counted, printable
@@ -238,6 +240,7 @@ def same(a: Readable | str | Path, b: Readable | str | Path, *, sample: float = 
         raise CheckpointError(f"`sample` is {sample}; it has to be above 0 and at most 1")
     a, b = (open_tensors(each) if isinstance(each, str | Path) else each for each in (a, b))
     with progress_shown(progress):
+        _read_known_digests(a.checkpoint, b.checkpoint)
         judged, left = _judged(a, b, sample)
         tokens = compare_tokenizers(a, b)
     head = [each for each in judged if each.role == "unembedding"]
@@ -338,6 +341,18 @@ def _compared(a: Readable, b: Readable, paired: Counterparts, sample: float) -> 
         turned = 0 if rotation is None else 2 * len(rotation.frequencies)
         sizes = Sizes(y.role, config.n_heads, config.n_kv_heads, config.head_dim, turned)
     return Compared(paired.label, x, y, pair, sizes, sample)
+
+
+def _read_known_digests(a: Checkpoint, b: Checkpoint) -> None:
+    """Make known the SHA-256 of files on this machine that may be those of the other checkpoint on the Hub.
+
+    Reading a file here is cheaper than fetching it; one with another header is not looked at.
+    """
+    for x, y in product(a.files, b.files):
+        if x.header == y.header and x.size == y.size and (x.published is None) != (y.published is None):
+            here, there = (x, y) if x.published is None else (y, x)
+            if there.sha256 and not here.sha256:
+                here.read_digest()
 
 
 def _tied_head(a: Readable, b: Readable, lost: Sequence[tuple[NamedTensor, str]], in_a: bool) -> Judged | None:
