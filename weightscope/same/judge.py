@@ -20,12 +20,9 @@ from weightscope.checkpoint.storage import is_same_file
 from weightscope.metrics.spectra import evenly_spread, low_rank
 from weightscope.same.coarser import merged_otherwise, quantised, rounded_twice
 from weightscope.same.deeds import EXACT, OF_VOCABULARY, SPREAD, Deed, Sizes, error_of, find_deed, sampled
+from weightscope.same.verdicts import DIFFERENT, QUANTISED, ROUNDED, SAME_FUNCTION, SAME_VALUES, UNDECIDED
 from weightscope.tensors.measure import BITS, why_unread
 
-# From strong to weak; a whole model has the weakest of its tensors'.
-SAME_BYTES, SAME_VALUES, ROUNDED, QUANTISED = "same bytes", "same values", "rounded", "quantised"
-SAME_FUNCTION, UNDECIDED, DIFFERENT = "same function", "undecided", "different"
-VERDICTS = (SAME_BYTES, SAME_VALUES, ROUNDED, QUANTISED, SAME_FUNCTION, UNDECIDED, DIFFERENT)
 STORED_OTHERWISE = "stored otherwise"  # of the same values: in another dtype or packing, or with another sign of zero
 BYTES = 1 << 18  # compared at a time: both fit in a cache
 # Values of a tensor that a deed is looked for in as a whole; of larger ones in rows and columns.

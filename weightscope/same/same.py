@@ -27,7 +27,8 @@ from weightscope.same.config_and_tokens import Settings, Tokens, compare_setting
 from weightscope.same.deeds import Sizes
 from weightscope.same.elsewhere import UNEXPLAINED, find_elsewhere, name_shards, name_unread, reordered_experts
 from weightscope.same.function import allowed, apart, basis_in_words, basis_of, called, is_unknown, last_apart
-from weightscope.same.judge import (
+from weightscope.same.judge import Compared, Judged, alone, as_same_function, judge, tolerance_of
+from weightscope.same.verdicts import (
     DIFFERENT,
     QUANTISED,
     ROUNDED,
@@ -35,20 +36,13 @@ from weightscope.same.judge import (
     SAME_FUNCTION,
     SAME_VALUES,
     UNDECIDED,
+    UP_TO,
     VERDICTS,
-    Compared,
-    Judged,
-    alone,
-    as_same_function,
-    judge,
-    tolerance_of,
 )
 from weightscope.tables import Column, Table, as_json
 
 Readable = Model | TensorsOnly  # of a checkpoint whose heads are not read, the tensors are compared all the same
 
-UP_TO = {"values": SAME_VALUES, "rounded": ROUNDED, "quantised": QUANTISED, "rounding": ROUNDED,
-         "quantisation": QUANTISED, "function": SAME_FUNCTION}  # fmt: skip
 NAMED = 3  # tensors, keys or kinds that the lead names
 ANY_ORDER = ("rows in another order", "heads in another order")  # which fits what was done to a part of the rows too
 NOT_RUN = "whether other tensors of the layer make up for it is not known: it is not run, or not in full"
