@@ -16,15 +16,14 @@ from weightscope.checkpoint import Tensor
 from weightscope.checkpoint.blocks import Block, row_width
 from weightscope.checkpoint.checkpoint import StoredTensor, WholeTensor
 from weightscope.checkpoint.packings.packed import DequantisedTensor
-from weightscope.checkpoint.storage import is_same_file
 from weightscope.metrics.spectra import evenly_spread, low_rank
 from weightscope.same.coarser import merged_otherwise, quantised, rounded_twice
 from weightscope.same.deeds import EXACT, OF_VOCABULARY, SPREAD, Deed, Sizes, error_of, find_deed, sampled
+from weightscope.same.stored import equal_bytes, is_copy
 from weightscope.same.verdicts import DIFFERENT, QUANTISED, ROUNDED, SAME_FUNCTION, SAME_VALUES, UNDECIDED
 from weightscope.tensors.measure import BITS, why_unread
 
 STORED_OTHERWISE = "stored otherwise"  # of the same values: in another dtype or packing, or with another sign of zero
-BYTES = 1 << 18  # compared at a time: both fit in a cache
 # Values of a tensor that a deed is looked for in as a whole; of larger ones in rows and columns.
 LARGEST_WHOLE = 1 << 24
 PACKED = 0.2  # |error| / |x| of a packing whose grid is not known
@@ -85,7 +84,7 @@ def judge(parts: Compared) -> Judged:
         return _judged(parts, SAME_VALUES)
     blocks, change = _sampled_blocks(parts), unchanged(pair.a, pair.b)
     if not any(map(differs, blocks)):
-        is_copy = parts.share == 1 and _equal_bytes(pair.a, pair.b)  # of a packed tensor
+        is_copy = parts.share == 1 and equal_bytes(pair.a, pair.b)  # of a packed tensor
         return _judged(parts, SAME_VALUES, "" if is_copy else STORED_OTHERWISE)
     for part in blocks:  # those before the first that differs are read again: most differ in the first
         change = change.and_then(change_of(part, change.casts))
@@ -114,34 +113,9 @@ def _same_bytes(parts: Compared) -> bool:
         return False
     if isinstance(x, DequantisedTensor) and isinstance(y, DequantisedTensor) and x.settings != y.settings:
         return False
-    if len(x.parts) == len(y.parts) and all(map(_is_copy, x.parts, y.parts)):
+    if len(x.parts) == len(y.parts) and all(map(is_copy, x.parts, y.parts)):
         return True
-    return parts.share == 1 and isinstance(x, StoredTensor) and _equal_bytes(x, y)
-
-
-def _is_copy(x: StoredTensor, y: StoredTensor) -> bool:
-    """Whether two are one tensor of one file."""
-    return x.entry == y.entry and is_same_file(x.file, y.file)
-
-
-def _equal_bytes(x: Tensor, y: Tensor) -> bool:
-    """Whether what is stored of both is the same bytes; a file that both are in is not read."""
-    if [(part.dtype, part.shape) for part in x.parts] != [(part.dtype, part.shape) for part in y.parts]:
-        return False
-    return all(
-        _is_copy(p, q)
-        or all(
-            _is_equal(p.raw(i, min(i + BYTES, p.nbytes)), q.raw(i, min(i + BYTES, q.nbytes)))
-            for i in range(0, p.nbytes, BYTES)
-        )
-        for p, q in zip(x.parts, y.parts, strict=True)
-    )
-
-
-def _is_equal(x: np.ndarray, y: np.ndarray) -> bool:
-    """Whether bytes are the same, eight at a time."""
-    n = len(x) // 8 * 8
-    return np.array_equal(x[:n].view("u8"), y[:n].view("u8")) and np.array_equal(x[n:], y[n:])
+    return parts.share == 1 and isinstance(x, StoredTensor) and equal_bytes(x, y)
 
 
 def _sampled_blocks(parts: Compared) -> list[Part]:

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -14,8 +13,6 @@ from weightscope.architectures.layer import NO_WEIGHTS
 from weightscope.architectures.names import NamedTensor
 from weightscope.changes.counterparts import Counterparts, counterparts
 from weightscope.changes.head import Basis
-from weightscope.checkpoint import Checkpoint
-from weightscope.checkpoint.storage import Storage, is_same_file
 from weightscope.compute.cores import in_threads
 from weightscope.errors import CheckpointError, counted, printable
 from weightscope.findings import listed
@@ -28,6 +25,7 @@ from weightscope.same.deeds import Sizes
 from weightscope.same.elsewhere import UNEXPLAINED, find_elsewhere, name_shards, name_unread, reordered_experts
 from weightscope.same.function import allowed, apart, basis_in_words, basis_of, called, is_unknown, last_apart
 from weightscope.same.judge import Compared, Judged, alone, as_same_function, judge, tolerance_of
+from weightscope.same.stored import read_known_digests, same_files
 from weightscope.same.verdicts import (
     DIFFERENT,
     QUANTISED,
@@ -234,14 +232,19 @@ def same(a: Readable | str | Path, b: Readable | str | Path, *, sample: float = 
         raise CheckpointError(f"`sample` is {sample}; it has to be above 0 and at most 1")
     a, b = (open_tensors(each) if isinstance(each, str | Path) else each for each in (a, b))
     with progress_shown(progress):
-        _read_known_digests(a.checkpoint, b.checkpoint)
+        read_known_digests(a.checkpoint, b.checkpoint)
         judged, left = _judged(a, b, sample)
         tokens = compare_tokenizers(a, b)
     head = [each for each in judged if each.role == "unembedding"]
     same_head = all(each.verdict != DIFFERENT for each in head) if head else not _needs_head(b)
     settings = compare_settings(a, b, same_head=same_head)
     verdict = max((each.verdict for each in judged), key=VERDICTS.index, default=UNDECIDED)
-    if verdict == SAME_VALUES and sample == 1 and not any(each.deed for each in judged) and _same_files(a, b):
+    if (
+        verdict == SAME_VALUES
+        and sample == 1
+        and not any(each.deed for each in judged)
+        and same_files(a.checkpoint, b.checkpoint)
+    ):
         verdict = SAME_BYTES
     if settings.unknown:
         verdict = max(verdict, UNDECIDED, key=VERDICTS.index)
@@ -257,26 +260,6 @@ def _needs_head(model: Readable) -> bool:
     """Whether config.json names a language model, which draws a head at random where it is neither stored nor tied."""
     names = model.checkpoint.config.get("architectures")
     return isinstance(names, list) and any("LM" in str(name) for name in names)
-
-
-def _same_files(a: Readable, b: Readable) -> bool:
-    """Whether files whose tensors hold the same bytes are the same in headers, gaps and config.json too."""
-    x, y = a.checkpoint, b.checkpoint
-    if x.config.stored != y.config.stored or [file.size for file in x.files] != [file.size for file in y.files]:
-        return False
-    return all(map(_same_rest, x.files, y.files))
-
-
-def _same_rest(x: Storage, y: Storage) -> bool:
-    if is_same_file(x, y):
-        return True
-    if x.header != y.header or [*x.tensors.items()] != [*y.tensors.items()]:
-        return False
-    if x.header.size + sum(entry.stop - entry.start for entry in x.tensors.values()) == x.size:
-        return True
-    x.read_digest()
-    y.read_digest()
-    return x.sha256 == y.sha256
 
 
 def _judged(a: Readable, b: Readable, sample: float) -> tuple[list[Judged], list[str]]:
@@ -335,18 +318,6 @@ def _compared(a: Readable, b: Readable, paired: Counterparts, sample: float) -> 
         turned = 0 if rotation is None else 2 * len(rotation.frequencies)
         sizes = Sizes(y.role, config.n_heads, config.n_kv_heads, config.head_dim, turned)
     return Compared(paired.label, x, y, pair, sizes, sample)
-
-
-def _read_known_digests(a: Checkpoint, b: Checkpoint) -> None:
-    """Make known the SHA-256 of files on this machine that may be those of the other checkpoint on the Hub.
-
-    Reading a file here is cheaper than fetching it; one with another header is not looked at.
-    """
-    for x, y in product(a.files, b.files):
-        if x.header == y.header and x.size == y.size and (x.published is None) != (y.published is None):
-            here, there = (x, y) if x.published is None else (y, x)
-            if there.sha256 and not here.sha256:
-                here.read_digest()
 
 
 def _tied_head(a: Readable, b: Readable, lost: Sequence[tuple[NamedTensor, str]], in_a: bool) -> Judged | None:
