@@ -344,13 +344,13 @@ class Model:
         """
         from weightscope.architectures.names import Tensors
 
-        stacks, own = {}, self.family.tower or "text"
+        stacks, tower = {}, self.family.tower or "text"
         for name, stack in self.stacks.items():
             if self.is_read(stack):
-                own = name
+                tower = name
             elif stack.reading is not None:
                 stacks[name] = stack.reading.configured, stack.reading.config, stack.prefix
-        return Tensors(self.checkpoint, {own: (self.family, self.config, self.prefix)} | stacks)
+        return Tensors(self.checkpoint, {tower: (self.family, self.config, self.prefix)} | stacks)
 
     @cached_property
     def attention_layers(self) -> tuple[int, ...]:
