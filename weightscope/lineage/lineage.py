@@ -142,7 +142,7 @@ def _related(
             weights = weight_changes(suspect.source, first.base.source, first.match)
             drift = {layer.layer: layer.drift.maps for layer in weights.layers}
             structure = {kind.kind for kind in kinds}
-            done = weight_kinds(weights, structure)
+            done = weight_kinds(weights, structure, suspect.source, first.base.source)
             shares = shares_of(suspect.source, _summands(first, compared)) if first.match.route == "direct" else shares
             if shares.weights:
                 kinds.append(_merge(suspect, shares))

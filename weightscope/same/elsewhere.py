@@ -16,8 +16,9 @@ from weightscope.checkpoint.storage import LocalFile
 from weightscope.errors import CheckpointError
 from weightscope.model import Model, TensorsOnly
 from weightscope.same.deeds import EXACT, error_of, places_of
-from weightscope.same.judge import DIFFERENT, SAME_FUNCTION, Compared, Judged, tolerance_of
+from weightscope.same.judge import Compared, Judged, tolerance_of
 from weightscope.same.mixture import EXPERTS, is_free
+from weightscope.same.verdicts import DIFFERENT, SAME_FUNCTION
 
 MOST_UNREAD = 200  # files next to the ones that are read
 ROWS = 4  # by which a tensor is recognised

@@ -6,8 +6,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from weightscope.pages.style import COLUMN, in_our_style, plain, subplots
-from weightscope.same.judge import VERDICTS
 from weightscope.same.same import Same
+from weightscope.same.verdicts import VERDICTS
 
 OUTSIDE = "model"  # the column of what is in no layer
 FLOW = (  # from what enters a model to what leaves it; other roles go in the middle

@@ -13,7 +13,6 @@ from weightscope.architectures.layer import NO_WEIGHTS
 from weightscope.architectures.names import NamedTensor
 from weightscope.changes.counterparts import Counterparts, counterparts
 from weightscope.changes.head import Basis
-from weightscope.checkpoint.storage import Storage, is_same_file
 from weightscope.compute.cores import in_threads
 from weightscope.errors import CheckpointError, counted, printable
 from weightscope.findings import listed
@@ -25,7 +24,9 @@ from weightscope.same.config_and_tokens import Settings, Tokens, compare_setting
 from weightscope.same.deeds import Sizes
 from weightscope.same.elsewhere import UNEXPLAINED, find_elsewhere, name_shards, name_unread, reordered_experts
 from weightscope.same.function import allowed, apart, basis_in_words, basis_of, called, is_unknown, last_apart
-from weightscope.same.judge import (
+from weightscope.same.judge import Compared, Judged, alone, as_same_function, judge, tolerance_of
+from weightscope.same.stored import read_known_digests, same_files
+from weightscope.same.verdicts import (
     DIFFERENT,
     QUANTISED,
     ROUNDED,
@@ -33,20 +34,13 @@ from weightscope.same.judge import (
     SAME_FUNCTION,
     SAME_VALUES,
     UNDECIDED,
+    UP_TO,
     VERDICTS,
-    Compared,
-    Judged,
-    alone,
-    as_same_function,
-    judge,
-    tolerance_of,
 )
 from weightscope.tables import Column, Table, as_json
 
 Readable = Model | TensorsOnly  # of a checkpoint whose heads are not read, the tensors are compared all the same
 
-UP_TO = {"values": SAME_VALUES, "rounded": ROUNDED, "quantised": QUANTISED, "rounding": ROUNDED,
-         "quantisation": QUANTISED, "function": SAME_FUNCTION}  # fmt: skip
 NAMED = 3  # tensors, keys or kinds that the lead names
 ANY_ORDER = ("rows in another order", "heads in another order")  # which fits what was done to a part of the rows too
 NOT_RUN = "whether other tensors of the layer make up for it is not known: it is not run, or not in full"
@@ -238,13 +232,19 @@ def same(a: Readable | str | Path, b: Readable | str | Path, *, sample: float = 
         raise CheckpointError(f"`sample` is {sample}; it has to be above 0 and at most 1")
     a, b = (open_tensors(each) if isinstance(each, str | Path) else each for each in (a, b))
     with progress_shown(progress):
+        read_known_digests(a.checkpoint, b.checkpoint)
         judged, left = _judged(a, b, sample)
         tokens = compare_tokenizers(a, b)
     head = [each for each in judged if each.role == "unembedding"]
     same_head = all(each.verdict != DIFFERENT for each in head) if head else not _needs_head(b)
     settings = compare_settings(a, b, same_head=same_head)
     verdict = max((each.verdict for each in judged), key=VERDICTS.index, default=UNDECIDED)
-    if verdict == SAME_VALUES and sample == 1 and not any(each.deed for each in judged) and _same_files(a, b):
+    if (
+        verdict == SAME_VALUES
+        and sample == 1
+        and not any(each.deed for each in judged)
+        and same_files(a.checkpoint, b.checkpoint)
+    ):
         verdict = SAME_BYTES
     if settings.unknown:
         verdict = max(verdict, UNDECIDED, key=VERDICTS.index)
@@ -260,26 +260,6 @@ def _needs_head(model: Readable) -> bool:
     """Whether config.json names a language model, which draws a head at random where it is neither stored nor tied."""
     names = model.checkpoint.config.get("architectures")
     return isinstance(names, list) and any("LM" in str(name) for name in names)
-
-
-def _same_files(a: Readable, b: Readable) -> bool:
-    """Whether files whose tensors hold the same bytes are the same in headers, gaps and config.json too."""
-    x, y = a.checkpoint, b.checkpoint
-    if x.config.stored != y.config.stored or [file.size for file in x.files] != [file.size for file in y.files]:
-        return False
-    return all(map(_same_rest, x.files, y.files))
-
-
-def _same_rest(x: Storage, y: Storage) -> bool:
-    if is_same_file(x, y):
-        return True
-    if x.header != y.header or [*x.tensors.items()] != [*y.tensors.items()]:
-        return False
-    if x.header.size + sum(entry.stop - entry.start for entry in x.tensors.values()) == x.size:
-        return True
-    x.read_digest()
-    y.read_digest()
-    return x.sha256 == y.sha256
 
 
 def _judged(a: Readable, b: Readable, sample: float) -> tuple[list[Judged], list[str]]:
