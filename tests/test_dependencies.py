@@ -28,6 +28,7 @@ EXTRA_OF = {
     "auroc_numba.py": "fast",
     "ggml_numba.py": "fast",
     "compiled.py": "fast",
+    "signing.py": "attest",
 }  # folders and modules that are loaded with their extra only
 
 
