@@ -173,9 +173,9 @@ def verify(
     prints = {base.name for base in named if base.source is None}
     mixed = prints != {*claim.made_of}  # weights in place of a fingerprint, or the reverse
     compared = BY_PRINTS if mixed else JUDGED
-    names = sorted(map(printable, {claim.name, *claim.bases}), key=len, reverse=True)
+    own_names = sorted(map(printable, {claim.name, *claim.bases}), key=len, reverse=True)
     for name in compared:
-        differences += _differences(name, claim.predicate[name], found[name], names, mixed)
+        differences += _differences(name, claim.predicate[name], found[name], own_names, mixed)
     if claim.predicate["tier"] != claim.tier:
         differences.append(Difference("tier", claim.predicate["tier"], claim.tier))
     not_checked = ["version", "date", *(name for name in JUDGED if name not in compared)]
