@@ -150,7 +150,8 @@ class Config(Mapping[str, Any]):
     raw: Mapping[str, Any] = field(repr=False)
     file: object  # named in errors
     notes: tuple[str, ...] = field(default=(), kw_only=True, repr=False)  # which of several readings was taken
-    stored: tuple[int, str] | None = field(default=None, kw_only=True, repr=False)  # bytes and SHA-256 of config.json
+    # Name, bytes and SHA-256 of each file that it was read from
+    stored: tuple[tuple[str, int, str], ...] = field(default=(), kw_only=True, repr=False)
 
     def __getitem__(self, key: str) -> Any:
         return self.raw[key]

@@ -331,7 +331,9 @@ class OpenFile:
         return self._digest if self.size > WHOLE and "_digest" in vars(self) else ""
 
     def read_digest(self, step: Callable[[int], object] = lambda count: None) -> None:
-        """Read the whole file for its SHA-256; refused where the Hub says that it is another."""
+        """Read the whole file, once, for its SHA-256; refused where the Hub says that it is another."""
+        if self._whole:
+            return
         digest = hashlib.sha256()
         for start in range(0, self.size, READ):
             digest.update(self.read(start, min(start + READ, self.size)))
