@@ -162,7 +162,7 @@ def peft_merges(source: Source, work: Path) -> Iterator[Made]:
 
 
 def _adapted(source: Source, work: Path, merged: Any) -> tuple[Any, Any]:
-    """The base with its adapter beside it, or as merged where the base is of fewer bits; and the copy."""
+    """The base with its adapter, merged already where the base has fewer bits; and the copy."""
     import peft
 
     if merged is None:

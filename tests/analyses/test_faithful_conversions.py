@@ -1,4 +1,4 @@
-"""Faithful conversions raise no alarm, and the model that runs the copy computes what it should."""
+"""Faithful conversions raise no alarm, and running the copy gives the right output."""
 
 from pathlib import Path
 

@@ -525,7 +525,10 @@ class RestoredTensor(DerivedTensor, WholeTensor):
 
     def ends(self) -> tuple[Tensor, Tensor, int | tuple[float, ...]] | None:
         ends = None if self.undo is logarithm else self.stored.ends()  # which would change places
-        return ends and (replace(self, stored=ends[0]), replace(self, stored=ends[1]), ends[2])
+        if ends is None:
+            return None
+        first, last = (Spread(end, self.stored.shape) if self.undo is turned else end for end in ends[:2])
+        return replace(self, stored=first), replace(self, stored=last), ends[2]
 
     def read(self) -> np.ndarray:
         return np.ascontiguousarray(self.undo(self.stored.read(), self.n_heads, self.n_kv_heads))
@@ -561,6 +564,28 @@ class RestoredTensor(DerivedTensor, WholeTensor):
         self.check_rows(0, 0)
         for start in range(0, self.shape[0], n_rows):
             yield start, self.rows(start, min(start + n_rows, self.shape[0]))
+
+
+@dataclass(frozen=True)
+class Spread(DerivedTensor, WholeTensor):
+    """The values that neighbours share, once for each."""
+
+    stored: Tensor
+    full: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.full
+
+    @property
+    def noted(self) -> set[str] | None:  # type: ignore[override]
+        return self.stored.noted
+
+    def unchecked(self, noted: set[str]) -> Tensor:
+        return replace(self, stored=self.stored.unchecked(noted))
+
+    def read(self) -> np.ndarray:
+        return np.repeat(self.stored.read(), self.full[-1] // self.stored.shape[-1], axis=-1)
 
 
 @dataclass(frozen=True)

@@ -200,7 +200,7 @@ def _head_kinds(suspect: Sketches, base: Sketches, match: Match) -> Iterator[Kin
         sizes = f"{base.about['heads']} heads in a layer of the base; here, {left} of a layer write anything"
         yield Kind("heads removed", fewer, f"{sizes}.", len(fewer) / n)
     if more:
-        sizes = f"{base.about['heads']} heads in the base, of which fewer write anything than of the suspect's"
+        sizes = f"{base.about['heads']} heads in a layer of the base; of the suspect's, more write anything"
         yield Kind("heads added", more, f"{sizes}.", len(more) / n)
     if permuted:
         yield Kind("heads permuted", permuted, f"In {counted(len(permuted), 'layer')}, heads are in another order.",

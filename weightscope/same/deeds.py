@@ -24,7 +24,7 @@ ONE_FACTOR = 0.1  # difference of logarithms of factors that are one, up to the 
 
 
 class Sizes(NamedTuple):
-    """What a deed has to know of the row that a tensor belongs to."""
+    """What a deed needs to know about the row that a tensor belongs to."""
 
     role: str
     n_heads: int = 1
@@ -141,7 +141,7 @@ def moved_rows(x: np.ndarray, sizes: Sizes) -> Tried:
 
 
 def turned_heads(x: np.ndarray, sizes: Sizes) -> Tried:
-    """Every head in the place of the next or the one before."""
+    """Every head moved to the next place or to the one before."""
     if {*sizes.role.removesuffix(".bias").split("+")} <= {*"qkvo"} and len(x) > sizes.head_dim > 0:
         for by in (sizes.head_dim, -sizes.head_dim):
             yield "heads in another order", np.roll(x, by, axis=0)
@@ -206,7 +206,7 @@ def offset_of_norm(x: np.ndarray, y: np.ndarray, sizes: Sizes, tolerance: float)
 
 
 def rescaled_views(views: Sequence[tuple[np.ndarray, np.ndarray, str]], tolerance: float) -> Deed | None:
-    """A factor for all values, each row or column, both, or blocks of neighbours: the simplest that is as good.
+    """A factor for all values, each row or column, both, or blocks of neighbours: the simplest that fits as well.
 
     views: x, y (n, c) and how deeds along their rows are called.
     """
@@ -240,7 +240,7 @@ def _outer(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 def scaled_in_blocks(x: np.ndarray, y: np.ndarray, *, offset: bool = False) -> list[Deed]:
     """A factor for each block of neighbours along the last axis, the widest first: x, y (n, width).
 
-    offset: something is added to each block as well, as where its least value is stored beside its scale.
+    offset: something is added to each block as well, as where its least value is stored with its scale.
     """
     deeds: list[Deed] = []
     for block in BLOCKS:

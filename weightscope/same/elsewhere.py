@@ -20,7 +20,7 @@ from weightscope.same.judge import Compared, Judged, tolerance_of
 from weightscope.same.mixture import EXPERTS, is_free
 from weightscope.same.verdicts import DIFFERENT, SAME_FUNCTION
 
-MOST_UNREAD = 200  # files beside those that are read
+MOST_UNREAD = 200  # files next to the ones that are read
 ROWS = 4  # by which a tensor is recognised
 UNEXPLAINED = ("other values", "unrelated values")
 
@@ -50,7 +50,7 @@ def find_elsewhere(judged: Sequence[Judged], parts: Sequence[Compared]) -> list[
 
 
 def _is_all(origin: Compared, here: Compared, tolerance: float) -> bool:
-    """Whether all values of a tensor of B are those of another tensor of A."""
+    """Whether a tensor of B has the values of another tensor of A."""
     return change_of_all(Pair(origin.tensors.a, here.tensors.b)).change <= tolerance
 
 
@@ -88,7 +88,7 @@ def name_shards(judged: Sequence[Judged], parts: Sequence[Compared]) -> list[Jud
 
 
 def name_unread(judged: Sequence[Judged], a: Checkpoint, b: Checkpoint) -> list[Judged]:
-    """The same verdicts; a tensor that one checkpoint lacks may be in a file beside its own that no index names."""
+    """The same verdicts; a tensor that one checkpoint lacks may be in one of its files that no index names."""
     result = list(judged)
     for letter, checkpoint in (("A", a), ("B", b)):
         lost = {each.name: i for i, each in enumerate(judged)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weightscope.architectures.names import NamedTensor
-from weightscope.changes.pair import Pair, Part, few_rows_each
+from weightscope.changes.pair import Pair, Part, few_rows_each, first_rows_of
 from weightscope.changes.recomputed import stored_cells
 from weightscope.changes.rounding import CASTS, FRACTION, precision
 from weightscope.changes.tensor import Change, change_of, change_of_all, classify, differs, unchanged
@@ -17,7 +17,7 @@ from weightscope.checkpoint.blocks import Block, row_width
 from weightscope.checkpoint.checkpoint import StoredTensor, WholeTensor
 from weightscope.checkpoint.packings.packed import DequantisedTensor
 from weightscope.metrics.spectra import evenly_spread, low_rank
-from weightscope.same.coarser import exponentiated, merged_otherwise, quantised, rounded_twice
+from weightscope.same.coarser import exponentiated, in_cells, merged_otherwise, quantised, rounded_twice
 from weightscope.same.deeds import EXACT, OF_VOCABULARY, SPREAD, Deed, Sizes, error_of, find_deed, sampled
 from weightscope.same.stored import equal_bytes, is_copy
 from weightscope.same.verdicts import DIFFERENT, QUANTISED, ROUNDED, SAME_FUNCTION, SAME_VALUES, UNDECIDED
@@ -35,7 +35,7 @@ MARGIN = 2.0  # times the error that rounding makes: tolerance of a deed
 
 @dataclass(frozen=True)
 class Judged:
-    """A tensor of B, or of A alone, and what it is."""
+    """A tensor of B, or one that only A has, with its verdict."""
 
     role: str
     layer: int | None
@@ -83,7 +83,10 @@ def judge(parts: Compared) -> Judged:
     if _same_bytes(parts):
         return _judged(parts, SAME_VALUES)
     blocks, change = _sampled_blocks(parts), unchanged(pair.a, pair.b)
-    if not any(map(differs, blocks)):
+    look = change_of(first_rows_of(blocks[0]))
+    if look.values_changed and not look.casts and parts.share == 1 and (quick := in_cells(pair)):
+        return _judged(parts, QUANTISED, quick[0].deed, quick[1], quick[0].detail)
+    if not look.values_changed and not any(map(differs, blocks)):
         is_copy = parts.share == 1 and equal_bytes(pair.a, pair.b)  # of a packed tensor
         return _judged(parts, SAME_VALUES, "" if is_copy else STORED_OTHERWISE)
     for part in blocks:  # those before the first that differs are read again: most differ in the first
@@ -191,14 +194,15 @@ def _as_deed(change: Change, deed: Deed | None) -> Deed:
 
 
 def tolerance_of(pair: Pair) -> float:
-    """|error| / |x| that the storage of both may make."""
+    """|error| / |x| that storing both may cause."""
     errors = [EXACT]
     for tensor in (pair.a, pair.b):
         if tensor.ends() is not None:
             with np.errstate(all="ignore"):
                 _, start, stop = next(Pair(tensor, tensor).blocks())
                 pieces = len([*few_rows_each(stop - start, row_width(tensor.shape))])
-                half = np.concatenate([cells.half for cells in islice(stored_cells(tensor, tensor), pieces)])
+                cells = islice(stored_cells(tensor, tensor), pieces)
+                half = np.concatenate([np.broadcast_to(each.grids.half, each.off.shape).ravel() for each in cells])
                 values = Block(tensor, start, stop).values().astype(np.float64)
                 finite = np.isfinite(half) & np.isfinite(values)
                 sizes = [float(np.linalg.norm(each[finite])) for each in (half, values)]
@@ -218,7 +222,7 @@ def _first_values(tensor: Tensor) -> np.ndarray:
 
 
 def _views(pair: Pair) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray] | None]:
-    """Of both a few columns of all rows (n, c), and all columns of a few rows, transposed (m, r)."""
+    """From both, a few columns of all rows (n, c), and all columns of a few rows, transposed (m, r)."""
     shape = pair.a.shape
     if len(shape) < 2:
         x, y = (Block(tensor, 0, prod(shape)).values().reshape(-1, 1) for tensor in (pair.a, pair.b))
@@ -282,5 +286,5 @@ def alone(tensor: NamedTensor, label: str, *, in_a: bool) -> Judged:
 
 
 def as_same_function(judged: Judged, why: str) -> Judged:
-    """A changed tensor whose layer computes what it did."""
+    """A changed tensor whose layer still computes the same."""
     return replace(judged, verdict=SAME_FUNCTION, detail="; ".join(filter(None, (judged.detail, why))))

@@ -1,4 +1,4 @@
-"""Is this still the same model? One verdict for two checkpoints, and what it rests on."""
+"""Is this still the same model? One verdict for two checkpoints, and the evidence for it."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -70,7 +70,7 @@ class Same(Result):
     settings: Settings
     tokens: Tokens
     not_compared: Sequence[str]  # names of tensors that were not compared, and why
-    beside: Sequence[str]  # of each checkpoint, in a sentence: files of weights that were not read
+    unread_files: Sequence[str]  # a sentence for each checkpoint with files of weights that were not read
     sample: float
     provenance: Provenance
 
@@ -100,7 +100,7 @@ class Same(Result):
 
     @property
     def lead(self) -> str:
-        """The verdict in a sentence, and what it rests on."""
+        """The verdict in a sentence, and the evidence for it."""
         a, b = printable(self.name_a), printable(self.name_b)
         total = counted(len(self.tensors), "tensor")
         looked = "" if self.sample == 1 else f" A first look at {self.sample:.0%} of the values; the rest was not read."
@@ -111,7 +111,7 @@ class Same(Result):
             return f"{b} is {a}: all {total} have the same values.{rest}{looked}"
         if self.verdict in (ROUNDED, QUANTISED):
             deeds = Counter(each.deed for each in self.tensors if each.verdict in (ROUNDED, QUANTISED))
-            names = {"A": a, "B": b}  # with one of which each of these deeds begins
+            names = {"A": a, "B": b}  # each of these deeds begins with one of the two
             named = listed([f"{count} {names[deed[0]]}{deed[1:]}" for deed, count in deeds.most_common()], NAMED)
             same = self.counts[SAME_VALUES]
             named += f", and {same} with the same values" if same else ""
@@ -159,7 +159,7 @@ class Same(Result):
 
     def printed(self) -> list[str | Table]:
         """What the terminal shows, from top to bottom."""
-        parts: list[str | Table] = [self.lead, *self.beside, self.tokens.lead]
+        parts: list[str | Table] = [self.lead, *self.unread_files, self.tokens.lead]
         if self.settings.idle:
             keys = listed([printable(each.key) for each in self.settings.idle], NAMED)
             parts.append(f"Config keys without effect on what is computed also differ: {keys}.")
@@ -205,7 +205,7 @@ def same(a: Readable | str | Path, b: Readable | str | Path, *, sample: float = 
     """Find out whether two checkpoints hold the same model, and what was done to each tensor that differs.
 
     Every tensor of both is compared under its role, whatever the container, and the keys of config.json that decide
-    what is computed; the tokenizers have a verdict of their own. Memory is that of one tensor of each.
+    what is computed; the tokenizers have a verdict of their own. Memory: one tensor of each.
 
     Parameters
     ----------
@@ -251,9 +251,9 @@ def same(a: Readable | str | Path, b: Readable | str | Path, *, sample: float = 
     if settings.deciding:
         verdict = DIFFERENT
     provenance = Provenance.of(a.checkpoint, b.checkpoint)
-    beside = [f"{letter}: {each.checkpoint.weight_files.sentence}"
+    unread = [f"{letter}: {each.checkpoint.weight_files.sentence}"
               for letter, each in (("A", a), ("B", b)) if each.checkpoint.weight_files.telling]  # fmt: skip
-    return Same(a.name, b.name, verdict, judged, settings, tokens, left, beside, sample, provenance)
+    return Same(a.name, b.name, verdict, judged, settings, tokens, left, unread, sample, provenance)
 
 
 def _needs_head(model: Readable) -> bool:
@@ -323,10 +323,10 @@ def _compared(a: Readable, b: Readable, paired: Counterparts, sample: float) -> 
 def _tied_head(a: Readable, b: Readable, lost: Sequence[tuple[NamedTensor, str]], in_a: bool) -> Judged | None:
     """The head of one file against the other's token embedding, where the other ties them."""
     head = next((tensor for tensor, _ in lost if tensor.role == "unembedding"), None)
-    other = b if in_a else a
-    if head is None or not isinstance(other, Model) or not other.tied or "tokens" not in other.tensors:
+    tying = b if in_a else a
+    if head is None or not isinstance(tying, Model) or not tying.tied or "tokens" not in tying.tensors:
         return None
-    tokens = other.tensors["tokens"]
+    tokens = tying.tensors["tokens"]
     x, y = (head, tokens) if in_a else (tokens, head)
     judged = judge(_compared(a, b, Counterparts("unembedding", x, y, "role"), 1.0))
     judged = replace(judged, role="unembedding", name_b=judged.name_b if not in_a else "", label="unembedding")

@@ -8,7 +8,7 @@ from weightscope.checkpoint import Checkpoint, Tensor
 from weightscope.checkpoint.checkpoint import StoredTensor
 from weightscope.checkpoint.storage import Storage, is_same_file
 
-BYTES = 1 << 18  # compared at a time: both fit in a cache
+BYTES = 1 << 19  # compared at a time: both fit in a cache
 
 
 def is_copy(x: StoredTensor, y: StoredTensor) -> bool:
