@@ -340,7 +340,10 @@ def _tied_head(a: Readable, b: Readable, lost: Sequence[tuple[NamedTensor, str]]
     """The head of one file against the other's token embedding, where the other ties them."""
     head = next((tensor for tensor, _ in lost if tensor.role == "unembedding"), None)
     other = b if in_a else a
-    if head is None or not isinstance(other, Model) or not other.tied or "tokens" not in other.tensors:
+    if head is None or not isinstance(other, Model) or "tokens" not in other.tensors:
+        return None
+    ties = other.tied or "unembedding" in other.family.also  # encoders' heads have more than a norm and a matrix
+    if not ties or other.config.get("tie_word_embeddings", True) is not True:
         return None
     tokens = other.tensors["tokens"]
     x, y = (head, tokens) if in_a else (tokens, head)
