@@ -135,9 +135,10 @@ def lfm2_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
 def falcon_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
     """Which of Falcon's layouts it is: no key says so, the norms and the number of key-value heads do."""
     kv_heads, two = keys.inside("own").get("attention.head_count_kv"), "attn_norm_2.weight" in names
+    width: dict[str, Any] = {"intermediate_size": None}  # that of the network is ffn_hidden_size here
     if not two and kv_heads in (None, 1):
-        return {"new_decoder_architecture": False, "multi_query": True}
-    return {"new_decoder_architecture": True, "num_kv_heads": kv_heads, "num_ln_in_parallel_attn": 1 + two}
+        return {**width, "new_decoder_architecture": False, "multi_query": True}
+    return {**width, "new_decoder_architecture": True, "num_kv_heads": kv_heads, "num_ln_in_parallel_attn": 1 + two}
 
 
 def mpt_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
