@@ -53,6 +53,11 @@ def less_one(gamma: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
     return gamma - np.float32(1)
 
 
+def channels_second(kernel: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
+    """Kernels of mlx's convolutions, (out, ..., in), as PyTorch's, (out, in, ...)."""
+    return np.moveaxis(kernel, -1, 1)
+
+
 def one_channel(kernels: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
     """Convolutions of each channel alone, (d, k), have an axis of one channel, (d, 1, k)."""
     return kernels[:, None]
@@ -80,6 +85,7 @@ SHAPES: dict[Undo, Callable[[tuple[int, ...]], tuple[int, ...]]] = {
     turned: lambda shape: shape[::-1],
     one_channel: lambda shape: (shape[0], 1, *shape[1:]),
     flat: lambda shape: (prod(shape),),
+    channels_second: lambda shape: (shape[0], shape[-1], *shape[1:-1]),
     logarithm: lambda shape: shape[:-1] if shape[-1] == 1 else shape,
 }
 
@@ -184,16 +190,22 @@ COUNTED_BY_MLX = {
 }
 
 
+# Convolutions by their names: mlx has their channels last, PyTorch second.
+OF_CONVOLUTION = re.compile(r"(.*\.)?(\w*conv\w*|patch_embed\w*(\.proj(ection)?)?)\.weight", re.ASCII)
+
+
 def as_before_mlx(checkpoint: Checkpoint) -> Checkpoint:
-    """A checkpoint that mlx-lm wrote, norms counted as transformers counts them."""
+    """A checkpoint that mlx-lm or mlx-vlm wrote: norms counted, and convolutions laid out, as in transformers."""
     kind = checkpoint.config.get("model_type")
-    norms = next((norms for types, norms in COUNTED_BY_MLX.items() if re.fullmatch(types, str(kind))), None)
-    if norms is None:
-        return checkpoint
+    norms = next((norms for types, norms in COUNTED_BY_MLX.items() if re.fullmatch(types, str(kind))), "")
     tensors: dict[str, Tensor] = dict(checkpoint)
     for name, stored in checkpoint.items():
-        if re.fullmatch(rf"{norms}\.weight", name) and len(stored.shape) == 1:
+        if norms and re.fullmatch(rf"{norms}\.weight", name) and len(stored.shape) == 1:
             tensors[name] = RestoredTensor(stored, less_one, 1, 1)
+        elif len(stored.shape) > 2 and OF_CONVOLUTION.fullmatch(name):
+            tensors[name] = RestoredTensor(stored, channels_second, 1, 1)
+    if all(tensors[name] is stored for name, stored in checkpoint.items()):
+        return checkpoint
     before = Checkpoint(checkpoint.folder, checkpoint.files, tensors, checkpoint.config, checkpoint.name)
     before.weight_files = checkpoint.weight_files
     return before
@@ -465,10 +477,10 @@ def _by_type(values: dict[str, Any], row: Family, gguf: Gguf, own_keys: Mapping[
         return
     as_global = row.rope.local is not None and row.rope.local[0] == "rope_theta"
     if as_global or (local is not None and not row.rope.local and "sliding_attention" in values.get("layer_types", ())):
-        whole, scaling = values.pop("rope_theta", None), values.pop("rope_scaling", {})
-        local = whole if local is None else shortest(local)
+        base, scaling = values.pop("rope_theta", None), values.pop("rope_scaling", {})
+        local = base if local is None else shortest(local)
         values["rope_parameters"] = {
-            "full_attention": {"rope_type": "default", "rope_theta": whole, **scaling},
+            "full_attention": {"rope_type": "default", "rope_theta": base, **scaling},
             "sliding_attention": {"rope_type": "default", "rope_theta": local},
         }
 
@@ -566,7 +578,10 @@ class RestoredTensor(DerivedTensor, WholeTensor):
 
     def ends(self) -> tuple[Tensor, Tensor, int | tuple[float, ...]] | None:
         ends = None if self.undo is logarithm else self.stored.ends()  # which would change places
-        return ends and (replace(self, stored=ends[0]), replace(self, stored=ends[1]), ends[2])
+        if ends is None:
+            return None
+        first, last = (Spread(end, self.stored.shape) if self.undo is turned else end for end in ends[:2])
+        return replace(self, stored=first), replace(self, stored=last), ends[2]
 
     def read(self) -> np.ndarray:
         return np.ascontiguousarray(self.undo(self.stored.read(), self.n_heads, self.n_kv_heads))
@@ -624,6 +639,28 @@ class HeaderTensor(WholeTensor):
 
     def read(self) -> np.ndarray:
         return self.check_finite(self.values)
+
+
+@dataclass(frozen=True)
+class Spread(DerivedTensor, WholeTensor):
+    """The values that neighbours share, once for each."""
+
+    stored: Tensor
+    full: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.full
+
+    @property
+    def noted(self) -> set[str] | None:  # type: ignore[override]
+        return self.stored.noted
+
+    def unchecked(self, noted: set[str]) -> Tensor:
+        return replace(self, stored=self.stored.unchecked(noted))
+
+    def read(self) -> np.ndarray:
+        return np.repeat(self.stored.read(), self.full[-1] // self.stored.shape[-1], axis=-1)
 
 
 @dataclass(frozen=True)
