@@ -29,6 +29,7 @@ EXTRA_OF = {
     "cells_numba.py": "fast",
     "ggml_numba.py": "fast",
     "compiled.py": "fast",
+    "signing.py": "attest",
 }  # folders and modules that are loaded with their extra only
 
 

@@ -164,7 +164,7 @@ class OnGrids(NamedTuple):
 class StoredCells(NamedTuple):
     """How values lie on the stored grids of what they were rounded to, (n, group)."""
 
-    off: np.ndarray  # how far a value, within its grid's ends, is from what it became
+    off: np.ndarray  # how far a value, within its grid's ends, is from its rounded value
     beyond: np.ndarray  # how far it is beyond the end
     grids: Grids
 
