@@ -97,7 +97,7 @@ def _searched(older: Tensor, newer: Tensor, change: Change, cells: Cells) -> str
     if newer.ends() is None or (proof := quantised(Pair(older, newer), change)) is None or proof.deed[0] != "B":
         return ""
     for stored in stored_cells(older, newer):
-        cells.add((stored.off > 0) | (stored.beyond > 0), stored.off > 2 * OUTER * stored.half)
+        cells.add((stored.off > 0) | (stored.beyond > 0), stored.off > 2 * OUTER * stored.grids.half)
     return SEARCHED
 
 
