@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from weightscope.changes.all_tensors import TensorChanges
 from weightscope.changes.head import Basis
 from weightscope.changes.thresholds import EXPLAINED
 from weightscope.errors import CheckpointError, counted, printable
@@ -34,6 +35,8 @@ NOT_IN_PRINTS = "feed-forward networks and embeddings were not compared, since a
 TABLES: dict[str, Callable[["Lineage"], Any]] = {
     "lineage.json": lambda lineage: lineage.as_json(),
     "alignment.csv": lambda lineage: lineage.alignment,
+    "directions.csv": lambda lineage: lineage.along.directions,
+    "directions.npz": lambda lineage: lineage.along.direction_vectors,
 }
 RESULTS = (*TABLES, "report.html", "lineage.png", "lineage.svg", "lineage.figure.csv")
 UNKNOWN_ORDER = "the weights do not show which came first"
@@ -153,6 +156,7 @@ def _related(
     """How the suspect differs from the first of these bases, or from several, and which came first."""
     first, of_layers = related[0], sources(suspect, related)
     shares, drift, older, verdict, basis = Shares({}), {}, None, "related", Basis(known=first.match.route != "spectra")
+    along = TensorChanges([])
     attention = _attention(first.match)
     if len({each.base.name for each in of_layers if each is not None}) > 1:
         kinds, shares = _layers_of_several(suspect, of_layers)
@@ -161,6 +165,7 @@ def _related(
         if suspect.source is not None and first.base.source is not None:
             weights = weight_changes(suspect.source, first.base.source, first.match)
             drift, basis = {layer.layer: layer.drift.maps for layer in weights.layers}, weights.basis
+            along = weights.along
             attention = _attention(first.match, weights)
             structure = {kind.kind for kind in kinds}
             done = weight_kinds(weights, structure, suspect.source, first.base.source)
@@ -184,7 +189,7 @@ def _related(
         parts = {name: replace(part, verdict=verdict) if part.is_shared else part for name, part in parts.items()}
     return Lineage(
         suspect, compared, first, verdict, p, comparisons, kinds, shares.weights, drift, [], of_layers, proof=older,
-        parts=parts,
+        parts=parts, along=along,
     )  # fmt: skip
 
 
@@ -303,6 +308,9 @@ class Lineage(Result):
     proof: Proof | None = None  # how the newer can be recomputed from the older, if the weights show it
     parts: dict[str, Part] = field(default_factory=dict)  # "attention", "feed_forward", "tokens", "norms", perhaps more
     sharing: Sketches | None = None  # a base that shares no heads but another part
+    along: TensorChanges = field(
+        default_factory=lambda: TensorChanges([]), repr=False
+    )  # for directions that were removed
     provenance: Provenance = field(default_factory=Provenance, repr=False)
 
     @property
@@ -441,6 +449,7 @@ class Lineage(Result):
             "parts": {name: {"verdict": part.verdict, "lead": part.lead} for name, part in self.parts.items()},
             "kinds": [vars(kind) for kind in self.kinds], "weights": self.weights,
             "doubts": self.doubts, "comparisons": self.comparisons, "alignment": self.alignment.records(),
+            "directions": self.along.directions.records() if self.along.directions else [],
             "background": self.background.records(), "no_evidence": self.no_evidence.records(),
             "unread": self.unread,
         }))  # fmt: skip
