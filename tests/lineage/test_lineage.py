@@ -326,7 +326,7 @@ def test_fingerprints_alone_do_not_claim_that_nothing_changed(base, made, tmp_pa
 @pytest.mark.parametrize(
     "common",
     [
-        lambda w: w + 2 * w.std() if w.ndim == 2 else w,
+        lambda w: w + 2 * w.std() if w.ndim == 2 else np.ones_like(w),
         lambda w: np.where(np.arange(w.size) == 7, 60.0, 1.0) if w.ndim == 1 else w,
         lambda w: np.exp(2 * np.random.default_rng(5).standard_normal(w.size)) if w.ndim == 1 else w,
     ],
