@@ -15,13 +15,13 @@ import numpy as np
 
 import weightscope as ws
 from tests.census.classes import contents
+from tests.support.converter import VERSION
 from weightscope.checkpoint.gguf import header_of
 from weightscope.errors import CheckpointError, printable
 from weightscope.model import Model
 
 ONE_UNIT = 2e-6  # numbers of a header are float32
 NOT_SAID = ("axes", "caveats", "stretched", "longest")  # sections of a rotation, which text does not see; long texts
-CONVERTER = "0.3.36"  # of llama-cpp-python, whose source distribution has the converter
 PAGE = """# GGUF files by llama.cpp's converter
 
 Tiny random models of every type that both transformers {transformers} and the converter of llama-cpp-python {converter}
@@ -157,7 +157,7 @@ def main(folder: str, target: str) -> None:
     import transformers
 
     rows = [compared(each) for each in sorted(Path(folder).iterdir()) if each.is_dir()]
-    Path(target).write_text(page(rows, transformers.__version__, CONVERTER))
+    Path(target).write_text(page(rows, transformers.__version__, VERSION))
 
 
 if __name__ == "__main__":

@@ -11,8 +11,10 @@ from safetensors.numpy import save_file
 
 import weightscope as ws
 from tests.support.commands import run
+from tests.support.files import write
 from weightscope.architectures import as_published, decide
 from weightscope.architectures.computed import NONE, differences, stated
+from weightscope.architectures.gguf import RestoredTensor, Undo, flat, logarithm, one_channel
 from weightscope.checkpoint import Checkpoint, ggml_blocks, open_checkpoint
 from weightscope.checkpoint.gguf import GRIDS
 from weightscope.errors import CheckpointError
@@ -341,19 +343,19 @@ def test_values_of_a_block_lie_evenly_between_its_ends(kind, tmp_path):
     blocks = rng.integers(0, 256, (400, width), np.uint8)
     writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
     writer.add_tensor("x", blocks, raw_dtype=stored)
-    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
-        write()
+    for write_part in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        write_part()
     writer.close()
     tensor = open_checkpoint(tmp_path / "model.gguf").unchecked()["x"]
     first, last, levels = tensor.ends()
     values, first, last = (each.read().astype(np.float64) for each in (tensor, first, last))
     spread = np.isfinite(values + first + last) & (np.abs(last - first) > 1e-3 * np.abs(first))
     place = ((values - first) * (levels - 1))[spread] / (last - first)[spread]
-    found = set(np.rint(place))
+    levels_seen = set(np.rint(place))
     if kind == "TQ2_0":  # two bits hold a fourth code, which ggml does not write
-        found.discard(3.0)
+        levels_seen.discard(3.0)
     assert np.abs(place - np.rint(place)).max() < 0.01
-    assert found == set(range(levels))
+    assert levels_seen == set(range(levels))
 
 
 def test_feed_forward_networks_of_gguf_are_paired(tmp_path: Path) -> None:
@@ -367,3 +369,23 @@ def test_feed_forward_networks_of_gguf_are_paired(tmp_path: Path) -> None:
     shown = run("compare", converted, tmp_path / "original", "--all", "--out", tmp_path / "out")
     assert shown.exit_code == 0, shown.output
     assert f"Identical: all {len(weights)} compared tensors." in shown.output
+
+
+@pytest.mark.parametrize(
+    ("undo", "before", "after"),
+    [
+        (one_channel, (6, 4), (6, 1, 4)), (flat, (6, 1), (6,)), (flat, (2, 3), (6,)), (logarithm, (6, 1), (6,)),
+        (logarithm, (6, 4), (6, 4)),
+    ],
+)  # fmt: skip
+def test_what_converting_does_to_state_spaces_is_undone(
+    undo: Undo, before: tuple[int, ...], after: tuple[int, ...], tmp_path: Path
+) -> None:
+    """The shape that is claimed is that of the values, whole and by rows."""
+    values = -np.arange(1, 1 + np.prod(before), dtype=np.float32).reshape(before)
+    stored = open_checkpoint(write(tmp_path / "a.safetensors", {"a": values}))["a"]
+    restored = RestoredTensor(stored, undo, 1, 1)
+    expected = np.log(-values.astype(np.float64)).astype(np.float32) if undo is logarithm else values
+    np.testing.assert_array_equal(restored.read(), expected.reshape(after))
+    np.testing.assert_array_equal(restored.rows(1, 2), expected.reshape(after)[1:2])
+    assert restored.shape == after

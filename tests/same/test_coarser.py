@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 from tests.support.files import write
+from weightscope.architectures.gguf import RestoredTensor, logarithm
 from weightscope.changes.pair import Pair
 from weightscope.changes.rounding import CASTS
 from weightscope.changes.tensor import change_of, unchanged
 from weightscope.checkpoint import open_checkpoint
-from weightscope.same.coarser import quantised, rounded_twice
+from weightscope.same.coarser import exponentiated, quantised, rounded_twice
 
 RNG = np.random.default_rng(0)
 WEIGHTS = (0.02 * RNG.standard_normal((64, 256))).astype(np.float32)
@@ -105,3 +106,18 @@ def test_same_bytes_rests_on_bytes(zero, verdict, tmp_path):
         data[-4:] = np.float32(0.0 if path != file else zero).tobytes()
         path.write_bytes(data)
     assert ws.same(a, b).verdict == verdict
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (6, 1)])
+def test_state_space_stored_as_minus_exp(shape, tmp_path):
+    """Mamba's A_log (d, n) and Mamba 2's (H,), which GGUF files have as columns of A."""
+    logs = np.log(RNG.uniform(1, 16, shape)).astype(np.float32).squeeze()
+    file = open_checkpoint(write(tmp_path / "a.safetensors", {"a": logs}))
+    for worst, proof in ((0, "A to -exp in F32"), (1, "A to -exp in F32"), (4, None)):
+        decay = -np.exp(logs.astype(np.float64)).astype(np.float32).reshape(shape)
+        decay[3] += worst * np.spacing(decay[3])  # in units of the last place
+        newer = RestoredTensor(stored(tmp_path, decay), logarithm, 1, 1)
+        assert newer.shape == logs.shape
+        found = exponentiated(Pair(file["a"], newer))
+        assert (found and found.deed) == proof
+        assert (backwards := exponentiated(Pair(newer, file["a"]))) is None or backwards.deed == "B to -exp in F32"

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,36 @@ def less_one(gamma: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
     return gamma - np.float32(1)
 
 
+def one_channel(kernels: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
+    """Convolutions of each channel alone, (d, k), have an axis of one channel, (d, 1, k)."""
+    return kernels[:, None]
+
+
+def flat(values: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
+    """Vectors that are stored as columns, or in groups."""
+    return values.reshape(-1)
+
+
+def logarithm(decay: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
+    """State spaces have log(-A), ggml A, to the last digit of exp: Mamba 2's (H,) as a column (H, 1)."""
+    decay = decay[..., 0] if decay.shape[-1] == 1 else decay
+    with np.errstate(all="ignore"):  # a broken file's are NaN
+        return np.log(-decay.astype(np.float64)).astype(np.float32)
+
+
+# Of tensors outside attention and the network, by ggml's names.
+UNDONE: dict[str, Undo] = {
+    "shortconv.conv": one_channel, "ssm_conv1d": one_channel, "ssm_a": logarithm, "ssm_d": flat, "ssm_norm": flat,
+}  # fmt: skip
+AXES: dict[Undo, int] = {turned: 2, one_channel: 2}  # that a tensor has at least; others 1
+# The shape that values become; of others the same.
+SHAPES: dict[Undo, Callable[[tuple[int, ...]], tuple[int, ...]]] = {
+    turned: lambda shape: shape[::-1],
+    one_channel: lambda shape: (shape[0], 1, *shape[1:]),
+    flat: lambda shape: (prod(shape),),
+    logarithm: lambda shape: shape[:-1] if shape[-1] == 1 else shape,
+}
+
 # What of config.json stands under no key of its own in a GGUF file, by architecture.
 
 OF_27_BILLION = (46, 62)  # layers of the largest Gemma 2 and Gemma 3
@@ -86,6 +117,11 @@ def granite_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
         "embedding_multiplier": own_keys.get("embedding_scale"),
     }
     return {key: float(str(np.float32(scale))) for key, scale in scales.items() if isinstance(scale, float)}
+
+
+def lfm2_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
+    """The width of the network is as it is adjusted."""
+    return {"block_auto_adjust_ff_dim": False}
 
 
 def falcon_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
@@ -230,8 +266,8 @@ def as_published(checkpoint: Checkpoint, families: Callable[[], Sequence[Family]
         undo = undone.get(module)
         if (
             undo is None
-            or (undo is less_one and full.endswith(".bias"))
-            or len(stored.shape) < (2 if undo is turned else 1)
+            or (undo in (less_one, one_channel) and full.endswith(".bias"))
+            or len(stored.shape) < AXES.get(undo, 1)
         ):
             tensors[full] = renamed
         else:
@@ -266,7 +302,8 @@ def _row_of(keys: Config, families: Sequence[Family]) -> tuple[Family, Gguf]:
 
 def modules_of(row: Family, gguf: Gguf) -> dict[str, str]:
     """The row's modules by ggml's names."""
-    roles = {"gate": (modules := row.roles).get("gate+up"), "up": modules.get("gate+up"), **modules}
+    fused = row.roles.get("gate+up")
+    roles = {**({"gate": fused, "up": fused} if fused else {}), **row.roles}
     for role, names in row.also.items():
         if role not in roles and names and not {" ", "{"} & {*names[0]}:  # stored as it was, and not an expert's
             roles[role] = names[0]
@@ -293,7 +330,7 @@ def _undone(row: Family, gguf: Gguf) -> dict[str, Undo]:
     undone |= {norm.module: less_one for norm in norms if norm and norm.offset}
     if qk_norm and qk_norm.offset:
         undone |= {qk_norm.query: less_one, qk_norm.key: less_one}
-    return undone
+    return undone | {gguf.modules[name]: undo for name, undo in UNDONE.items() if name in gguf.modules}
 
 
 def _published_name(name: str, row: Family, modules: Mapping[str, str]) -> tuple[str, str]:
@@ -301,10 +338,12 @@ def _published_name(name: str, row: Family, modules: Mapping[str, str]) -> tuple
 
     A q/k-norm that the row does not name is put into the attention module, where it is refused rather than left out.
     """
-    parts = re.fullmatch(r"(?:blk\.(\d{1,7})\.)?(\w+)\.(weight|bias)", name, re.ASCII)
+    parts = re.fullmatch(r"(?:blk\.(\d{1,7})\.)?(\w+(?:\.\w+)?)\.(weight|bias)", name, re.ASCII)
+    if not parts:
+        parts = re.fullmatch(r"(?:blk\.(\d{1,7})\.)?(\w+)()", name, re.ASCII)
     if not parts:
         return "", name
-    if tensor := modules.get(f"{parts[2]}.{parts[3]}"):
+    if tensor := modules.get(f"{parts[2]}.{parts[3]}".rstrip(".")):
         stem = f"{row.prefixes[0]}{row.layer.format(i=int(parts[1]))}" if parts[1] else row.prefixes[0]
         return tensor, stem + tensor
     module = modules.get(parts[2], "")
@@ -407,10 +446,10 @@ def _by_type(values: dict[str, Any], row: Family, gguf: Gguf, own_keys: Mapping[
         return
     as_global = row.rope.local is not None and row.rope.local[0] == "rope_theta"
     if as_global or (local is not None and not row.rope.local and "sliding_attention" in values.get("layer_types", ())):
-        whole, scaling = values.pop("rope_theta", None), values.pop("rope_scaling", {})
-        local = whole if local is None else shortest(local)
+        base, scaling = values.pop("rope_theta", None), values.pop("rope_scaling", {})
+        local = base if local is None else shortest(local)
         values["rope_parameters"] = {
-            "full_attention": {"rope_type": "default", "rope_theta": whole, **scaling},
+            "full_attention": {"rope_type": "default", "rope_theta": base, **scaling},
             "sliding_attention": {"rope_type": "default", "rope_theta": local},
         }
 
@@ -475,7 +514,7 @@ class RestoredTensor(DerivedTensor, WholeTensor):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.stored.shape[::-1] if self.undo is turned else self.stored.shape
+        return SHAPES[self.undo](self.stored.shape) if self.undo in SHAPES else self.stored.shape
 
     @property
     def noted(self) -> set[str] | None:  # type: ignore[override]
@@ -485,7 +524,7 @@ class RestoredTensor(DerivedTensor, WholeTensor):
         return replace(self, stored=self.stored.unchecked(noted))
 
     def ends(self) -> tuple[Tensor, Tensor, int | tuple[float, ...]] | None:
-        ends = self.stored.ends()
+        ends = None if self.undo is logarithm else self.stored.ends()  # which would change places
         return ends and (replace(self, stored=ends[0]), replace(self, stored=ends[1]), ends[2])
 
     def read(self) -> np.ndarray:
@@ -495,7 +534,8 @@ class RestoredTensor(DerivedTensor, WholeTensor):
     def _pieces(self) -> int:
         """Of how many pieces of rows each is undone by itself; 0 where rows of the whole are mixed."""
         pieces: dict[Undo, int] = {
-            queries_in_halves: self.n_heads, keys_in_halves: self.n_kv_heads, less_one: self.shape[0]
+            queries_in_halves: self.n_heads, keys_in_halves: self.n_kv_heads, less_one: self.shape[0],
+            one_channel: self.shape[0],
         }  # fmt: skip
         return pieces.get(self.undo, 0)
 

@@ -531,8 +531,8 @@ class _Reader:
 
     def parts(self, fused: NamedTensor) -> tuple[NamedTensor, ...]:
         """The tensors that one tensor of the file fuses."""
-        whole, bias = fused.role.removesuffix(".bias"), ".bias" * fused.role.endswith(".bias")
-        kind, dot, rest = whole.rpartition(".")
+        plain, bias = fused.role.removesuffix(".bias"), ".bias" * fused.role.endswith(".bias")
+        kind, dot, rest = plain.rpartition(".")
         roles, parts = rest.split("+"), []
         for i, role in enumerate(roles):
             if role in ("gate", "up"):

@@ -100,12 +100,13 @@ NAMED: dict[str, tuple[Callable[..., Any], ...]] = {
     "sizes": (listed_sizes, rules.own_heads, rules.twice_where_sliding, rules.global_sizes, rules.groups_by_layer),
     "derived": (
         rules.OfHalf, rules.heads_of_64, rules.Stage, rules.grouping_stages, rules.half_the_heads, rules.of_fusion,
-        rules.heads_of_attn_config,
+        rules.heads_of_attn_config, rules.adjusted_width,
     ),
     "stored_layer": (rules.same_layer, rules.half, rules.shared_groups),
     "config": (
         cells.nothing_more, gguf.gemma_scalar, gguf.stablelm_config, gguf.granite_config,
         gguf.falcon_config, gguf.mpt_config, gguf.neox_config, gguf.bert_config, gguf.latent_config, gguf.glm4_config,
+        gguf.lfm2_config,
     ),
 }  # fmt: skip
 

@@ -182,9 +182,9 @@ def compare_tensors(a: Model | TensorsOnly, b: Model | TensorsOnly) -> TensorCha
 
     Memory is a few blocks of a million values per core and, where a rank is looked for, two matrices of 144 columns.
     """
-    found = list(counterparts(a, b))
-    pairs = [pair for each in found if (pair := each.pair())]
-    return TensorChanges([*changes_with_directions(a, b, pairs), *(_lacking(each) for each in found if not each.by)])
+    entries = list(counterparts(a, b))
+    pairs = [pair for each in entries if (pair := each.pair())]
+    return TensorChanges([*changes_with_directions(a, b, pairs), *(_lacking(each) for each in entries if not each.by)])
 
 
 def _lacking(only: Counterparts) -> Change:

@@ -223,13 +223,13 @@ class Codebook:
 
     bytes: int
     vectors: Callable[[np.ndarray], Vectors]
-    of: str  # the type that the package has the codebook under
+    name: str  # the type that the gguf package keeps the codebook under
     weights: int = 256
     shifts: tuple[float, ...] = (0.0,)  # the codebook has its entries once for each, with this added
 
     def entries(self) -> np.ndarray:
         """(entries, v) as float32."""
-        return _entries(self.of, self.shifts)
+        return _entries(self.name, self.shifts)
 
     def unpack(self, blocks: np.ndarray, out: np.ndarray) -> None:
         """Write the weights of blocks (B, bytes) into out (B, 256)."""
@@ -244,14 +244,14 @@ class Codebook:
 
 
 @cache
-def _entries(of: str, shifts: tuple[float, ...]) -> np.ndarray:
+def _entries(name: str, shifts: tuple[float, ...]) -> np.ndarray:
     try:
         import gguf.quants
     except ImportError:
         raise CheckpointError(
             "needs the gguf package, which has the codebooks of ggml's I-quants: pip install gguf"
         ) from None
-    kind = getattr(gguf.quants, of)
+    kind = getattr(gguf.quants, name)
     kind.init_grid()
     return np.concatenate([kind.grid[0, 0] + np.float32(shift) for shift in shifts])
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weightscope.architectures.gguf import RestoredTensor, logarithm
 from weightscope.changes.pair import Pair
 from weightscope.changes.recomputed import CLIPPED, Cells, stored_cells, way_from
 from weightscope.changes.rounding import CASTS, FRACTION, SMALLEST
@@ -71,6 +72,19 @@ def merged_otherwise(pair: Pair) -> Proof | None:
             if not (np.abs(x - y) <= np.ldexp(_half_unit(merged.dtype), exponent) + error).all():
                 return None
         return Proof(f"{letter} merged with the adapter, in {base}", "within the rounding of its sums")
+    return None
+
+
+def exponentiated(pair: Pair) -> Proof | None:
+    """Whether one stores a state space's A = -exp(log(-A)) of the other, as right as float32's exp makes it."""
+    for letter, older, newer in (("A", pair.a, pair.b), ("B", pair.b, pair.a)):
+        if not (isinstance(newer, RestoredTensor) and newer.undo is logarithm):
+            continue
+        stored = newer.stored.read().reshape(older.shape).astype(np.float64)
+        with np.errstate(all="ignore"):
+            exact = -np.exp(older.read().astype(np.float64))
+            if (np.abs(stored - exact) <= 2 * _half_unit("F32") * np.abs(exact)).all():
+                return Proof(f"{letter} to -exp in F32", "within one unit of the last place of float32")
     return None
 
 

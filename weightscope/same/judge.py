@@ -17,7 +17,7 @@ from weightscope.checkpoint.blocks import Block, row_width
 from weightscope.checkpoint.checkpoint import StoredTensor, WholeTensor
 from weightscope.checkpoint.storage import is_same_file
 from weightscope.metrics.spectra import evenly_spread, low_rank
-from weightscope.same.coarser import merged_otherwise, quantised, rounded_twice
+from weightscope.same.coarser import exponentiated, merged_otherwise, quantised, rounded_twice
 from weightscope.same.deeds import EXACT, OF_VOCABULARY, SPREAD, Deed, Sizes, error_of, find_deed, sampled
 from weightscope.tensors.measure import BITS, why_unread
 
@@ -147,7 +147,7 @@ def _sampled_blocks(parts: Compared) -> list[Part]:
 
 def _coarser(parts: Compared, change: Change) -> Judged | None:
     """Whether one is the other with less in it."""
-    if proof := rounded_twice(parts.tensors) or merged_otherwise(parts.tensors):
+    if proof := rounded_twice(parts.tensors) or merged_otherwise(parts.tensors) or exponentiated(parts.tensors):
         return _judged(parts, ROUNDED, proof.deed, change.change, proof.detail)
     if proof := quantised(parts.tensors, change):
         return _judged(parts, QUANTISED, proof.deed, change.change, proof.detail)
@@ -246,8 +246,8 @@ def _views(pair: Pair) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray,
     for tensor in (pair.a, pair.b):
         width = shape[-1]
         if prod(shape) <= LARGEST_WHOLE:
-            whole = Block(tensor, 0, prod(shape)).values().reshape(-1, width)
-            sides.append(sampled(whole.astype(np.float32, copy=False)))
+            array = Block(tensor, 0, prod(shape)).values().reshape(-1, width)
+            sides.append(sampled(array.astype(np.float32, copy=False)))
             continue
         columns, rows = (evenly_spread(n, SPREAD) for n in (width, prod(shape[:-1])))
         across, along, row = [], [], 0

@@ -23,8 +23,8 @@ from weightscope.provenance import Provenance
 from weightscope.results import Result
 from weightscope.same.config_and_tokens import Settings, Tokens, compare_settings, compare_tokenizers
 from weightscope.same.deeds import Sizes
-from weightscope.same.elsewhere import UNEXPLAINED, find_elsewhere, name_shards, reordered_experts
-from weightscope.same.function import allowed, basis_in_words, basis_of, called, last_apart, same_layers
+from weightscope.same.elsewhere import UNEXPLAINED, find_elsewhere, name_shards, name_unread, reordered_experts
+from weightscope.same.function import allowed, apart, basis_in_words, basis_of, called, is_unknown, last_apart
 from weightscope.same.judge import (
     DIFFERENT,
     QUANTISED,
@@ -49,6 +49,7 @@ UP_TO = {"values": SAME_VALUES, "rounded": ROUNDED, "quantised": QUANTISED, "rou
          "quantisation": QUANTISED, "function": SAME_FUNCTION}  # fmt: skip
 NAMED = 3  # tensors, keys or kinds that the lead names
 ANY_ORDER = ("rows in another order", "heads in another order")  # which fits what was done to a part of the rows too
+NOT_RUN = "whether other tensors of the layer make up for it is not known: it is not run, or not in full"
 LAST = ("norm.outputs", "norm.outputs.bias", "unembedding", "unembedding.bias", "outputs.projection")
 
 
@@ -75,6 +76,7 @@ class Same(Result):
     settings: Settings
     tokens: Tokens
     not_compared: Sequence[str]  # names of tensors that were not compared, and why
+    beside: Sequence[str]  # of each checkpoint, in a sentence: files of weights that were not read
     sample: float
     provenance: Provenance
 
@@ -163,7 +165,7 @@ class Same(Result):
 
     def printed(self) -> list[str | Table]:
         """What the terminal shows, from top to bottom."""
-        parts: list[str | Table] = [self.lead, self.tokens.lead]
+        parts: list[str | Table] = [self.lead, *self.beside, self.tokens.lead]
         if self.settings.idle:
             keys = listed([printable(each.key) for each in self.settings.idle], NAMED)
             parts.append(f"Config keys without effect on what is computed also differ: {keys}.")
@@ -248,9 +250,10 @@ def same(a: Readable | str | Path, b: Readable | str | Path, *, sample: float = 
         verdict = max(verdict, UNDECIDED, key=VERDICTS.index)
     if settings.deciding:
         verdict = DIFFERENT
-    return Same(
-        a.name, b.name, verdict, judged, settings, tokens, left, sample, Provenance.of(a.checkpoint, b.checkpoint)
-    )
+    provenance = Provenance.of(a.checkpoint, b.checkpoint)
+    beside = [f"{letter}: {each.checkpoint.weight_files.sentence}"
+              for letter, each in (("A", a), ("B", b)) if each.checkpoint.weight_files.telling]  # fmt: skip
+    return Same(a.name, b.name, verdict, judged, settings, tokens, left, beside, sample, provenance)
 
 
 def _needs_head(model: Readable) -> bool:
@@ -291,8 +294,8 @@ def _judged(a: Readable, b: Readable, sample: float) -> tuple[list[Judged], list
             judged.append(each)
             shown.update()
     judged = [_by_part(a, b, *each) for each in zip(judged, parts, strict=True)]
-    judged = name_shards(find_elsewhere(judged, parts), [each.tensors.b.file.path.name for each in parts])
-    judged = reordered_experts(judged, parts)
+    judged = name_shards(find_elsewhere(judged, parts), parts)
+    judged = reordered_experts(a, judged, parts)
     heads = [_tied_head(a, b, *each) for each in ((only_a, True), (only_b, False))]
     for lost, in_a, tied in ((only_a, True, heads[0]), (only_b, False, heads[1])):
         for tensor, label in lost:
@@ -301,6 +304,7 @@ def _judged(a: Readable, b: Readable, sample: float) -> tuple[list[Judged], list
             judged.append(
                 tied if tied is not None and tensor.role == "unembedding" else alone(tensor, label, in_a=in_a)
             )
+    judged = name_unread(judged, a.checkpoint, b.checkpoint)
     left = [f"{each.name} ({each.detail or each.deed})" for each in judged if each.verdict == UNDECIDED]
     return _same_function(a, b, judged), left
 
@@ -364,13 +368,19 @@ def _same_function(a: Readable, b: Readable, judged: Sequence[Judged]) -> list[J
         return list(judged)
     turned = basis.rotation is not None
     why = basis_in_words(basis) if turned else "the layer gives the same on random inputs"
-    roles: dict[int, list[str]] = {layer: [] for layer in range(a.config.n_layers if turned else 0)}
+    deeds: dict[int, list[tuple[str, str]]] = {layer: [] for layer in range(a.config.n_layers if turned else 0)}
     for i in mine:
         if (layer := judged[i].layer) is not None:
-            roles.setdefault(layer, []).append(judged[i].role)
+            deeds.setdefault(layer, []).append((judged[i].role, judged[i].deed))
     if not turned:  # one alone shows in what the layer gives
-        roles = {layer: changed for layer, changed in roles.items() if len(changed) > 1}
-    same_ones = same_layers(a, b, roles, basis)
+        deeds = {layer: changed for layer, changed in deeds.items() if len(changed) > 1}
+    sizes = {layer: apart(a, b, layer, basis, [role for role, _ in changed]) for layer, changed in deeds.items()}
+    same_ones = [layer for layer, size in sizes.items() if size <= allowed(basis)]
+    unknown = [
+        layer
+        for layer, size in sizes.items()
+        if layer not in same_ones and is_unknown(a, b, layer, basis, size, deeds[layer])
+    ]
     last = any(judged[i].role in LAST for i in mine) and last_apart(a, b, basis) <= allowed(basis)
     if turned and (len(same_ones) < a.config.n_layers or not last):
         return list(judged)
@@ -381,4 +391,6 @@ def _same_function(a: Readable, b: Readable, judged: Sequence[Judged]) -> list[J
         if each.layer in same_ones or (each.layer is None and (last if each.role in LAST else turned)):
             deed = why if turned else called(each.role, each.deed, folded=each.layer in with_norms)
             result[i] = as_same_function(replace(each, deed=deed), "" if turned else why)
+        elif each.layer in unknown:
+            result[i] = replace(each, verdict=UNDECIDED, detail=f"{NOT_RUN}; {each.detail}".removesuffix("; "))
     return result
