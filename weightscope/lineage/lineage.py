@@ -38,7 +38,7 @@ TABLES: dict[str, Callable[["Lineage"], Any]] = {
 }
 RESULTS = (*TABLES, "report.html", "lineage.png", "lineage.svg", "lineage.figure.csv")
 BY_PRINTS = {  # by whether the signs were drawn from a key
-    False: " This rests on fingerprints: a checkpoint can be made to fit their public probes. Its weights would decide.",
+    False: " This rests on fingerprints, and a checkpoint can be made to fit public probes; its weights would decide.",
     True: " This rests on fingerprints, drawn with a key.",
 }
 UNKNOWN_ORDER = "the weights do not show which came first"
