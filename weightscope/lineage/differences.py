@@ -44,6 +44,7 @@ OF_LAYERS = {  # kinds that layers show, each with the field of `LayerChange` an
         "base_copies", "At least {least} experts of a layer of the base copy the suspect's network."),
     "neurons permuted": ("neurons", "Feed-forward matrices have the base's rows in another order."),
 }  # fmt: skip
+QUIET = 0.05  # of the largest layer's median |W_VO|: matched layers that all write less may have been added to be found
 RESIZED = {"heads grouped", "heads grouped: the base", "width cut", "width extended"}  # what changes every head anyway
 
 
@@ -130,6 +131,7 @@ def _outside(suspect: Model, base: Model) -> TensorsOfBoth:
 def structure_kinds(suspect: Sketches, base: Sketches, match: Match) -> Iterator[Kind]:
     """Layers removed, repeated, reordered; heads removed, added, permuted, grouped; a changed vocabulary or width."""
     yield from _layer_kinds(suspect, base, match)
+    yield from _silent_kinds(suspect, match)
     yield from _head_kinds(suspect, base, match)
     a, b = base.about, suspect.about
     if a["vocabulary"] and b["vocabulary"] and a["vocabulary"] != b["vocabulary"]:
@@ -166,6 +168,18 @@ def _layer_kinds(suspect: Sketches, base: Sketches, match: Match) -> Iterator[Ki
     if new:
         text = f"Nothing in the base matches {indexed('layer', new)}."
         yield Kind("layers replaced or added", new, text, len(new) / len(suspect.layers))
+
+
+def _silent_kinds(suspect: Sketches, match: Match) -> Iterator[Kind]:
+    """Matched layers that write so little that they may have been added to be found, or to say nothing."""
+    written = {i: float(np.median(suspect.norms[suspect.of_layer(i), 1])) for i in suspect.layers}
+    loudest = max(written.values())
+    matched = [i for i, j in zip(suspect.layers, match.layers, strict=True) if j is not None]
+    quiet = [i for i in matched if 0 < written[i] < QUIET * loudest]
+    if quiet and max(written[i] for i in matched) < QUIET * loudest:
+        share = max(written[i] for i in matched) / loudest
+        text = f"The matched layers write at most {share:.2g} of what the suspect's largest layer does."
+        yield Kind("layers hardly used", quiet, text, len(quiet) / len(suspect.layers))
 
 
 def _is_repeat(order: Sequence[int]) -> bool:
