@@ -17,6 +17,7 @@ from weightscope.lineage.differences import Kind, WeightChanges, structure_kinds
 from weightscope.lineage.direction import HOW, Proof, prove, without_layers
 from weightscope.lineage.matching import BACKGROUND, ROUTES, Match
 from weightscope.lineage.parts import CALLED, NOTHING, Part, compare_parts, unread_parts
+from weightscope.lineage.permutation_test import permutation_log_p
 from weightscope.lineage.probes import PUBLIC, Probes, keyed_probes
 from weightscope.lineage.shared_tensors import NORMS
 from weightscope.lineage.shares import Shares, shares_of
@@ -98,14 +99,29 @@ def _lineage(suspect: Base, named: Sequence[Base], key: Probes, nonce: str | Non
     """The same without the files that were read."""
     pairs, looked_at, unread, probes = candidates(suspect, named, key, nonce)
     compared = [judge(sketches, base) for sketches, base in pairs]
-    return replace(_judged(pairs[0][0], compared, looked_at, unread), probes=probes)
+    result = _judged(pairs[0][0], compared, looked_at, unread)
+    return replace(result, probes=probes, by_neurons=_by_neurons(pairs))
+
+
+def _by_neurons(pairs: Sequence[tuple[Sketches, Sketches]]) -> dict[str, float]:
+    """The p-value of the permutation test of neurons by base, where weights are there and shapes agree."""
+    log_p = {
+        base.name: permutation_log_p(suspect.source, base.source)
+        for suspect, base in pairs if suspect.source is not None and base.source is not None
+    }  # fmt: skip
+    return {name: exp(value) for name, value in log_p.items() if value is not None}
+
+
+def p_value_of(log_p: Sequence[float], looked_at: int) -> float:
+    """The smallest of some probabilities, times the number of comparisons by which it may be small by chance."""
+    comparisons = max(1, looked_at) * len(ROUTES)
+    return exp(min(0.0, max(-700.0, min(log_p, default=0.0) + log(comparisons))))
 
 
 def _judged(sketches: Sketches, compared: list[ComparedBase], looked_at: int, unread: list[str]) -> "Lineage":
     """The verdict on all bases."""
     comparisons = max(1, looked_at) * len(ROUTES)
-    log_p = min((each.log_p for each in compared), default=0.0) + log(comparisons)
-    p = exp(min(0.0, max(-700.0, log_p)))
+    p = p_value_of([each.log_p for each in compared], looked_at)
     related = sorted((Related(j.base, j.match) for j in compared if j.match), key=lambda each: -each.weight)
     if related:
         return replace(_related(sketches, compared, related, p, comparisons), unread=unread)
@@ -307,7 +323,7 @@ class Lineage(Result):
     compared: list[ComparedBase]  # every base
     origin: Related | None  # the base that it shares heads with, and the match that shows this
     verdict: str  # "derived", "related", "unrelated" or "undecided"; as above
-    p_value: float  # probability that strangers are this alike, times the comparisons; at most 1
+    p_value: float  # bound of the probability that strangers are this alike, times the comparisons; at most 1
     comparisons: int  # number of bases times routes
     # How the suspect differs from the base; neither needs to come first
     kinds: list[Kind] = field(default_factory=list)
@@ -319,6 +335,7 @@ class Lineage(Result):
     proof: Proof | None = None  # how the newer can be recomputed from the older, if the weights show it
     parts: dict[str, Part] = field(default_factory=dict)  # "attention", "feed_forward", "tokens", "norms", perhaps more
     sharing: Sketches | None = None  # a base that shares no heads but another part
+    by_neurons: dict[str, float] = field(default_factory=dict)  # p-value of the permutation test of neurons, by base
     probes: Probes = PUBLIC  # where the signs of sketches of the pairs come from whose weights are both there
     provenance: Provenance = field(default_factory=Provenance, repr=False)
 
@@ -481,7 +498,7 @@ class Lineage(Result):
             "name": base.name, "heads": "related" if match else "undecided" if compared.doubt else "unrelated",
             "likeness": match.mean if match else None, "doubt": compared.doubt,
             "known_by": "weights" if base.source is not None else "fingerprint",
-            "heads_sha256": base.about.get("heads_sha256"),
+            "heads_sha256": base.about.get("heads_sha256"), "permutation_p": self.by_neurons.get(base.name),
         }  # fmt: skip
 
     def printed(self) -> list[str | Table]:
