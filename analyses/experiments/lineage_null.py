@@ -30,6 +30,7 @@ from weightscope.progress import bar
 from weightscope.tables import Table
 
 MODELS = 66  # 2,145 pairs
+LEVELS = 201  # points of a line
 TRAINED_APART = ("0", "1", "2", "3", "4", "5")
 
 
@@ -122,11 +123,16 @@ def main(tiny: Path, out: Path) -> None:
             summary.append((group, name, len(p), distance, chance, *shares, sum(row[5] for row in rows)))
     header = ("group", "p", "pairs", "kolmogorov", "chance", "below_0.1", "below_0.01", "below_0.001", "sure")
     files.text("summary.csv", Table.of_rows(header, summary).csv())
+    draw({"heads (bound)": [row[3] for row in rows], "neurons (permutation test)": [row[4] for row in rows]}, files)
+
+
+def draw(p_values: dict[str, list[float]], files: Folder) -> None:
+    """The p-plot: which share of stranger pairs has a p-value up to each level."""
+    shares = np.linspace(0, 1, LEVELS)
     with in_our_style():
         figure, axis = subplots(figsize=(3.4, 2.8))
-        expected = (np.arange(len(rows)) + 0.5) / len(rows)
-        for place, label, colour in ((3, "heads (bound)", COLOURS[0]), (4, "neurons (permutation test)", COLOURS[1])):
-            axis.plot(expected, np.sort([row[place] for row in rows]), label=label, color=colour, lw=1.2)
+        for (label, p), colour in zip(p_values.items(), COLOURS, strict=False):
+            axis.plot(shares, np.quantile(p, shares), label=label, color=colour, lw=1.2)
         axis.plot([0, 1], [0, 1], color=COLOURS[7], lw=0.6)
         axis.set(xlabel="share of stranger pairs", ylabel="p up to", xlim=(0, 1), ylim=(0, 1.02))
         axis.legend(frameon=False)
