@@ -108,7 +108,7 @@ LIES: dict[str, tuple[Edit, str]] = {
     "other files of the base": (
         within("predicate", "bases", 0, "files", 1, "digest", "sha256", value=ZEROS),
         "bases[0].files[model.safetensors] is"),
-    "probes that this version does not draw": (predicate(probes={"nonce": "00"}), "probes is"),
+    "probes that do not follow from the nonce": (predicate(probes={"seed": "00", "nonce": "00"}), "probes.seed is"),
 }  # fmt: skip
 
 

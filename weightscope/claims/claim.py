@@ -45,7 +45,7 @@ def statement(lineage: Lineage, options: Options = AS_IS) -> dict[str, Any]:
     about = {
         "suspect": {"name": suspect.name, "digest": {"sha256": model_digest(digests)}},
         "bases": [_described(compared.base) for compared in lineage.compared],
-        "options": options._asdict(), "probes": None, "serialization": SERIALIZATION,
+        "options": options._asdict(), "probes": probes_of(lineage), "serialization": SERIALIZATION,
     }  # fmt: skip
     return {
         "_type": STATEMENT, "subject": resources(digests), "predicateType": PREDICATE,
@@ -54,6 +54,11 @@ def statement(lineage: Lineage, options: Options = AS_IS) -> dict[str, Any]:
             **about, **judgement(lineage),
         },
     }  # fmt: skip
+
+
+def probes_of(lineage: Lineage) -> dict[str, str] | None:
+    """The seed of the random probes, and the nonce that it follows from with the digests; None for public probes."""
+    return {"seed": lineage.probes.seed, "nonce": lineage.probes.nonce} if lineage.probes.nonce else None
 
 
 def _described(base: Sketches) -> dict[str, Any]:
@@ -134,6 +139,7 @@ def claim_of(value: Mapping[str, Any], file: object) -> Claim:
     ):
         raise refuse(f"it holds what nothing is known of: {', '.join(map(_shown, unknown[:4]))}")
     try:
+        _probes(predicate["probes"])
         name, bases = _name(predicate["suspect"]), list(map(_base, _listed(predicate["bases"], "bases", MOST_BASES)))
         claim = Claim(
             predicate, name, _files(value.get("subject"), "subject"), {name: files for name, files, _ in bases},
@@ -182,6 +188,14 @@ def _base(value: Any) -> tuple[str, dict[str, str], dict[str, str] | None]:
     name = _name(value)
     named = _files(value["made_of"], "made_of") if value.get("made_of") else {} if "made_of" in value else None
     return name, _files(value.get("files"), "files"), named
+
+
+def _probes(value: Any) -> None:
+    if value is not None and not (
+        isinstance(value, dict) and value.keys() == {"seed", "nonce"}
+        and all(isinstance(text, str) and 0 < len(text) <= LONGEST_TEXT for text in value.values())
+    ):  # fmt: skip
+        raise ValueError("probes should be null, or a seed and a nonce")
 
 
 def _options(value: Any) -> Options:

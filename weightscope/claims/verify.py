@@ -9,7 +9,18 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from weightscope.claims.claim import BY_WEIGHTS, INDEXED, JUDGED, SHARED, Claim, Options, claim_of, judgement, made_of
+from weightscope.claims.claim import (
+    BY_WEIGHTS,
+    INDEXED,
+    JUDGED,
+    SHARED,
+    Claim,
+    Options,
+    claim_of,
+    judgement,
+    made_of,
+    probes_of,
+)
 from weightscope.claims.digests import SERIALIZATION, digests_of, model_digest
 from weightscope.claims.envelope import Opened, opened_claim
 from weightscope.errors import CheckpointError, counted, printable
@@ -169,10 +180,14 @@ def verify(
     if differences:
         return Verification(claim, None, signature, differences, list(JUDGED), provenance)
     named = [base.called(name) for base, name in zip(in_order, claim.bases, strict=True)]
-    found = judgement(lineage(mine.called(claim.name), named))
+    probes = claim.predicate["probes"]
+    again = lineage(mine.called(claim.name), named, nonce=probes["nonce"] if probes else None)
+    found = judgement(again)
     prints = {base.name for base in named if base.source is None}
     mixed = prints != {*claim.made_of}  # weights in place of a fingerprint, or the reverse
     compared = BY_PRINTS if mixed else JUDGED
+    if not mixed:
+        differences += _differences("probes", probes, probes_of(again), ())
     own_names = sorted(map(printable, {claim.name, *claim.bases}), key=len, reverse=True)
     for name in compared:
         differences += _differences(name, claim.predicate[name], found[name], own_names, mixed)
@@ -193,7 +208,6 @@ def _about(claim: Claim, options: Options | None) -> Iterator[Difference]:
         for key in sorted(described.keys() - known):
             yield Difference(f"{where}.{key}", described[key], None)
     yield from _differences("serialization", claim.predicate["serialization"], SERIALIZATION, ())
-    yield from _differences("probes", claim.predicate["probes"], None, ())
     if options is not None:
         yield from _differences("options", claim.options._asdict(), options._asdict(), ())
 
