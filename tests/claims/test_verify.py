@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import socket
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from click.testing import Result
 
 from tests.support.commands import is_one_line, run
+from tests.support.figures import undrawn
 from tests.support.provenance import envelope_in
 from weightscope.claims.verify import _same_text
 from weightscope.lineage.sketches import load
@@ -56,6 +58,31 @@ def test_folders_may_be_called_otherwise(models: Path, claims: Path, tmp_path: P
     (tmp_path / "original" / "README.md").unlink()
     result, _ = verified(claims / "bfloat16.json", tmp_path / "downloaded", tmp_path / "original")
     assert result.exit_code == 0, result.output
+
+
+def test_nothing_asks_a_network(models: Path, claims: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> None:
+        raise AssertionError("somebody was called")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse, raising=False)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    result = run("verify", claims / "drift-3.json", models / "drift-3", models / "base")
+    assert result.exit_code == 0, result.output
+
+
+def test_rows_of_a_file_are_named_by_their_digest(models: Path, claims: Path, tmp_path: Path) -> None:
+    """A claim that was read by rows of the issuer's holds with these rows only."""
+    rows, other = tmp_path / "rows.toml", tmp_path / "other.toml"
+    rows.write_text('[mine]\nlike = "llama"\n')
+    other.write_text('[yours]\nlike = "llama"\n')
+    with undrawn():
+        arguments = [models / "bfloat16", models / "base", "--out", tmp_path / "out", "--families", rows]
+        assert run("lineage", *arguments, "--attest", tmp_path / "claim.json").exit_code == 0
+    for families, status in ((rows, 0), (other, 3), (None, 3)):
+        options = {"families": families} if families else {}
+        result, answer = verified(tmp_path / "claim.json", models / "bfloat16", models / "base", **options)
+        assert result.exit_code == status, result.output
+        assert ("options.families is" in answer["lead"]) == (status == 3)
 
 
 # Fields
@@ -268,8 +295,8 @@ def test_a_suspect_must_have_weights(models: Path, claims: Path) -> None:
 
 def forged(path: Path, named: Path, made: Path) -> Path:
     """The fingerprint `made`, which says that it was made of the files that `named` was made of."""
-    sketches, word = load(made), load(named).about["made_of"]
-    replace(sketches, about=sketches.about | {"made_of": word, "name": "base"}).save(path)
+    sketches, word = load(made), load(named).about["files"]
+    replace(sketches, about=sketches.about | {"files": word, "name": "base"}).save(path)
     return path
 
 
@@ -308,6 +335,6 @@ def test_a_hostile_word_of_a_fingerprint_is_one_clear_error(
     attack: str, models: Path, claims: Path, tmp_path: Path
 ) -> None:
     sketches = load(models / "base.wsf")
-    replace(sketches, about=sketches.about | {"made_of": HOSTILE_WORDS[attack]}).save(tmp_path / "base.wsf")
+    replace(sketches, about=sketches.about | {"files": HOSTILE_WORDS[attack]}).save(tmp_path / "base.wsf")
     result = run("verify", claims / "bfloat16.json", models / "bfloat16", tmp_path / "base.wsf")
-    assert is_one_line(result) and "made_of should list at most 1,100 files" in result.stderr
+    assert is_one_line(result) and "files should be a list of at most 1,100" in result.stderr

@@ -4,11 +4,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from weightscope.checkpoint.storage import SHA256
-from weightscope.claims.digests import SERIALIZATION, digests_of, model_digest, resources
+from weightscope.claims.digests import SERIALIZATION, Print, digests_of, model_digest, resources
 from weightscope.errors import CheckpointError, printable
 from weightscope.lineage.lineage import Lineage
 from weightscope.lineage.sketches import LONGEST_TEXT, MOST_FILES, Sketches
-from weightscope.tables import as_json
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://weightscope/lineage/v1"  # what a claim of this version is
@@ -41,7 +40,7 @@ def statement(lineage: Lineage, options: Options = AS_IS) -> dict[str, Any]:
     if suspect.source is None:
         problem = "is a fingerprint; a claim is about the files of a checkpoint, so the suspect's weights are needed"
         raise CheckpointError(problem, file=suspect.name)
-    digests = digests_of(suspect)
+    digests = digests_of(suspect.source)
     about = {
         "suspect": {"name": suspect.name, "digest": {"sha256": model_digest(digests)}},
         "bases": [_described(compared.base) for compared in lineage.compared],
@@ -58,15 +57,10 @@ def statement(lineage: Lineage, options: Options = AS_IS) -> dict[str, Any]:
 
 def _described(base: Sketches) -> dict[str, Any]:
     """A base by name and digests; of a fingerprint, its own and those that it names."""
-    digests = digests_of(base)
+    source = base.source or Print.of(base)
+    digests = digests_of(source)
     about = {"name": base.name, "digest": {"sha256": model_digest(digests)}, "files": resources(digests)}
-    return about if base.source is not None else about | {"made_of": resources(made_of(base))}
-
-
-def made_of(base: Sketches) -> dict[str, str]:
-    """Digests of the files that a fingerprint says it was made of; none if it does not know them all."""
-    files = base.about.get("made_of", [])
-    return {file["name"]: file["sha256"] for file in files} if all("sha256" in file for file in files) else {}
+    return about | {"made_of": resources(source.made_of)} if isinstance(source, Print) else about
 
 
 def tier_of(lineage: Lineage) -> str:
@@ -76,23 +70,22 @@ def tier_of(lineage: Lineage) -> str:
 
 def judgement(lineage: Lineage) -> dict[str, Any]:
     """What a lineage says, in values that a second run can be compared with."""
-    proof = lineage.proof
+    said, proof = lineage.as_json(), lineage.proof
     first = None if proof is None else "base" if lineage.verdict == "derived" else "suspect"
-    layers = [{key: row[key] for key in LAYER} for row in lineage.alignment.records()]
+    layers = [{key: row[key] for key in LAYER} for row in said["alignment"]]
     for layer in layers:
         layer["base_layer"] = None if layer["base_layer"] is None else int(layer["base_layer"])
-    return dict(as_json({
-        "lead": printable(lineage.lead), "verdict": lineage.verdict, "base": lineage.base,
-        "direction": {"first": first, "shown_by": None if proof is None else proof.how},
+    shown = {
+        "lead": printable(lineage.lead), "layers": layers, "parts": said.get("parts", {}),
         "attention": SHARED if lineage.origin is not None else "not shared",
-        "p_value": lineage.p_value, "comparisons": lineage.comparisons, "layers": layers,
-        "kinds": [vars(kind) for kind in lineage.kinds], "weights": lineage.weights, "doubts": lineage.doubts,
-    }))  # fmt: skip
+        "direction": {"first": first, "shown_by": None if proof is None else proof.how},
+    }  # fmt: skip
+    return {key: shown.get(key, said.get(key)) for key in JUDGED}
 
 
 JUDGED = (  # the keys of `judgement`
-    "lead", "verdict", "base", "direction", "attention", "p_value", "comparisons", "layers", "kinds", "weights",
-    "doubts",
+    "lead", "verdict", "base", "direction", "parts", "attention", "p_value", "comparisons", "layers", "kinds",
+    "weights", "doubts",
 )  # fmt: skip
 STATED = {"_type", "subject", "predicateType", "predicate"}
 FIELDS = {"version", "date", "tier", *ABOUT_FILES, *JUDGED}

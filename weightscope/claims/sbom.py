@@ -9,8 +9,7 @@ from collections.abc import Callable
 from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
-from weightscope.claims.claim import made_of
-from weightscope.claims.digests import digests_of, model_digest
+from weightscope.claims.digests import Print, digests_of, model_digest
 from weightscope.errors import printable
 from weightscope.lineage.lineage import Lineage
 from weightscope.lineage.sketches import Sketches
@@ -42,7 +41,7 @@ def relatives(lineage: Lineage) -> list[Sketches]:
 
 def _files_of(sketches: Sketches) -> dict[str, str]:
     """A model's files by digest; a fingerprint's are those that it says it was made of."""
-    return digests_of(sketches) if sketches.source is not None else made_of(sketches)
+    return Print.of(sketches).made_of if sketches.source is None else digests_of(sketches.source)
 
 
 def _tool(lineage: Lineage) -> str:
@@ -61,7 +60,7 @@ def _cyclonedx(lineage: Lineage) -> dict[str, Any]:
         model["pedigree"] = {field: components, "notes": printable(lineage.lead)}
     said = {"verdict": lineage.verdict, "lead": printable(lineage.lead), "p_value": f"{lineage.p_value:.3g}"}
     model["properties"] += [{"name": f"weightscope:{name}", "value": value} for name, value in said.items()]
-    identity = uuid5(NAMESPACE_URL, f"{model_digest(digests_of(lineage.suspect))} {lineage.provenance.date}")
+    identity = uuid5(NAMESPACE_URL, f"{model_digest(_files_of(lineage.suspect))} {lineage.provenance.date}")
     tool = {"type": "application", "name": "weightscope", "version": lineage.provenance.version}
     return {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json", "bomFormat": "CycloneDX", "specVersion": "1.6",
@@ -115,7 +114,7 @@ def _spdx(lineage: Lineage) -> dict[str, Any]:
         "annotationType": "REVIEW", "annotator": f"Tool: {_tool(lineage)}", "annotationDate": created,
         "comment": f"{lineage.verdict}: {lead}",
     }]  # fmt: skip
-    identity = uuid5(NAMESPACE_URL, f"{model_digest(digests_of(lineage.suspect))} {created}")
+    identity = uuid5(NAMESPACE_URL, f"{model_digest(_files_of(lineage.suspect))} {created}")
     return {
         "spdxVersion": "SPDX-2.3", "dataLicense": "CC0-1.0", "SPDXID": "SPDXRef-DOCUMENT",
         "name": printable(lineage.suspect.name), "documentNamespace": f"https://weightscope/sbom/{identity}",

@@ -46,9 +46,9 @@ def lineage(suspect: Base, bases: Base | Iterable[Base], *, progress: bool = Fal
 
     Parameters
     ----------
-    suspect : Model, Sketches, str or Path
-        A model, anything that `open_model` opens, a fingerprint or its file (`weightscope fingerprint`).
-    bases : Model, Sketches, str or Path, or several
+    suspect : Model, str or Path
+        A model, anything that `open_model` opens, or a fingerprint file (`weightscope fingerprint`).
+    bases : Model, str or Path, or several
         The same, or a folder of fingerprint files; those most like the suspect are compared.
     progress : bool
         Show a progress bar.
@@ -71,7 +71,7 @@ def lineage(suspect: Base, bases: Base | Iterable[Base], *, progress: bool = Fal
     >>> result.verdict, [kind.kind for kind in result.kinds]
     ('related', ['same bytes'])
     """
-    named = [bases] if isinstance(bases, Model | Sketches | str | Path) else list(bases)
+    named = [bases] if isinstance(bases, Model | str | Path) else list(bases)
     if not named:
         raise CheckpointError("lineage needs at least one base")
     with progress_shown(progress):

@@ -46,7 +46,7 @@ LARGEST_PRINT = 64 << 20  # bytes of a fingerprint file; a 70B model makes 3 MB
 MOST_HEADS = 32_768  # of all layers; the largest published model has 16,128
 MOST_LAYERS = 512  # with attention; the largest published model has 126
 LONGEST_TEXT = 1_000  # characters of a name in a fingerprint file
-MADE_OF = ("name", "size", "header_sha256", "sha256")  # what a fingerprint says of each file that it was made of
+OF_FILES = ("name", "size", "header_sha256", "sha256")  # what a fingerprint says of each file that it was made of
 MOST_FILES = 1_100  # that a fingerprint or a claim names; an index may name 1,000
 STORED = {  # arrays of a file: safetensors' dtype and NumPy's
     **dict.fromkeys(("direct", "tokens", "layers_direct", "layers_tokens"), ("I8", "i1")),
@@ -228,15 +228,15 @@ def _check_description(about: dict[str, Any], path: Path) -> None:
         if not isinstance(text := about.get(key, ""), str) or len(text) > LONGEST_TEXT:
             problem = f"its {key} should be a text of at most {LONGEST_TEXT} characters"
             raise CheckpointError(f"is a damaged fingerprint: {problem}", file=path)
-    files = about.get("made_of", [])
+    files = about.get("files", [])
     if not isinstance(files, list) or len(files) > MOST_FILES or not all(map(_is_file, files)):
-        problem = f"made_of should list at most {MOST_FILES:,} files with their names and digests"
+        problem = f"files should be a list of at most {MOST_FILES:,} with their names and digests"
         raise CheckpointError(f"is a damaged fingerprint: {problem}", file=path)
 
 
 def _is_file(value: Any) -> bool:
     """Whether this is what a fingerprint says of a file that it was made of."""
-    if not isinstance(value, dict) or not value.keys() <= {*MADE_OF}:
+    if not isinstance(value, dict) or not value.keys() <= {*OF_FILES}:
         return False
     name, digests = value.get("name"), [value[key] for key in value if key.endswith("sha256")]
     return (isinstance(name, str) and 0 < len(name) <= LONGEST_TEXT
@@ -259,7 +259,7 @@ def _about(model: Model) -> dict[str, Any]:
         "d_model": config.d_model, "layers": config.n_layers, "heads": config.n_heads, "kv_heads": config.n_kv_heads,
         "vocabulary": _vocabulary(model), "dtypes": dtypes,
         "config": digest_of(checkpoint.config), "bytes": checkpoint.nbytes,
-        "made_of": [{key: file[key] for key in MADE_OF if key in file} for file in source_of(checkpoint)["files"]],
+        "files": [{key: file[key] for key in OF_FILES if key in file} for file in source_of(checkpoint)["files"]],
     }  # fmt: skip
 
 

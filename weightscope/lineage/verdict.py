@@ -118,7 +118,7 @@ OTHER_VOCABULARY = 0.1  # relative difference of sizes beyond which two vocabula
 NEARER = 3.0  # factor by which a layer has to be nearer (1 - likeness) to another base than to the first
 CLEARLY = 0.01  # and this much more alike
 SILENT = 0.5  # a checkpoint with a smaller share of maps that are not zero cannot be compared
-Base = Model | Sketches | str | Path
+Base = Model | str | Path
 
 
 class Related(NamedTuple):
@@ -151,8 +151,6 @@ class ComparedBase:
 
 def print_of(source: Base) -> Sketches:
     """The fingerprint of a checkpoint, or the one in a file."""
-    if isinstance(source, Sketches):
-        return source
     return load(source) if is_fingerprint(source) else fingerprint(source)
 
 
@@ -169,15 +167,14 @@ def candidates(suspect: Sketches, named: Sequence[Base]) -> Candidates:
     bases: list[tuple[str, Sketches]] = []
     looked_at, unread = 0, []
     for base in bar(named, "bases", "base") if len(named) > 1 else named:
-        files = [] if isinstance(base, Model | Sketches) else prints_in(base)
+        files = [] if isinstance(base, Model) else prints_in(base)
         if files:
             kept = nearest(suspect, files)
             bases += kept.bases
             unread += kept.unread
         else:
-            sketches = print_of(base)
             given = base.checkpoint.given or base.source if isinstance(base, Model) else str(base)
-            bases.append((sketches.name if isinstance(base, Sketches) else given, sketches))
+            bases.append((given, print_of(base)))
         looked_at += len(files) or 1
     times = Counter(each.name for _, each in bases)
     called = [each if times[each.name] == 1 else each.called(source) for source, each in bases]
