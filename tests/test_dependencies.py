@@ -26,6 +26,7 @@ EXTRA_OF = {
     "runner": "runner",
     "adopting": "runner",
     "auroc_numba.py": "fast",
+    "cells_numba.py": "fast",
     "ggml_numba.py": "fast",
     "compiled.py": "fast",
     "signing.py": "attest",

@@ -212,7 +212,7 @@ def as_model(model: "Model | str | Path") -> "Model":
     return model
 
 
-MOST_ROWS = 2**21  # of an embedding: twice those of the largest published vocabulary, as for ids of tokens
+MOST_ROWS = 2**21  # of an embedding: twice the largest published vocabulary, as for ids of tokens
 PACKED = 8  # weights in one stored number, at most
 
 
@@ -337,7 +337,7 @@ class Model:
 
     @cached_property
     def tensors(self) -> "Tensors":
-        """Every tensor of the checkpoint under its role, those of other stacks too; nothing is read before `array()`.
+        """Every tensor of the checkpoint under its role, other stacks included; nothing is read before `array()`.
 
         Examples
         --------

@@ -65,7 +65,7 @@ class Provenance:
 
 
 def source_of(checkpoint: "Checkpoint") -> dict[str, Any]:
-    """What a checkpoint was called by whoever opened it, and the digests of its files that are known."""
+    """The name that a checkpoint was opened under, and the digests of its files that are known."""
     files = [file_record(file) for file in checkpoint.files]
     for name, size, digest in checkpoint.config.stored:
         files.append({"name": printable(name), "size": size, "sha256": digest})

@@ -1,4 +1,4 @@
-"""Containers that a planted checkpoint is written in, each with the values that whoever reads it should get.
+"""Containers that a planted checkpoint is written in, each with the values that a reader should get.
 
 Layers' matrices are packed; embeddings, heads, norms, biases and routers stay floats. A slip is made with the packed
 numbers themselves: codes, scales and zero points of one tensor.

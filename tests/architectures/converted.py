@@ -31,7 +31,7 @@ under that role, and every layer as it is computed with: rotations, scales, norm
 {left} more types cannot be converted: the converter does not read what this version of transformers writes.
 `python -m pytest tests/architectures/test_llama_cpp.py -m ""` repeats it.
 
-Some numbers stand in no key of a file, and llama.cpp takes them for granted, such as which layers of Gemma 3 see a
+Some numbers have no key in the file, because llama.cpp takes them for granted, such as which layers of Gemma 3 use a
 window; the tiny models have those values. A tensor that no row names keeps ggml's name.
 
 | type | architecture in the file | verdict | roles equal | tensors without a role | reason |

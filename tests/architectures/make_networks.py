@@ -190,7 +190,7 @@ def stored_names(path: str, parameter_of: Mapping[str, str]) -> bool:
 def _places(
     name: str, inner: str, role: str, readers: Iterable[Any], stems: Iterable[tuple[bool, Any, str]]
 ) -> Iterator[tuple[Family, str]]:  # fmt: skip
-    """The row that names a tensor, and what it is called there."""
+    """The row that names a tensor, and the name it has there."""
     for outer in ("", ABOVE):
         for _, reader, stem in stems:
             start = f"{stem.rstrip('.').rpartition('.')[0]}." if outer else stem

@@ -1,7 +1,7 @@
 """The roles of modules around attention, by what flows through them in transformers' own model, whatever their names.
 
 A matrix is `down` if act(gate x) * (up x) or act(up x) entered it, and `gate` if it is what the activation took. A norm
-is `norm.mlp` if what it gave entered `up` and what it took is the stream that the network's output joins; and so on.
+is `norm.mlp` if `up` takes its output, and its input is the stream that the network's output joins; and so on.
 """
 
 import inspect
@@ -123,8 +123,8 @@ def _into(z: torch.Tensor, before: Sequence[Event], events: Sequence[Event]) -> 
                 if proportional(a, z):
                     return {_Key(g): "up"}
                 for u in before:
-                    beside = u is not g and u.outputs[0].numel() == z.numel() and mark(u.inputs[0]) == mark(g.inputs[0])
-                    if beside and proportional(a.reshape(-1) * u.outputs[0].reshape(-1), z):
+                    alike = u is not g and u.outputs[0].numel() == z.numel() and mark(u.inputs[0]) == mark(g.inputs[0])
+                    if alike and proportional(a.reshape(-1) * u.outputs[0].reshape(-1), z):
                         return {_Key(g): "gate", _Key(u): "up"}
         elif h.numel() == 2 * z.numel():
             for role, split in HALVES.items():
@@ -305,7 +305,7 @@ def _upwards(event: Event, events: Sequence[Event], unless: Sequence[Event]) -> 
 
 
 def _after(took: torch.Tensor, out: Event, events: Sequence[Event], attention: Mapping[str, str]) -> bool:
-    """Whether a norm took the sum of what attention read and what it gave: nothing has normalised what it read."""
+    """Whether a norm took the sum of attention's input and output, so that no norm came before attention."""
     made = out.outputs[0]
     if took.numel() != made.numel():
         return False
@@ -328,13 +328,13 @@ def _prefix(
     layer = network.down.name.rpartition(".")[0]
     while layer and not re.search(r"\.\d+$", layer):
         layer = layer.rpartition(".")[0]
-    beside = [each for each in seen if each is not network and each.down.name.startswith(layer + ".")]
-    if any(mark(each.down.outputs[0]) == mark(network.entered) for each in beside):
+    siblings = [each for each in seen if each is not network and each.down.name.startswith(layer + ".")]
+    if any(mark(each.down.outputs[0]) == mark(network.entered) for each in siblings):
         return None
     attends = [event for event in outs if event.name.startswith(layer + ".")]
-    if not attends or not beside or not layer:
+    if not attends or not siblings or not layer:
         return ""
-    later = any(each.start.start > attends[-1].end for each in beside)
+    later = any(each.start.start > attends[-1].end for each in siblings)
     return "first." if later and network.down.end < attends[0].start else ""
 
 
@@ -414,7 +414,7 @@ def _stored(event: Event, role: str) -> str:
 
 
 def _of_stream(norm: Event, down: Event, events: Sequence[Event], norms: Sequence[Event]) -> str:
-    """The role of a norm before a network, by which of its input and output goes on beside the network."""
+    """The role of a norm before a network, by whether its input or its output is added to the network's output."""
     took, gave = norm.inputs[0], norm.outputs[0]
     outer = [event for event in events if inside(event, down) and norm.start < event.start and event.outputs]
     made = [x for x in (down.outputs[0], *(event.outputs[0] for event in outer)) if x.numel() == took.numel()]

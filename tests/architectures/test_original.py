@@ -1,7 +1,7 @@
 """Files under Meta's, Mistral's and Megatron's names have the roles, arrays and heads that transformers' names have.
 
-`to_meta` is transformers' convert_llama_weights_to_hf.py (and that of Mistral and Mixtral) read backwards; `to_mcore`
-is Megatron Core's order: queries of a group, its key, its value; all gates, then all that is gated.
+`to_meta` is transformers' convert_llama_weights_to_hf.py (and its like for Mistral and Mixtral) read backwards;
+`to_mcore` is Megatron Core's order: queries of a group, its key, its value; all gates, then all that is gated.
 """
 
 import json

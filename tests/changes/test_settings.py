@@ -110,9 +110,9 @@ def test_key_of_a_gguf_file_is_compared_with_the_configs_own(
     key: str, value: Any, config: dict[str, Any], named: str
 ) -> None:
     original = Stated(config, present=frozenset(config))
-    same, other = (Stated({}, metadata={f"m.{key}": number}) for number in (value, value + 1))
+    same, higher = (Stated({}, metadata={f"m.{key}": number}) for number in (value, value + 1))
     assert differences(original, same) == differences(same, original) == []
-    assert [(each.key, each.effect) for each in differences(original, other)] == [(named, COMPUTATION)]
+    assert [(each.key, each.effect) for each in differences(original, higher)] == [(named, COMPUTATION)]
 
 
 def test_key_of_a_gguf_file_that_no_config_has_counts() -> None:
@@ -125,7 +125,7 @@ def test_key_of_a_gguf_file_that_no_config_has_counts() -> None:
 @pytest.mark.check
 @pytest.mark.parametrize("kind", BY_SIGMOID)
 def test_code_scores_experts_by_the_sigmoid(kind: str) -> None:
-    """The class that routes takes the sigmoid of its logits, and no softmax of them."""
+    """The class that routes takes the sigmoid of its logits, and no softmax."""
     transformers = pytest.importorskip("transformers", reason="the code is transformers', which is not installed")
     module = import_module(f"{transformers.__name__}.models.{kind}.modeling_{kind}")
     assert re.search(r"(router_logits\.sigmoid\(\)|sigmoid\(router_logits)", source := inspect.getsource(module))

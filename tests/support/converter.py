@@ -1,4 +1,4 @@
-"""llama.cpp's own converter, out of a source distribution of which nothing is built or run."""
+"""llama.cpp's own converter, from a source distribution; nothing of it is built or run."""
 
 import os
 import subprocess

@@ -41,8 +41,8 @@ FILE = Path(__file__).with_name("config_defaults.json")
 # several outputs are handed over, how text is generated, and what classes are called. No trained model computes
 # anything else for them; a key that the model's row reads counts all the same.
 NO_EFFECT = re.compile(
-    r"transformers_version|_?name_or_path|_commit_hash|(torch_)?dtype|architectures|use_bfloat16"
-    r"|(quantization|compression)(_config)?(\..*)?"
+    r"transformers_version|_?(model_)?name_or_path|_commit_hash|(torch_)?dtype|architectures|use_bfloat16"
+    r"|(quantization|compression|generation)(_config)?(\..*)?"
     r"|_?(attn|experts)_implementation(_internal)?|attn_implementation|use_kernels?|kernel_config|verbose"
     r"|.*dropout(_p|_prob|_rate)?|.*_p?drop|.*layerdrop|drop_path_rate|stochastic_depth_prob|gradient_checkpointing"
     r"|(initializer|init)_(range|std|scale|factor|method|config)|.*_initializer_(range|factor|std)|_?init_\w+"
@@ -200,8 +200,10 @@ def _besides(key: str, values: Mapping[str, Any]) -> tuple[str, Any] | None:
     """The first name that a config has for a GGUF file's key, and its value; of a product the key itself."""
     known: list[tuple[str, Any]] = []
     for names in BESIDES.get(key, ()):
-        factors = [next((at for at in values if f".{at}".endswith(f".{name}")), "") for name in names.split(" * ")]
-        numbers = [values.get(at) for at in factors]
+        factors = [
+            next((path for path in values if f".{path}".endswith(f".{name}")), "") for name in names.split(" * ")
+        ]
+        numbers = [values.get(path) for path in factors]
         if len(factors) == 1 and factors[0]:
             known.append((factors[0], numbers[0]))
         elif sizes := [number for number in numbers if isinstance(number, int)]:
@@ -229,7 +231,7 @@ def stated(checkpoint: Checkpoint, row: Family) -> Stated:
         keys = checkpoint.files[0].config
         start = f"{keys.get('general.architecture')}."
         metadata = {key: value for key, value in keys.items() if key.startswith(start)}
-        # Several model_types share an architecture of GGUF files, few of which have a list of layers.
+        # Several model_types share one architecture in GGUF, and few of these files list their layers' types.
         present -= {"model_type"} if f"{start}{PATTERN}" in metadata else {"model_type", row.config.listed}
     before = f"{path}." if path else ""
     turns = {value for key, value in values.items() if key.startswith(before + GIVEN) and key.endswith("rope_type")}

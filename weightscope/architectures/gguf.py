@@ -52,6 +52,11 @@ def less_one(gamma: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
     return gamma - np.float32(1)
 
 
+def channels_second(kernel: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
+    """Kernels of mlx's convolutions, (out, ..., in), as PyTorch's, (out, in, ...)."""
+    return np.moveaxis(kernel, -1, 1)
+
+
 def one_channel(kernels: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
     """Convolutions of each channel alone, (d, k), have an axis of one channel, (d, 1, k)."""
     return kernels[:, None]
@@ -79,6 +84,7 @@ SHAPES: dict[Undo, Callable[[tuple[int, ...]], tuple[int, ...]]] = {
     turned: lambda shape: shape[::-1],
     one_channel: lambda shape: (shape[0], 1, *shape[1:]),
     flat: lambda shape: (prod(shape),),
+    channels_second: lambda shape: (shape[0], shape[-1], *shape[1:-1]),
     logarithm: lambda shape: shape[:-1] if shape[-1] == 1 else shape,
 }
 
@@ -175,16 +181,22 @@ COUNTED_BY_MLX = {
 }
 
 
+# Convolutions by their names: mlx has their channels last, PyTorch second.
+OF_CONVOLUTION = re.compile(r"(.*\.)?(\w*conv\w*|patch_embed\w*(\.proj(ection)?)?)\.weight", re.ASCII)
+
+
 def as_before_mlx(checkpoint: Checkpoint) -> Checkpoint:
-    """A checkpoint that mlx-lm wrote, norms counted as transformers counts them."""
+    """A checkpoint that mlx-lm or mlx-vlm wrote: norms counted, and convolutions laid out, as in transformers."""
     kind = checkpoint.config.get("model_type")
-    norms = next((norms for types, norms in COUNTED_BY_MLX.items() if re.fullmatch(types, str(kind))), None)
-    if norms is None:
-        return checkpoint
+    norms = next((norms for types, norms in COUNTED_BY_MLX.items() if re.fullmatch(types, str(kind))), "")
     tensors: dict[str, Tensor] = dict(checkpoint)
     for name, stored in checkpoint.items():
-        if re.fullmatch(rf"{norms}\.weight", name) and len(stored.shape) == 1:
+        if norms and re.fullmatch(rf"{norms}\.weight", name) and len(stored.shape) == 1:
             tensors[name] = RestoredTensor(stored, less_one, 1, 1)
+        elif len(stored.shape) > 2 and OF_CONVOLUTION.fullmatch(name):
+            tensors[name] = RestoredTensor(stored, channels_second, 1, 1)
+    if all(tensors[name] is stored for name, stored in checkpoint.items()):
+        return checkpoint
     before = Checkpoint(checkpoint.folder, checkpoint.files, tensors, checkpoint.config, checkpoint.name)
     before.weight_files = checkpoint.weight_files
     return before
@@ -525,7 +537,10 @@ class RestoredTensor(DerivedTensor, WholeTensor):
 
     def ends(self) -> tuple[Tensor, Tensor, int | tuple[float, ...]] | None:
         ends = None if self.undo is logarithm else self.stored.ends()  # which would change places
-        return ends and (replace(self, stored=ends[0]), replace(self, stored=ends[1]), ends[2])
+        if ends is None:
+            return None
+        first, last = (Spread(end, self.stored.shape) if self.undo is turned else end for end in ends[:2])
+        return replace(self, stored=first), replace(self, stored=last), ends[2]
 
     def read(self) -> np.ndarray:
         return np.ascontiguousarray(self.undo(self.stored.read(), self.n_heads, self.n_kv_heads))
@@ -561,6 +576,28 @@ class RestoredTensor(DerivedTensor, WholeTensor):
         self.check_rows(0, 0)
         for start in range(0, self.shape[0], n_rows):
             yield start, self.rows(start, min(start + n_rows, self.shape[0]))
+
+
+@dataclass(frozen=True)
+class Spread(DerivedTensor, WholeTensor):
+    """The values that neighbours share, once for each."""
+
+    stored: Tensor
+    full: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.full
+
+    @property
+    def noted(self) -> set[str] | None:  # type: ignore[override]
+        return self.stored.noted
+
+    def unchecked(self, noted: set[str]) -> Tensor:
+        return replace(self, stored=self.stored.unchecked(noted))
+
+    def read(self) -> np.ndarray:
+        return np.repeat(self.stored.read(), self.full[-1] // self.stored.shape[-1], axis=-1)
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ CODE = re.compile(
     r"_?(attn|experts)_implementation(_internal)?|auto_map|custom_pipelines|transformers_weights|distributed_config"
     r"|use_kernels?|kernel_config|_?name_or_path|_commit_hash|use_pretrained_backbone"
 )
-QUANTISED_BY = ("backend", "tokenizer", "dataset")  # of quantization_config: how it is computed, what it was made from
+QUANTISED_BY = ("backend", "tokenizer", "dataset")  # of quantization_config: how it is computed, and from what
 DEQUANTISED = ("fp8", "mxfp4")  # transformers decodes these itself if it must not fetch a kernel for them
 
 

@@ -5,7 +5,7 @@ are, and which function reads the scales. A code means code - offset or, on an u
 
     weight = scale * (code - offset) - minimum
 
-Codes are stored in planes: n bytes hold the low bits of n weights, then those of the next n, and so on (`run` is n).
+Codes are stored in planes: n bytes hold the low bits of n weights, the next n bytes of n more, and so on (`run` is n).
 The I-quants store vectors of 4 or 8 weights as numbers of entries of a codebook, with signs; the gguf package has the
 codebooks. Values equal the gguf package's to the bit, as each is rounded in the same order there.
 """
@@ -65,7 +65,7 @@ class Layout:
     bytes: int
     low: Plane
     scales: Callable[[np.ndarray], Scales]
-    high: Plane | None = None  # the bits above those of `low`
+    high: Plane | None = None  # the bits above `low`
     offset: int = 0
     levels: tuple[int, ...] = ()
 
@@ -384,6 +384,14 @@ PLAIN = {"F32": 4, "F16": 2, "F64": 8, "BF16": 2, "I8": 1, "I16": 2, "I32": 4, "
 def size_of(kind: str) -> tuple[int, int]:
     """Weights and bytes of a block."""
     return (1, PLAIN[kind]) if kind in PLAIN else (LAYOUTS[kind].weights, LAYOUTS[kind].bytes)
+
+
+@cache
+def group_of(kind: str) -> int:
+    """How many neighbours of a block share a scale."""
+    layout = LAYOUTS[kind]
+    assert isinstance(layout, Layout)
+    return layout.weights // layout.scales(np.zeros((1, layout.bytes), np.uint8))[0].shape[1]
 
 
 Unpack = Callable[[np.ndarray, np.ndarray], None]  # of blocks (B, bytes) into weights (B, weights)

@@ -119,9 +119,9 @@ class Storage(Protocol):
 
 
 def is_same_file(x: Storage, y: Storage) -> bool:
-    """Whether two are one file, by path or inode, or have the same digest on the Hub; nothing is read."""
-    if digest := etag_digest(x.published):
-        return digest == etag_digest(y.published)
+    """Whether two are one file, by path or inode, or have the same digest where it is known; nothing is read."""
+    if x.sha256 and y.sha256:
+        return x.sha256 == y.sha256
     if x.published is not None or y.published is not None:
         return False
     with suppress(OSError):

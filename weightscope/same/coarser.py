@@ -10,7 +10,7 @@ from weightscope.architectures.gguf import RestoredTensor, logarithm
 from weightscope.changes.pair import Pair
 from weightscope.changes.recomputed import CLIPPED, Cells, stored_cells, way_from
 from weightscope.changes.rounding import CASTS, FRACTION, SMALLEST
-from weightscope.changes.tensor import Change
+from weightscope.changes.tensor import Change, unchanged
 from weightscope.checkpoint import Tensor
 from weightscope.checkpoint.blocks import Block
 from weightscope.checkpoint.checkpoint import DerivedTensor
@@ -93,6 +93,23 @@ def _half_unit(dtype: str) -> float:
     return 2.0 ** -(FRACTION.get(dtype, 23) + 1)
 
 
+def in_cells(pair: Pair) -> tuple[Proof, float] | None:
+    """Whether B's values are in the cells of A's on the grids stored with B, and the size of the change; one pass."""
+    cells = Cells()
+    if pair.b.ends() is None or len(pair.b.shape) < 2 or rounded_twice(pair) or merged_otherwise(pair):
+        return None
+    with np.errstate(all="ignore"):
+        if way_from(pair.a, pair.b, (), cells) != "quantised" or not np.isfinite(cells.moved):
+            return None
+    change = replace(unchanged(pair.a, pair.b), squares=cells.squares, moved=cells.moved)
+    return _each_in_its_cell("B", pair.b), change.change
+
+
+def _each_in_its_cell(letter: str, newer: Tensor) -> Proof:
+    how = f"{letter} quantised" + (f" ({newer.dtype})" if newer.dtype not in BITS else "")
+    return Proof(how, "every value in the cell of its original")
+
+
 def quantised(pair: Pair, change: Change) -> Proof | None:
     """Whether one is the other quantised: every value in its original's cell, or nearly where a format searches."""
     if len(pair.a.shape) < 2 or not np.isfinite(change.moved):
@@ -132,8 +149,7 @@ def _quantised(letter: str, older: Tensor, newer: Tensor, change: Change) -> Pro
     with np.errstate(all="ignore"):
         way = way_from(older, newer, (), Cells())
     if way == "quantised":
-        how = f"{letter} quantised" + (f" ({newer.dtype})" if newer.dtype not in BITS else "")
-        return Proof(how, "every value in the cell of its original")
+        return _each_in_its_cell(letter, newer)
     usual = USUAL * CODEBOOKS.get(newer.dtype, 0.0)
     if usual:
         detail = f"error {change.change:.2f} |W|; ggml's own on normal weights {usual / USUAL:.2f}"
@@ -147,15 +163,17 @@ def _searched(older: Tensor, newer: Tensor) -> str:
     """How near values are to what a search rounded them to; empty where they are not near enough."""
     worst, farthest, clipped, width = 0.0, 0.0, 0.0, newer.shape[-1]
     for stored in stored_cells(older, newer):
-        if len(stored.off) % width or width % GROUP:
+        if stored.off.size % width or width % GROUP:
             return ""
-        off = np.maximum(stored.off - (stored.room - stored.half), 0.0)
-        beyond = np.maximum(stored.beyond - stored.lost, 0.0)
+        grids = stored.grids
+        off = np.maximum(stored.off - (grids.room - grids.half), 0.0)
+        beyond = np.maximum(stored.beyond - grids.lost, 0.0)
+        half = np.broadcast_to(grids.half, off.shape)
         with np.errstate(all="ignore"):
-            apart, usual = (np.square(each).reshape(-1, GROUP).sum(axis=1) for each in (off, stored.half))
+            apart, usual = (np.square(each).reshape(-1, GROUP).sum(axis=1) for each in (off, half))
             ratio = np.where(apart > 0, np.sqrt(3 * apart / usual), 0.0).max(initial=0.0)
-            step = np.where(off > 0, off / stored.half, 0.0).max(initial=0.0)
-            ends = np.where(beyond > 0, beyond / stored.end, 0.0)
+            step = np.where(off > 0, off / half, 0.0).max(initial=0.0)
+            ends = np.where(beyond > 0, beyond / grids.end, 0.0)
         is_far = (ends > CLIPPED).reshape(-1, width).mean(axis=1).max(initial=0.0)
         if not (ratio <= SEARCHED and step <= FARTHEST and ends.max(initial=0.0) <= BEYOND and is_far <= OUTLIERS):
             return ""

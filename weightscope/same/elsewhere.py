@@ -16,10 +16,11 @@ from weightscope.checkpoint.storage import LocalFile
 from weightscope.errors import CheckpointError
 from weightscope.model import Model, TensorsOnly
 from weightscope.same.deeds import EXACT, error_of, places_of
-from weightscope.same.judge import DIFFERENT, SAME_FUNCTION, Compared, Judged, tolerance_of
+from weightscope.same.judge import Compared, Judged, tolerance_of
 from weightscope.same.mixture import EXPERTS, is_free
+from weightscope.same.verdicts import DIFFERENT, SAME_FUNCTION
 
-MOST_UNREAD = 200  # files beside those that are read
+MOST_UNREAD = 200  # files next to the ones that are read
 ROWS = 4  # by which a tensor is recognised
 UNEXPLAINED = ("other values", "unrelated values")
 
@@ -49,7 +50,7 @@ def find_elsewhere(judged: Sequence[Judged], parts: Sequence[Compared]) -> list[
 
 
 def _is_all(origin: Compared, here: Compared, tolerance: float) -> bool:
-    """Whether all values of a tensor of B are those of another tensor of A."""
+    """Whether a tensor of B has the values of another tensor of A."""
     return change_of_all(Pair(origin.tensors.a, here.tensors.b)).change <= tolerance
 
 
@@ -87,14 +88,14 @@ def name_shards(judged: Sequence[Judged], parts: Sequence[Compared]) -> list[Jud
 
 
 def name_unread(judged: Sequence[Judged], a: Checkpoint, b: Checkpoint) -> list[Judged]:
-    """The same verdicts; a tensor that one checkpoint lacks may be in a file beside its own that no index names."""
-    beside = {
+    """The same verdicts; a tensor that one checkpoint lacks may be in one of its files that no index names."""
+    unread = {
         letter: {name: file for file in _beside(each) for name in file.tensors} for letter, each in (("A", a), ("B", b))
     }
     result = []
     for each in judged:
         lacking = "" if each.name_a and each.name_b else "A" if each.name_b else "B"
-        file = beside[lacking].get(each.name) if lacking and each.verdict == DIFFERENT else None
+        file = unread[lacking].get(each.name) if lacking and each.verdict == DIFFERENT else None
         words = file and f"{lacking} has it in {file.path.name}, which its index does not name"
         result.append(replace(each, deed="in a file that is not read", detail=words) if words else each)
     return result

@@ -179,7 +179,7 @@ CALLED = (
 
 
 def called(role: str, deed: str, *, folded: bool) -> str:
-    """What was done to a tensor whose layer computes what it did; `folded` where a norm of the layer changed too."""
+    """What was done to a tensor whose layer still computes the same; `folded` where a norm of the layer changed too."""
     if folded and deed.startswith(("scaled", "other values")):
         return "norms folded"
     plain = "norm" if role.startswith("norm.") else role.removesuffix(".bias")

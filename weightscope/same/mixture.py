@@ -17,7 +17,7 @@ from weightscope.same.deeds import places_of
 
 MIXTURE = ("router", "expert.", "shared_expert.")  # how the roles of its tensors begin
 OF_ROUTER = ("router.bias", "router.correction")
-NORM = "norm.mlp"  # what it reads
+NORM = "norm.mlp"  # the norm of its input
 EXPERTS = "experts in another order"
 
 

@@ -1,4 +1,4 @@
-"""Is this still the same model? One verdict for two checkpoints, and what it rests on."""
+"""Is this still the same model? One verdict for two checkpoints, and the evidence for it."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -13,7 +13,6 @@ from weightscope.architectures.layer import NO_WEIGHTS
 from weightscope.architectures.names import NamedTensor
 from weightscope.changes.counterparts import Counterparts, counterparts
 from weightscope.changes.head import Basis
-from weightscope.checkpoint.storage import Storage, is_same_file
 from weightscope.compute.cores import in_threads
 from weightscope.errors import CheckpointError, counted, printable
 from weightscope.findings import listed
@@ -25,7 +24,9 @@ from weightscope.same.config_and_tokens import Settings, Tokens, compare_setting
 from weightscope.same.deeds import Sizes
 from weightscope.same.elsewhere import UNEXPLAINED, find_elsewhere, name_shards, name_unread, reordered_experts
 from weightscope.same.function import allowed, apart, basis_in_words, basis_of, called, is_unknown, last_apart
-from weightscope.same.judge import (
+from weightscope.same.judge import Compared, Judged, alone, as_same_function, judge, tolerance_of
+from weightscope.same.stored import read_known_digests, same_files
+from weightscope.same.verdicts import (
     DIFFERENT,
     QUANTISED,
     ROUNDED,
@@ -33,20 +34,13 @@ from weightscope.same.judge import (
     SAME_FUNCTION,
     SAME_VALUES,
     UNDECIDED,
+    UP_TO,
     VERDICTS,
-    Compared,
-    Judged,
-    alone,
-    as_same_function,
-    judge,
-    tolerance_of,
 )
 from weightscope.tables import Column, Table, as_json
 
 Readable = Model | TensorsOnly  # of a checkpoint whose heads are not read, the tensors are compared all the same
 
-UP_TO = {"values": SAME_VALUES, "rounded": ROUNDED, "quantised": QUANTISED, "rounding": ROUNDED,
-         "quantisation": QUANTISED, "function": SAME_FUNCTION}  # fmt: skip
 NAMED = 3  # tensors, keys or kinds that the lead names
 ANY_ORDER = ("rows in another order", "heads in another order")  # which fits what was done to a part of the rows too
 NOT_RUN = "whether other tensors of the layer make up for it is not known: it is not run, or not in full"
@@ -76,7 +70,7 @@ class Same(Result):
     settings: Settings
     tokens: Tokens
     not_compared: Sequence[str]  # names of tensors that were not compared, and why
-    beside: Sequence[str]  # of each checkpoint, in a sentence: files of weights that were not read
+    unread_files: Sequence[str]  # a sentence for each checkpoint with files of weights that were not read
     sample: float
     provenance: Provenance
 
@@ -106,7 +100,7 @@ class Same(Result):
 
     @property
     def lead(self) -> str:
-        """The verdict in a sentence, and what it rests on."""
+        """The verdict in a sentence, and the evidence for it."""
         a, b = printable(self.name_a), printable(self.name_b)
         total = counted(len(self.tensors), "tensor")
         looked = "" if self.sample == 1 else f" A first look at {self.sample:.0%} of the values; the rest was not read."
@@ -117,7 +111,7 @@ class Same(Result):
             return f"{b} is {a}: all {total} have the same values.{rest}{looked}"
         if self.verdict in (ROUNDED, QUANTISED):
             deeds = Counter(each.deed for each in self.tensors if each.verdict in (ROUNDED, QUANTISED))
-            names = {"A": a, "B": b}  # with one of which each of these deeds begins
+            names = {"A": a, "B": b}  # each of these deeds begins with one of the two
             named = listed([f"{count} {names[deed[0]]}{deed[1:]}" for deed, count in deeds.most_common()], NAMED)
             same = self.counts[SAME_VALUES]
             named += f", and {same} with the same values" if same else ""
@@ -165,7 +159,7 @@ class Same(Result):
 
     def printed(self) -> list[str | Table]:
         """What the terminal shows, from top to bottom."""
-        parts: list[str | Table] = [self.lead, *self.beside, self.tokens.lead]
+        parts: list[str | Table] = [self.lead, *self.unread_files, self.tokens.lead]
         if self.settings.idle:
             keys = listed([printable(each.key) for each in self.settings.idle], NAMED)
             parts.append(f"Config keys without effect on what is computed also differ: {keys}.")
@@ -211,7 +205,7 @@ def same(a: Readable | str | Path, b: Readable | str | Path, *, sample: float = 
     """Find out whether two checkpoints hold the same model, and what was done to each tensor that differs.
 
     Every tensor of both is compared under its role, whatever the container, and the keys of config.json that decide
-    what is computed; the tokenizers have a verdict of their own. Memory is that of one tensor of each.
+    what is computed; the tokenizers have a verdict of their own. Memory: one tensor of each.
 
     Parameters
     ----------
@@ -238,48 +232,34 @@ def same(a: Readable | str | Path, b: Readable | str | Path, *, sample: float = 
         raise CheckpointError(f"`sample` is {sample}; it has to be above 0 and at most 1")
     a, b = (open_tensors(each) if isinstance(each, str | Path) else each for each in (a, b))
     with progress_shown(progress):
+        read_known_digests(a.checkpoint, b.checkpoint)
         judged, left = _judged(a, b, sample)
         tokens = compare_tokenizers(a, b)
     head = [each for each in judged if each.role == "unembedding"]
     same_head = all(each.verdict != DIFFERENT for each in head) if head else not _needs_head(b)
     settings = compare_settings(a, b, same_head=same_head)
     verdict = max((each.verdict for each in judged), key=VERDICTS.index, default=UNDECIDED)
-    if verdict == SAME_VALUES and sample == 1 and not any(each.deed for each in judged) and _same_files(a, b):
+    if (
+        verdict == SAME_VALUES
+        and sample == 1
+        and not any(each.deed for each in judged)
+        and same_files(a.checkpoint, b.checkpoint)
+    ):
         verdict = SAME_BYTES
     if settings.unknown:
         verdict = max(verdict, UNDECIDED, key=VERDICTS.index)
     if settings.deciding:
         verdict = DIFFERENT
     provenance = Provenance.of(a.checkpoint, b.checkpoint)
-    beside = [f"{letter}: {each.checkpoint.weight_files.sentence}"
+    unread = [f"{letter}: {each.checkpoint.weight_files.sentence}"
               for letter, each in (("A", a), ("B", b)) if each.checkpoint.weight_files.telling]  # fmt: skip
-    return Same(a.name, b.name, verdict, judged, settings, tokens, left, beside, sample, provenance)
+    return Same(a.name, b.name, verdict, judged, settings, tokens, left, unread, sample, provenance)
 
 
 def _needs_head(model: Readable) -> bool:
     """Whether config.json names a language model, which draws a head at random where it is neither stored nor tied."""
     names = model.checkpoint.config.get("architectures")
     return isinstance(names, list) and any("LM" in str(name) for name in names)
-
-
-def _same_files(a: Readable, b: Readable) -> bool:
-    """Whether files whose tensors hold the same bytes are the same in headers, gaps and config.json too."""
-    x, y = a.checkpoint, b.checkpoint
-    if x.config.stored != y.config.stored or [file.size for file in x.files] != [file.size for file in y.files]:
-        return False
-    return all(map(_same_rest, x.files, y.files))
-
-
-def _same_rest(x: Storage, y: Storage) -> bool:
-    if is_same_file(x, y):
-        return True
-    if x.header != y.header or [*x.tensors.items()] != [*y.tensors.items()]:
-        return False
-    if x.header.size + sum(entry.stop - entry.start for entry in x.tensors.values()) == x.size:
-        return True
-    x.read_digest()
-    y.read_digest()
-    return x.sha256 == y.sha256
 
 
 def _judged(a: Readable, b: Readable, sample: float) -> tuple[list[Judged], list[str]]:
@@ -343,10 +323,10 @@ def _compared(a: Readable, b: Readable, paired: Counterparts, sample: float) -> 
 def _tied_head(a: Readable, b: Readable, lost: Sequence[tuple[NamedTensor, str]], in_a: bool) -> Judged | None:
     """The head of one file against the other's token embedding, where the other ties them."""
     head = next((tensor for tensor, _ in lost if tensor.role == "unembedding"), None)
-    other = b if in_a else a
-    if head is None or not isinstance(other, Model) or not other.tied or "tokens" not in other.tensors:
+    tying = b if in_a else a
+    if head is None or not isinstance(tying, Model) or not tying.tied or "tokens" not in tying.tensors:
         return None
-    tokens = other.tensors["tokens"]
+    tokens = tying.tensors["tokens"]
     x, y = (head, tokens) if in_a else (tokens, head)
     judged = judge(_compared(a, b, Counterparts("unembedding", x, y, "role"), 1.0))
     judged = replace(judged, role="unembedding", name_b=judged.name_b if not in_a else "", label="unembedding")

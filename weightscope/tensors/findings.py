@@ -511,7 +511,7 @@ def offset_findings(model: Model, layers: Sequence[int]) -> Iterator[Finding]:
 
 
 def layer_gains(model: Model, layers: Sequence[int]) -> Gains:
-    """Gains of the norms of layers that the row names, but for those of queries and keys."""
+    """Gains of the norms of layers that the row names, except queries' and keys'."""
     gains: Gains = defaultdict(dict)
     for i in layers:
         row = model.family.in_layer(model.config.layer_types[i])

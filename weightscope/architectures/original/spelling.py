@@ -211,7 +211,7 @@ def config_of_params(checkpoint: Checkpoint, spelling: Spelling) -> Config:
         if value is not None and (key not in known or value != DEFAULTS.get(key, value)):
             problem = f"'{key[:40]}' is {str(value)[:40]}, which is not read of params.json"
             raise CheckpointError(
-                f"{problem}; with transformers' config.json beside it the file opens", file=params.file
+                f"{problem}; add transformers' config.json to the folder to open it", file=params.file
             )
     values = {key: params[name] for key, name in spelling.params.items() if params.get(name) is not None}
     values["model_type"] = "mixtral" if experts else "mistral" if "hidden_dim" in params else "llama"

@@ -192,7 +192,7 @@ class PackedTensor(DequantisedTensor):
         return groups
 
     def zeros(self, layout: Layout) -> np.ndarray:
-        """The code that stands for 0, by output and group, or one for all."""
+        """The code of 0, by output and group, or one for all."""
         part, middle = self.by_key.get("zero_point"), np.float32(2 ** (layout.bits - 1))
         if part is None:
             return np.full((1, 1), middle)
