@@ -1,21 +1,24 @@
 """A lineage as an in-toto statement: which files it is about, by digest, and every number that can be recomputed."""
 
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from weightscope.checkpoint.storage import SHA256
-from weightscope.claims.digests import SERIALIZATION, Print, digests_of, model_digest, resources
+from weightscope.claims.digests import SERIALIZATION, digests_of, model_digest, resources
 from weightscope.errors import CheckpointError, printable
 from weightscope.lineage.lineage import Lineage
-from weightscope.lineage.sketches import LONGEST_TEXT, MOST_FILES, Sketches
+from weightscope.lineage.sketches import LONGEST_TEXT, Sketches
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://weightscope/lineage/v1"  # what a claim of this version is
 BY_WEIGHTS, INDEXED = "verified by weights", "indexed"  # tiers: what the bases were judged by
-SHARED = "shared"  # attention heads
+WEIGHTS, PRINT = "weights", "fingerprint"  # what a base was read from
+SHARED, NOT_SHARED = "shared", "not shared"  # attention heads
 ABOUT_FILES = ("suspect", "bases", "options", "probes", "serialization")  # what a claim is about, and how it was made
 LAYER = ("layer", "base", "base_layer", "likeness", "z")  # columns of the layer map
 MOST_BASES = 64  # of a claim
+MOST_FILES = 1_100  # of a model; an index may name 1,000
 
 
 class Options(NamedTuple):
@@ -44,7 +47,7 @@ def statement(lineage: Lineage, options: Options = AS_IS) -> dict[str, Any]:
     about = {
         "suspect": {"name": suspect.name, "digest": {"sha256": model_digest(digests)}},
         "bases": [_described(compared.base) for compared in lineage.compared],
-        "options": options._asdict(), "probes": None, "serialization": SERIALIZATION,
+        "options": options._asdict(), "probes": probes_of(lineage), "serialization": SERIALIZATION,
     }  # fmt: skip
     return {
         "_type": STATEMENT, "subject": resources(digests), "predicateType": PREDICATE,
@@ -56,11 +59,21 @@ def statement(lineage: Lineage, options: Options = AS_IS) -> dict[str, Any]:
 
 
 def _described(base: Sketches) -> dict[str, Any]:
-    """A base by name and digests; of a fingerprint, its own and those that it names."""
-    source = base.source or Print.of(base)
-    digests = digests_of(source)
-    about = {"name": base.name, "digest": {"sha256": model_digest(digests)}, "files": resources(digests)}
-    return about | {"made_of": resources(source.made_of)} if isinstance(source, Print) else about
+    """A base by name and digests: of its files, or of its fingerprint's, and of its heads."""
+    if base.source is not None:
+        digests, read_from = digests_of(base.source), WEIGHTS
+    else:
+        digests, read_from = {PurePath(file["name"]).name: file["sha256"] for file in base.read["files"]}, PRINT
+    return {
+        "name": base.name, "digest": {"sha256": model_digest(digests)}, "files": resources(digests),
+        "heads": {"sha256": base.about.get("made_of", "")}, "read_from": read_from,
+    }  # fmt: skip
+
+
+def probes_of(lineage: Lineage) -> dict[str, Any] | None:
+    """What probes were drawn from once the weights were fixed; None where they are public or a key's."""
+    probes = lineage.probes
+    return {"nonce": probes.nonce, "seed": probes.seed, "heads": [*probes.digests]} if probes.nonce else None
 
 
 def tier_of(lineage: Lineage) -> str:
@@ -77,7 +90,7 @@ def judgement(lineage: Lineage) -> dict[str, Any]:
         layer["base_layer"] = None if layer["base_layer"] is None else int(layer["base_layer"])
     shown = {
         "lead": printable(lineage.lead), "layers": layers, "parts": said.get("parts", {}),
-        "attention": SHARED if lineage.origin is not None else "not shared",
+        "attention": SHARED if lineage.origin is not None else NOT_SHARED,
         "direction": {"first": first, "shown_by": None if proof is None else proof.how},
     }  # fmt: skip
     return {key: shown.get(key, said.get(key)) for key in JUDGED}
@@ -91,20 +104,28 @@ STATED = {"_type", "subject", "predicateType", "predicate"}
 FIELDS = {"version", "date", "tier", *ABOUT_FILES, *JUDGED}
 
 
+class ClaimedBase(NamedTuple):
+    """What a claim says of a base's files."""
+
+    files: dict[str, str]  # digests by name
+    heads: str  # digest of the tensors that sketches depend on
+    is_print: bool
+
+
 class Claim(NamedTuple):
     """What a claim says, as far as it must be known before anything is recomputed."""
 
     predicate: dict[str, Any]
     name: str  # the suspect's
     digests: dict[str, str]  # of the suspect's files
-    bases: dict[str, dict[str, str]]  # digests of each base's files, by the base's name
-    made_of: dict[str, dict[str, str]]  # for bases that were fingerprints: of the files that they name
+    bases: dict[str, "ClaimedBase"]  # by name
     options: Options
+    nonce: str | None  # that probes were drawn with
 
     @property
     def tier(self) -> str:
         """What its bases were judged by."""
-        return INDEXED if self.made_of else BY_WEIGHTS
+        return INDEXED if any(base.is_print for base in self.bases.values()) else BY_WEIGHTS
 
 
 def claim_of(value: Mapping[str, Any], file: object) -> Claim:
@@ -127,10 +148,10 @@ def claim_of(value: Mapping[str, Any], file: object) -> Claim:
     ):
         raise refuse(f"it holds what nothing is known of: {', '.join(map(_shown, unknown[:4]))}")
     try:
-        name, bases = _name(predicate["suspect"]), list(map(_base, _listed(predicate["bases"], "bases", MOST_BASES)))
+        bases = [(_name(value), _base(value)) for value in _listed(predicate["bases"], "bases", MOST_BASES)]
         claim = Claim(
-            predicate, name, _files(value.get("subject"), "subject"), {name: files for name, files, _ in bases},
-            {name: named for name, _, named in bases if named is not None}, _options(predicate["options"]),
+            predicate, _name(predicate["suspect"]), _files(value.get("subject"), "subject"), dict(bases),
+            _options(predicate["options"]), _nonce(predicate["probes"]),
         )  # fmt: skip
     except ValueError as error:
         raise refuse(str(error)) from None
@@ -170,11 +191,18 @@ def _files(value: Any, what: str) -> dict[str, str]:
     return files
 
 
-def _base(value: Any) -> tuple[str, dict[str, str], dict[str, str] | None]:
-    """A base's name, its files, and, of a fingerprint, the files that it names."""
-    name = _name(value)
-    named = _files(value["made_of"], "made_of") if value.get("made_of") else {} if "made_of" in value else None
-    return name, _files(value.get("files"), "files"), named
+def _base(value: Any) -> ClaimedBase:
+    read_from, heads = value.get("read_from"), value.get("heads")
+    if read_from not in (WEIGHTS, PRINT) or not isinstance(heads, dict):
+        raise ValueError(f"a base should have the digest of its heads, and be read_from {WEIGHTS} or {PRINT}")
+    return ClaimedBase(_files(value.get("files"), "files"), str(heads.get("sha256")), read_from == PRINT)
+
+
+def _nonce(value: Any) -> str | None:
+    nonce = value.get("nonce") if isinstance(value, dict) else None
+    if not isinstance(nonce, str | None) or not isinstance(value, dict | None) or len(nonce or "") > LONGEST_TEXT:
+        raise ValueError(f"probes should be null, or have a nonce of at most {LONGEST_TEXT} characters")
+    return nonce
 
 
 def _options(value: Any) -> Options:

@@ -8,54 +8,32 @@ config. A model card may change without a claim becoming void.
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple
+from typing import Any
 
 from weightscope.errors import CheckpointError
-from weightscope.lineage.sketches import Sketches, stored
+from weightscope.lineage.sketches import stored
 from weightscope.model import Model
 from weightscope.provenance import read_digests, source_of
 
 SERIALIZATION = {"method": "files", "hash_type": "sha256"}  # as Model Signing names it
 
 
-class Print(NamedTuple):
-    """A fingerprint's file, and the digests of the files that it says it was made of; empty if it lacks any."""
-
-    file: str
-    sha256: str
-    made_of: dict[str, str]
-
-    @classmethod
-    def read(cls, path: Path) -> "Print":
-        """A file that is not opened yet."""
-        about, _, file = stored(path)
-        file.read_digest()
-        return cls(path.name, file.sha256, _named_files(about))
-
-    @classmethod
-    def of(cls, sketches: Sketches) -> "Print":
-        """The file that sketches were read from."""
-        (file,) = sketches.read["files"]
-        return cls(file["name"], file["sha256"], _named_files(sketches.about))
-
-
-def _named_files(about: Mapping[str, Any]) -> dict[str, str]:
-    """Digests of the files that a fingerprint says it was made of; empty if it lacks any."""
-    files = about.get("files", [])
-    return {file["name"]: file["sha256"] for file in files} if all("sha256" in file for file in files) else {}
-
-
-def digests_of(source: Model | Print) -> dict[str, str]:
-    """SHA-256 of each file that a model was read from, or of a fingerprint's file, by name.
+def digests_of(model: Model) -> dict[str, str]:
+    """SHA-256 of each file that a model was read from, by name.
 
     Files on this machine are read whole, whatever the Hub's cache calls them.
     """
-    if isinstance(source, Print):
-        return {source.file: source.sha256}
-    refuse_several_folders(source)
-    read_digests(source.checkpoint)
-    digests = {PurePath(file["name"]).name: file["sha256"] for file in source_of(source.checkpoint)["files"]}
+    refuse_several_folders(model)
+    read_digests(model.checkpoint)
+    digests = {PurePath(file["name"]).name: file["sha256"] for file in source_of(model.checkpoint)["files"]}
     return {name: digests[name] for name in sorted(digests, key=_in_order)}
+
+
+def digests_of_print(path: Path) -> tuple[dict[str, str], str]:
+    """SHA-256 of a fingerprint's file, by its name, and what it says is the digest of the heads it was made of."""
+    about, _, file = stored(path)
+    file.read_digest()
+    return {path.name: file.sha256}, str(about.get("made_of", ""))
 
 
 def refuse_several_folders(model: Model) -> None:

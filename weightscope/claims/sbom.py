@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
-from weightscope.claims.digests import Print, digests_of, model_digest
+from weightscope.claims.claim import INDEXED
+from weightscope.claims.digests import digests_of, model_digest
 from weightscope.errors import printable
 from weightscope.lineage.lineage import Lineage
 from weightscope.lineage.sketches import Sketches
@@ -18,6 +19,7 @@ FILES = {"cyclonedx": "sbom.cdx.json", "spdx": "sbom.spdx.json"}
 RELATION = {  # which came first, as the weights show it: CycloneDX's field of `pedigree`, SPDX's relationship
     "base": ("ancestors", "DESCENDANT_OF"), "suspect": ("descendants", "ANCESTOR_OF"), None: ("variants", "VARIANT_OF"),
 }  # fmt: skip
+FROM_A_PRINT = "known by a fingerprint, whose name for it is its maker's word"
 DIGEST = "SHA-256 over the SHA-256 of each file, in the order of their paths, as OpenSSF Model Signing computes it"
 
 
@@ -40,8 +42,8 @@ def relatives(lineage: Lineage) -> list[Sketches]:
 
 
 def _files_of(sketches: Sketches) -> dict[str, str]:
-    """A model's files by digest; a fingerprint's are those that it says it was made of."""
-    return Print.of(sketches).made_of if sketches.source is None else digests_of(sketches.source)
+    """A model's files by digest; none of a fingerprint, which does not know them."""
+    return {} if sketches.source is None else digests_of(sketches.source)
 
 
 def _tool(lineage: Lineage) -> str:
@@ -83,7 +85,7 @@ def _component(sketches: Sketches, reference: str) -> dict[str, Any]:
             for i, (name, digest) in enumerate(digests.items())
         ]
     if sketches.source is None:
-        component["properties"].append({"name": "weightscope:tier", "value": "indexed: a fingerprint's own word"})
+        component["properties"].append({"name": "weightscope:tier", "value": f"{INDEXED}: {FROM_A_PRINT}"})
     return component
 
 
@@ -101,7 +103,7 @@ def _spdx(lineage: Lineage) -> dict[str, Any]:
     packages, related = [], [_related("SPDXRef-DOCUMENT", "DESCRIBES", "SPDXRef-suspect")]
     for reference, sketches in models.items():
         digests = _files_of(sketches)
-        comment = DIGEST if sketches.source is not None else f"A fingerprint's own word. {DIGEST}"
+        comment = DIGEST if digests else FROM_A_PRINT
         packages.append(_package(reference, sketches.name, model_digest(digests) if digests else "", "OTHER", comment))
         for i, (name, digest) in enumerate(digests.items()):
             packages.append(_package(f"{reference}-file-{i}", name, digest, "FILE"))

@@ -1,7 +1,7 @@
 """Whether a claim holds: its files are compared by digest, its lineage is computed again, and each field compared."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -10,13 +10,25 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from weightscope.claims.claim import INDEXED, JUDGED, SHARED, Claim, Options, claim_of, judgement, tier_of
-from weightscope.claims.digests import SERIALIZATION, Print, digests_of, model_digest
+from weightscope.claims.claim import (
+    INDEXED,
+    JUDGED,
+    NOT_SHARED,
+    SHARED,
+    Claim,
+    Options,
+    claim_of,
+    judgement,
+    probes_of,
+    tier_of,
+)
+from weightscope.claims.digests import SERIALIZATION, digests_of, digests_of_print, model_digest
 from weightscope.claims.envelope import Opened, opened_claim
 from weightscope.errors import CheckpointError, counted, printable
 from weightscope.lineage.lineage import Lineage, lineage
+from weightscope.lineage.probes import PUBLIC, digest_of_heads, keyed_probes
 from weightscope.lineage.sketches import is_fingerprint
-from weightscope.lineage.verdict import Base
+from weightscope.lineage.verdict import Base, candidates, judge
 from weightscope.model import Model, as_model
 from weightscope.provenance import Provenance
 from weightscope.results import Result
@@ -88,7 +100,7 @@ class Verification(Result):
             lines.append("A base was a fingerprint: that it was made from the claimed files is its maker's word.")
         if self.not_checked:
             lines.append(f"Not checked: {', '.join(self.not_checked)}.")
-        models = {self.claim.name: self.claim.digests, **self.claim.bases}
+        models = {self.claim.name: self.claim.digests} | {name: base.files for name, base in self.claim.bases.items()}
         return lines + [f"SHA-256 {model_digest(files)}: {printable(name)}" for name, files in models.items()]
 
     def as_json(self) -> dict[str, Any]:
@@ -123,7 +135,7 @@ def signatures() -> ModuleType:
 
 def verify(
     path: str | Path, suspect: Base, bases: Sequence[Base], *, key: str | Path | None = None,
-    options: Options | None = None,
+    options: Options | None = None, probe_key: str | Path | None = None,
 ) -> Verification:  # fmt: skip
     """Compute a claimed lineage again and compare.
 
@@ -139,6 +151,8 @@ def verify(
         A public key in PEM that the claim must be signed by.
     options : Options, optional
         How the checkpoints were opened; as the claim says by default.
+    probe_key : str or Path, optional
+        The key file that fingerprints were made with.
 
     Raises
     ------
@@ -162,10 +176,23 @@ def verify(
         return Verification(claim, None, signature, differences, list(JUDGED))
     named = {name: base if is_fingerprint(base) else called(base, name)
              for name, base in zip(claim.bases, in_order, strict=True)}  # fmt: skip
-    result = lineage(called(model, claim.name), list(named.values()))
-    prints = {name for name, base in named.items() if is_fingerprint(base)}
-    differences, not_checked = _judged_otherwise(claim, result, mixed=prints != {*claim.made_of})
+    result = lineage(called(model, claim.name), list(named.values()), probe_key=probe_key, nonce=claim.nonce)
+    mixed = any(is_fingerprint(base) != claim.bases[name].is_print for name, base in named.items())
+    differences, not_checked = _judged_otherwise(claim, result, mixed)
+    if not differences and result.probes.nonce:
+        differences += _drawn_anew(result, named.values(), probe_key)
     return Verification(claim, tier_of(result), signature, differences, not_checked, result.provenance)
+
+
+def _drawn_anew(result: Lineage, bases: Iterable[Base], probe_key: str | Path | None) -> Iterator[Difference]:
+    """Whether heads are shared by other probes too: an issuer may try many nonces, and keep the one that suits."""
+    assert result.suspect.source is not None
+    key = keyed_probes(probe_key) if probe_key else PUBLIC
+    pairs = candidates(result.suspect.source, list(bases), key).pairs
+    shared = any(judge(suspect, base).match is not None for suspect, base in pairs)
+    if shared != (result.origin is not None):
+        by_others = f"{SHARED if shared else NOT_SHARED}, by probes drawn anew"
+        yield Difference("attention", SHARED if result.origin else NOT_SHARED, by_others)
 
 
 def _signature(opened: Opened, key: str | Path | None) -> str:
@@ -189,6 +216,11 @@ def _judged_otherwise(claim: Claim, result: Lineage, mixed: bool) -> tuple[list[
         found["layers"] = [layer | {"base": claimed.get(layer["base"], layer["base"])} for layer in found["layers"]]
     names = sorted(map(printable, {claim.name, *claim.bases}), key=len, reverse=True)
     differences = list(_differences("tier", claim.predicate["tier"], claim.tier, names))
+    if not mixed:
+        differences += _differences("probes", claim.predicate["probes"], probes_of(result), ())
+        for i, each in enumerate(result.compared):
+            heads = claim.predicate["bases"][i]["heads"]
+            differences += _differences(f"bases[{i}].heads", heads, {"sha256": each.base.about.get("made_of", "")}, ())
     for key in compared:
         differences += _differences(key, claim.predicate[key], found[key], names, mixed)
     return differences, ["version", "date", *(key for key in JUDGED if key not in compared)]
@@ -205,14 +237,13 @@ def _about(claim: Claim, options: Options | None) -> Iterator[Difference]:
     """Where a claim contradicts itself, or was made with other options."""
     models = {"suspect": (claim.predicate["suspect"], claim.digests)}
     for i, described in enumerate(claim.predicate["bases"]):
-        models[f"bases[{i}]"] = described, claim.bases[described["name"]]
+        models[f"bases[{i}]"] = described, claim.bases[described["name"]].files
     for where, (described, files) in models.items():
         yield from _differences(f"{where}.digest", described.get("digest"), {"sha256": model_digest(files)}, ())
-        known = {"name", "digest"} | ({"files", "made_of"} if where != "suspect" else set())
+        known = {"name", "digest"} | ({"files", "heads", "read_from"} if where != "suspect" else set())
         for key in sorted(described.keys() - known):
             yield Difference(f"{where}.{key}", described[key], None)
     yield from _differences("serialization", claim.predicate["serialization"], SERIALIZATION, ())
-    yield from _differences("probes", claim.predicate["probes"], None, ())
     if options is not None:
         yield from _differences("options", claim.options._asdict(), options._asdict(), ())
 
@@ -232,15 +263,21 @@ def _matched(claim: Claim, suspect: Model, given: Sequence[Base]) -> tuple[list[
 
 
 def _expected(claim: Claim, name: str, base: Any) -> tuple[dict[str, str], dict[str, str]]:
-    """The digests that a claim wants of a base, and those of its files, or of the files that a fingerprint names."""
-    claimed, is_print = claim.bases[name], name in claim.made_of
+    """The digests that a claim wants of a base, and those that it has: of the files, or of the heads if one of the two
+    is a fingerprint.
+    """
+    claimed = claim.bases[name]
     if not is_fingerprint(base):
-        return (claim.made_of[name] if is_print else claimed), digests_of(base)
-    file = Print.read(Path(base))
-    if not is_print and not file.made_of:
-        problem = "lacks digests of the files that it was made of; make it with `weightscope fingerprint --digest`"
+        if not claimed.is_print:
+            return claimed.files, digests_of(base)
+        return {"heads": claimed.heads}, {"heads": digest_of_heads(base)}
+    files, heads = digests_of_print(Path(base))
+    if claimed.is_print:
+        return claimed.files, files
+    if not heads:
+        problem = "does not say what it was made of; make it again with `weightscope fingerprint`"
         raise CheckpointError(problem, file=base)
-    return claimed, digests_of(file) if is_print else file.made_of
+    return {"heads": claimed.heads}, {"heads": heads}
 
 
 def _other_files(where: str, claimed: dict[str, str], found: dict[str, str]) -> Iterator[Difference]:

@@ -110,7 +110,8 @@ def _basis_of(suspect: Model, base: Model, match: Match) -> Basis:
         return Basis()
     if match.route == "spectra" or suspect.config.d_model != base.config.d_model:
         return Basis(known=False)
-    return basis_by_tokens(base, suspect)
+    order = match.order
+    return basis_by_tokens(base, suspect, (order.base, order.suspect) if order else None)
 
 
 def _outside(suspect: Model, base: Model) -> TensorsOfBoth:
@@ -134,6 +135,9 @@ def structure_kinds(suspect: Sketches, base: Sketches, match: Match) -> Iterator
     if a["vocabulary"] and b["vocabulary"] and a["vocabulary"] != b["vocabulary"]:
         what = "extended" if b["vocabulary"] > a["vocabulary"] else "cut"
         yield Kind(f"vocabulary {what}", [], f"{a['vocabulary']:,} tokens in the base, {b['vocabulary']:,} here.")
+    if match.order is not None:
+        text = f"{match.order.share:.0%} of the compared tokens have a counterpart with another number."
+        yield Kind("vocabulary renumbered", [], text, match.order.share)
     if a["d_model"] != b["d_model"]:
         what = "cut" if b["d_model"] < a["d_model"] else "extended"
         sizes = f"{a['d_model']} dimensions in the base, {b['d_model']} here"

@@ -17,10 +17,11 @@ from weightscope.lineage.differences import Kind, WeightChanges, structure_kinds
 from weightscope.lineage.direction import HOW, Proof, prove, without_layers
 from weightscope.lineage.matching import BACKGROUND, ROUTES, Match
 from weightscope.lineage.parts import CALLED, NOTHING, Part, compare_parts, unread_parts
+from weightscope.lineage.probes import PUBLIC, Probes, keyed_probes
 from weightscope.lineage.shared_tensors import NORMS
 from weightscope.lineage.shares import Shares, shares_of
 from weightscope.lineage.sketches import Sketches
-from weightscope.lineage.verdict import Base, ComparedBase, Related, candidates, judge, print_of, sources
+from weightscope.lineage.verdict import Base, ComparedBase, Related, candidates, judge, sources
 from weightscope.model import Model
 from weightscope.progress import progress_shown
 from weightscope.provenance import Provenance
@@ -43,7 +44,10 @@ OUT_OF_REACH = (
 )
 
 
-def lineage(suspect: Base, bases: Base | Iterable[Base], *, progress: bool = False) -> "Lineage":
+def lineage(
+    suspect: Base, bases: Base | Iterable[Base], *, probe_key: str | Path | None = None, nonce: str | None = None,
+    progress: bool = False,
+) -> "Lineage":  # fmt: skip
     """Find out from weights whether a checkpoint has an origin in common with one of several others, and what differs.
 
     Parameters
@@ -52,6 +56,10 @@ def lineage(suspect: Base, bases: Base | Iterable[Base], *, progress: bool = Fal
         A model, anything that `open_model` opens, or a fingerprint file (`weightscope fingerprint`).
     bases : Model, str or Path, or several
         The same, or a folder of fingerprint files; those most like the suspect are compared.
+    probe_key : str or Path, optional
+        The key file that fingerprints were made with (`weightscope fingerprint --probe-key`).
+    nonce : str, optional
+        What the probes of checkpoints are drawn with, to make an earlier result again; drawn anew without it.
     progress : bool
         Show a progress bar.
 
@@ -77,16 +85,20 @@ def lineage(suspect: Base, bases: Base | Iterable[Base], *, progress: bool = Fal
     if not named:
         raise CheckpointError("lineage needs at least one base")
     with progress_shown(progress):
-        result = _lineage(suspect, named)
+        result = _lineage(suspect, named, keyed_probes(probe_key) if probe_key else PUBLIC, nonce)
     read = [result.suspect.read, *(each.base.read for each in result.compared)]
     return replace(result, provenance=result.provenance.of_all(read))
 
 
-def _lineage(suspect: Base, named: Sequence[Base]) -> "Lineage":
+def _lineage(suspect: Base, named: Sequence[Base], key: Probes, nonce: str | None) -> "Lineage":
     """The same without the files that were read."""
-    sketches = print_of(suspect)
-    compared_with, looked_at, unread = candidates(sketches, named)
-    compared = [judge(sketches, base) for base in compared_with]
+    pairs, looked_at, unread, probes = candidates(suspect, named, key, nonce)
+    compared = [judge(sketches, base) for sketches, base in pairs]
+    return replace(_judged(pairs[0][0], compared, looked_at, unread), probes=probes)
+
+
+def _judged(sketches: Sketches, compared: list[ComparedBase], looked_at: int, unread: list[str]) -> "Lineage":
+    """The verdict on all bases."""
     comparisons = max(1, looked_at) * len(ROUTES)
     log_p = min((each.log_p for each in compared), default=0.0) + log(comparisons)
     p = exp(min(0.0, max(-700.0, log_p)))
@@ -303,6 +315,7 @@ class Lineage(Result):
     proof: Proof | None = None  # how the newer can be recomputed from the older, if the weights show it
     parts: dict[str, Part] = field(default_factory=dict)  # "attention", "feed_forward", "tokens", "norms", perhaps more
     sharing: Sketches | None = None  # a base that shares no heads but another part
+    probes: Probes = PUBLIC  # where the signs of sketches of the pairs come from whose weights are both there
     provenance: Provenance = field(default_factory=Provenance, repr=False)
 
     @property
@@ -442,7 +455,8 @@ class Lineage(Result):
             "kinds": [vars(kind) for kind in self.kinds], "weights": self.weights,
             "doubts": self.doubts, "comparisons": self.comparisons, "alignment": self.alignment.records(),
             "background": self.background.records(), "no_evidence": self.no_evidence.records(),
-            "unread": self.unread,
+            "unread": self.unread, "probe_seed": self.probes.seed if self.probes.nonce else None,
+            "nonce": self.probes.nonce or None, "probe_digests": self.probes.digests,
         }))  # fmt: skip
 
 
