@@ -63,9 +63,11 @@ def convert(source: Path, out: Path, kind: str, pack: Callable[[np.ndarray], np.
     except (NotImplementedError, KeyError):
         return False
 
+    is_bert = model_class.set_vocab.__qualname__.startswith("BertModel")
+
     def set_vocab(self: Any) -> None:
         count = self.hparams.get("vocab_size") or self.hparams["text_config"]["vocab_size"]
-        self.gguf_writer.add_tokenizer_model("gpt2")
+        self.gguf_writer.add_tokenizer_model("bert" if is_bert else "gpt2")
         self.gguf_writer.add_token_list([f"token {i}" for i in range(count)])
 
     add_tensor = gguf.GGUFWriter.add_tensor

@@ -24,7 +24,8 @@ from analyses.experiments.named_parts import Part, Weights, read_weights, write_
 from analyses.inputs import out_option
 from weightscope.cli.command import EndsInOneLine
 from weightscope.files import Folder, scratch_folder
-from weightscope.lineage.sketches import SKETCH, Sketches, fingerprint, signs
+from weightscope.lineage.probes import signs
+from weightscope.lineage.sketches import SKETCH, Sketches, fingerprint
 from weightscope.progress import bar
 from weightscope.sources import folder_names
 from weightscope.tables import Table
@@ -108,6 +109,14 @@ def _least(by_w: np.ndarray, w: np.ndarray, aim: np.ndarray, cosine: float, *_: 
     inner = flat @ flat.T
     solved = np.linalg.lstsq(inner, wanted - sketch, rcond=1e-10)[0]
     return (flat.T @ solved).reshape(w.shape)
+
+
+def random_base(weights: Weights) -> Weights:
+    """A model of the same shape that shares nothing: normal numbers, vectors too."""
+    rng = np.random.default_rng(6)
+    vectors = {part: w + 0.1 * (w.std() + 0.1) * rng.standard_normal(w.shape) for part, w in weights.parts.items()
+               if w.ndim == 1}  # fmt: skip
+    return redrawn(weights).but(vectors)
 
 
 def mixed(stranger: Weights, base: Weights, share: float) -> Weights:
@@ -235,7 +244,7 @@ def attacks(victim: Weights, victim_folder: Path, noisy_name: str = "meta-llama/
 
     def framing(cosine: float) -> Callable[[Weights, Path], Attacked]:
         def make(weights: Weights, folder: Path) -> Attacked:
-            base = replace(redrawn(weights), config=weights.config)
+            base = random_base(weights)
             write_weights(base, folder / "random")
             write_weights(framed(weights, fingerprint(folder / "random"), cosine), folder / "suspect")
             return Attacked(folder / "suspect", [folder / "random"])
@@ -244,7 +253,7 @@ def attacks(victim: Weights, victim_folder: Path, noisy_name: str = "meta-llama/
 
     def mixing(share: float) -> Callable[[Weights, Path], Attacked]:
         def make(weights: Weights, folder: Path) -> Attacked:
-            base = redrawn(weights)
+            base = random_base(weights)
             write_weights(base, folder / "random")
             write_weights(mixed(weights, base, share), folder / "suspect")
             return Attacked(folder / "suspect", [folder / "random"])
@@ -255,12 +264,26 @@ def attacks(victim: Weights, victim_folder: Path, noisy_name: str = "meta-llama/
         """Tensors that no layer reads, copied from the base."""
 
         def make(weights: Weights, folder: Path) -> Attacked:
-            base = redrawn(weights)
+            base = random_base(weights)
             write_weights(base, folder / "random")
             unread: dict[Part, np.ndarray] = {
                 (None, f"extra.{k}.weight"): base.parts[k % len(base.layers()), "up.w"] for k in range(times)
             }
             write_weights(weights.but(unread), folder / "suspect")
+            return Attacked(folder / "suspect", [folder / "random"])
+
+        return make
+
+    def writing(scale: float) -> Callable[[Weights, Path], Attacked]:
+        """The base's layers after the stranger's own, their outputs scaled down."""
+
+        def make(weights: Weights, folder: Path) -> Attacked:
+            base, n = random_base(weights), weights.size("layers")
+            write_weights(base, folder / "random")
+            after = {(n + part[0], part[1]): scale * w if part[1][0] in "od" else w
+                     for part, w in base.parts.items() if part[0] is not None}  # fmt: skip
+            made = weights.but(after).resized(layers=2 * n)
+            write_weights(made, folder / "suspect")
             return Attacked(folder / "suspect", [folder / "random"])
 
         return make
@@ -276,7 +299,7 @@ def attacks(victim: Weights, victim_folder: Path, noisy_name: str = "meta-llama/
     def registry(count: int, plant: Callable[[Sketches, Sketches, Path, int], None]) -> Callable[..., Attacked]:
         def make(weights: Weights, folder: Path) -> Attacked:
             base = fingerprint(victim_folder)
-            write_weights(redrawn(weights), folder / "random")
+            write_weights(random_base(weights), folder / "random")
             stranger = fingerprint(folder / "random")
             return planted(weights, base, folder, lambda path, k: plant(base, stranger, path, k), count)
 
@@ -298,7 +321,9 @@ def attacks(victim: Weights, victim_folder: Path, noisy_name: str = "meta-llama/
     for share in (0.1, 0.3, 0.6):
         yield Attack("framing by adding the base's attention", f"{share:.0%}", mixing(share))
     for times in (1, 2, 4):
-        yield Attack("framing by tensors that nothing reads", f"{times}", copying(times))
+        yield Attack("framing by tensors that nothing reads", f"{times} of the base's", copying(times))
+    for scale in (1e-4, 0.01, 0.1):
+        yield Attack("framing by layers that hardly write", f"{scale:g} of their size", writing(scale))
     for cut, noise in ((0, 0.0), (1, 0.0), (4, 0.0), (1, 0.02), (1, 0.1), (1, 0.3)):
         yield Attack("hiding: rotated, tokens renumbered", f"{cut} cut, noise {noise:.0%}", hiding(cut, noise))
     for count in (PLACES, 2 * PLACES, 8 * PLACES):

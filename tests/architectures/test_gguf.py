@@ -12,10 +12,20 @@ from safetensors.numpy import save_file
 import weightscope as ws
 from tests.support.commands import run
 from tests.support.files import write
-from weightscope.architectures import as_published, decide
+from weightscope.architectures import FAMILIES, as_published, decide
 from weightscope.architectures.computed import NONE, differences, stated
-from weightscope.architectures.gguf import RestoredTensor, Undo, flat, logarithm, one_channel
+from weightscope.architectures.gguf import (
+    RestoredTensor,
+    Undo,
+    _llama3_scaling,
+    _of_stack,
+    _scalars,
+    flat,
+    logarithm,
+    one_channel,
+)
 from weightscope.checkpoint import Checkpoint, ggml_blocks, open_checkpoint
+from weightscope.checkpoint.config import Config
 from weightscope.checkpoint.gguf import GRIDS
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
@@ -392,3 +402,42 @@ def test_what_converting_does_to_state_spaces_is_undone(
     np.testing.assert_array_equal(restored.read(), expected.reshape(after))
     np.testing.assert_array_equal(restored.rows(1, 2), expected.reshape(after)[1:2])
     assert restored.shape == after
+
+
+@pytest.mark.parametrize("original", [8, 64, 8192])
+def test_length_of_text_that_llama3s_rotations_are_for_is_read_from_their_factors(original: int) -> None:
+    """A pair that is scaled in part tells it; transformers' formula makes the factors."""
+    theta, factor, pairs = 10000.0, 8.0, 32
+    wavelengths = 2 * np.pi * theta ** (np.arange(pairs) / pairs)
+    smooth = np.clip((original / wavelengths - 1) / 3, 0, 1)
+    factors = (1 / ((1 - smooth) / factor + smooth)).astype(np.float32)
+    scaling = _llama3_scaling(factors, Config({"rope_theta": theta}, "a.gguf"))
+    assert (scaling["rope_type"], scaling["factor"]) == ("llama3", factor)
+    assert scaling["original_max_position_embeddings"] == original
+
+
+APERTUS = FAMILIES.row("apertus")
+
+
+@pytest.mark.parametrize("listed", [None, [0.5], [0.5, 1], ["a", "b"], 3, [0.5] * 3])
+def test_list_of_scalars_that_does_not_fit_the_layers_is_refused(listed: object, tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(write(tmp_path / "a.safetensors", {"a": np.zeros(1, np.float32)}))
+    keys = {key: [0.5, 0.25] for key in APERTUS.gguf.scalars} | {"xielu.beta": listed}
+    with pytest.raises(CheckpointError, match=r"xielu.beta.*a list of 2 numbers"):
+        _scalars(checkpoint.with_config(keys), APERTUS, APERTUS.gguf, 2)
+    tensors = _scalars(checkpoint.with_config(keys | {"xielu.beta": 0.5}), APERTUS, APERTUS.gguf, 2)
+    assert tensors["model.layers.1.mlp.act_fn.alpha_n"].read().tolist() == [0.25]
+    assert tensors["model.layers.1.mlp.act_fn.beta"].read().shape == ()
+
+
+def test_names_of_an_encoder_and_a_decoder_are_told_apart() -> None:
+    """The names of the gguf package's own map."""
+    row = FAMILIES.row("t5.decoder")
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.T5, 12)
+    for name in (
+        "encoder.block.11.layer.0.SelfAttention.q", "encoder.block.3.layer.1.DenseReluDense.wi_0",
+        "decoder.block.0.layer.0.SelfAttention.relative_attention_bias", "decoder.block.2.layer.1.EncDecAttention.o",
+        "decoder.block.2.layer.1.layer_norm", "decoder.block.2.layer.2.layer_norm", "encoder.final_layer_norm",
+    ):  # fmt: skip
+        assert _of_stack(f"{names.get_name(name)}.weight", row, row.gguf.whole) == ("", f"{name}.weight")
+    assert _of_stack("token_embd.weight", row, row.gguf.whole) is None

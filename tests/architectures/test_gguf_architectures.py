@@ -109,7 +109,7 @@ def written(case: Converted, path: Path, **more: np.ndarray) -> Path:
     writer.add_block_count(n_layers)
     writer.add_embedding_length(d)
     writer.add_head_count(heads)
-    writer.add_feed_forward_length(size(config, "intermediate_size") or 4 * d)
+    writer.add_feed_forward_length(size(config, "ffn_hidden_size", "intermediate_size") or 4 * d)
     writer.add_context_length(size(config, *KEYS["n_positions"]) or 64)
     if case.architecture not in ("gpt2", "gptneox", "mpt"):
         writer.add_head_count_kv(kv_heads)

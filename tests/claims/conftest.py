@@ -31,7 +31,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("base", "stranger"):
         assert run("fingerprint", folder / name, "--out", folder / f"{name}.wsf").exit_code == 0
     sketches = load(folder / "base.wsf")
-    replace(sketches, about=sketches.about | {"made_of": ""}).save(folder / "silent.wsf")
+    replace(sketches, about=sketches.about | {"heads_sha256": ""}).save(folder / "silent.wsf")
     return folder
 
 

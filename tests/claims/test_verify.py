@@ -15,7 +15,8 @@ from tests.support.commands import is_one_line, run
 from tests.support.figures import undrawn
 from tests.support.provenance import envelope_in
 from weightscope.claims.verify import _same_text
-from weightscope.lineage.sketches import load
+from weightscope.lineage.sketches import Sketches, load
+from weightscope.lineage.verdict import ComparedBase, judge
 
 Edit = Callable[[dict[str, Any]], None]
 
@@ -58,6 +59,24 @@ def test_folders_may_be_called_otherwise(models: Path, claims: Path, tmp_path: P
     (tmp_path / "original" / "README.md").unlink()
     result, _ = verified(claims / "bfloat16.json", tmp_path / "downloaded", tmp_path / "original")
     assert result.exit_code == 0, result.output
+
+
+def test_heads_must_be_shared_by_probes_drawn_anew_too(
+    models: Path, claims: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An issuer may have tried nonces until one suited."""
+    drawn: list[str] = []
+
+    def without_a_match(suspect: Sketches, base: Sketches) -> ComparedBase:
+        drawn.append(suspect.probes.nonce)
+        return replace(judge(suspect, base), match=None)
+
+    monkeypatch.setattr("weightscope.claims.verify.judge", without_a_match)
+    result, answer = verified(claims / "drift-3.json", models / "drift-3", models / "base")
+    assert result.exit_code == 3
+    assert "attention is 'shared' in the claim and 'not shared, by probes drawn anew' here" in answer["lead"]
+    claimed = json.loads((claims / "drift-3.json").read_text())["predicate"]["probes"]["nonce"]
+    assert len(drawn) == 1 and drawn[0] != claimed
 
 
 def test_nothing_asks_a_network(models: Path, claims: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,8 +245,8 @@ UNREADABLE: dict[str, tuple[Edit, str]] = {
     "a base read from hearsay": (
         within("predicate", "bases", 0, "read_from", value="hearsay"), "read_from weights or fingerprint"),
     "a base without heads": (lambda claim: claim["predicate"]["bases"][0].pop("heads"), "the digest of its heads"),
-    "a nonce that is a number": (within("predicate", "probes", "nonce", value=3), "probes should be null, or have"),
-    "a nonce of a megabyte": (within("predicate", "probes", "nonce", value="0" * 10**6), "of at most 1000 characters"),
+    "a nonce that is a number": (within("predicate", "probes", "nonce", value=3), "probes should be null, or a seed"),
+    "a nonce of a megabyte": (within("predicate", "probes", "nonce", value="0" * 10**6), "of 1 to 1000 characters"),
     "a name of 1,001 letters": (within("predicate", "suspect", "name", value="a" * 1001), "1 to 1000 characters"),
     "options of another kind": (predicate(options={"tower": 3}), "options should be tower, families"),
     "a tower that is a list": (predicate(options={"tower": [], "families": None}), "should be a text or null"),
@@ -313,8 +332,8 @@ def test_a_suspect_must_have_weights(models: Path, claims: Path) -> None:
 
 def forged(path: Path, named: Path, made: Path) -> Path:
     """The fingerprint `made`, which says that it was made of the files that `named` was made of."""
-    sketches, word = load(made), load(named).about["made_of"]
-    replace(sketches, about=sketches.about | {"made_of": word, "name": "base"}).save(path)
+    sketches, word = load(made), load(named).about["heads_sha256"]
+    replace(sketches, about=sketches.about | {"heads_sha256": word, "name": "base"}).save(path)
     return path
 
 

@@ -1,14 +1,17 @@
 """The command `same`: sentences, exit codes, files, and bad input."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
 from tests.support.commands import Weights, is_one_line, run, with_tokenizer
 from tests.support.figures import undrawn
+from tests.support.tiny_models import FIXTURES
 
 
 def rounded(weights: Weights) -> None:
@@ -105,3 +108,20 @@ def test_a_checkpoint_of_no_known_architecture_is_compared_by_names(folder: Path
     config = {"model_type": "nothing_known", "some_depth": 3}
     (tmp_path / "y" / "config.json").write_text(json.dumps(config))
     assert ws.same(tmp_path / "x", tmp_path / "y").verdict == "undecided"
+
+
+@pytest.mark.parametrize(("fixture", "head", "tokens"), [
+    ("roberta", "lm_head.decoder.weight", "roberta.embeddings.word_embeddings.weight"),
+    ("bert", "cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"),
+    ("distilbert", "vocab_projector.weight", "distilbert.embeddings.word_embeddings.weight"),
+])  # fmt: skip
+def test_tied_head_of_an_encoder_written_out_is_the_same(fixture: str, head: str, tokens: str, tmp_path: Path) -> None:
+    """The names are those that transformers ties."""
+    weights = load_file(FIXTURES / fixture / "model.safetensors")
+    tokens = tokens if tokens in weights else tokens.partition(".")[2]
+    for name, factor in (("same", 1), ("other", 2)):
+        shutil.copytree(FIXTURES / fixture, tmp_path / name)
+        save_file(weights | {head: factor * weights[tokens]}, tmp_path / name / "model.safetensors")
+    assert ws.same(FIXTURES / fixture, tmp_path / "same").verdict == "same values"
+    other = ws.same(FIXTURES / fixture, tmp_path / "other")
+    assert [each.deed for each in other.differing] == ["head tied in config and not in file"]

@@ -122,7 +122,7 @@ COMPUTATION, UNKNOWN, NONE = "computation", "unknown", "none"
 KNOWN = re.compile(
     r".*(multiplier|scal(e|ing)|softcap(ping)?|logit_scale|window|rope|rotary|eps|epsilon|hidden_act|activation\w*"
     r"|experts_per_tok|top_?k|layer_types|bias|norm\w*|tie_word_embeddings|num_\w+|\w+_size|\w+_dim|causal).*"
-    r"|auto_map(\..*)?|model_type|query_pre_attn_scalar|(scale_)?attn_\w+|(original_)?max_position_embeddings|is_decoder|add_cross_attention",
+    r"|auto_map(\..*)?|model_type|query_pre_attn_scalar|relative_attention_\w+|(scale_)?attn_\w+|(original_)?max_position_embeddings|is_decoder|add_cross_attention",
     re.ASCII,
 )
 
@@ -230,7 +230,8 @@ def stated(checkpoint: Checkpoint, row: Family) -> Stated:
     if isinstance(checkpoint.files[0], GgufFile):
         keys = checkpoint.files[0].config
         start = f"{keys.get('general.architecture')}."
-        metadata = {key: value for key, value in keys.items() if key.startswith(start)}
+        in_config = {start + key for key in row.gguf.keys.values()} if row.gguf else set()
+        metadata = {key: value for key, value in keys.items() if key.startswith(start) and key not in in_config}
         # Several model_types share one architecture in GGUF, and few of these files list their layers' types.
         present -= {"model_type"} if f"{start}{PATTERN}" in metadata else {"model_type", row.config.listed}
     before = f"{path}." if path else ""

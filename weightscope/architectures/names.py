@@ -388,7 +388,8 @@ class _Reader:
                     tied = "also the unembedding (tied)" if self.is_tied and matched[0].role == "tokens" else ""
                     yield self._tensor(name, *matched, None, self.config, row, tied)
         ends = [i + 1 for i, letter in enumerate(self.prefix) if letter == "."]
-        names = [self.prefix[:end] + name for end in (*ends, 0) for name in (row.outputs.tokens if row.outputs else ())]
+        heads = row.outputs.tokens if row.outputs else row.also.get("unembedding", ())
+        names = [self.prefix[:end] + name for end in (*ends, 0) for name in heads]
         for name in dict.fromkeys((*names, *(name.removesuffix(".weight") + ".bias" for name in names))):
             if name in checkpoint:
                 role = "unembedding.bias" if name.endswith(".bias") else "unembedding"

@@ -66,14 +66,15 @@ def _described(base: Sketches) -> dict[str, Any]:
         digests, read_from = {PurePath(file["name"]).name: file["sha256"] for file in base.read["files"]}, PRINT
     return {
         "name": base.name, "digest": {"sha256": model_digest(digests)}, "files": resources(digests),
-        "heads": {"sha256": base.about.get("made_of", "")}, "read_from": read_from,
+        "heads": {"sha256": base.about.get("heads_sha256", "")}, "read_from": read_from,
     }  # fmt: skip
 
 
-def probes_of(lineage: Lineage) -> dict[str, Any] | None:
-    """What probes were drawn from once the weights were fixed; None where they are public or a key's."""
-    probes = lineage.probes
-    return {"nonce": probes.nonce, "seed": probes.seed, "heads": [*probes.digests]} if probes.nonce else None
+def probes_of(lineage: Lineage) -> dict[str, str] | None:
+    """The seed of the random probes, and the nonce that it follows from with the digests of heads; None if they are
+    public or a key's.
+    """
+    return {"seed": lineage.probes.seed, "nonce": lineage.probes.nonce} if lineage.probes.nonce else None
 
 
 def tier_of(lineage: Lineage) -> str:
@@ -199,10 +200,13 @@ def _base(value: Any) -> ClaimedBase:
 
 
 def _nonce(value: Any) -> str | None:
-    nonce = value.get("nonce") if isinstance(value, dict) else None
-    if not isinstance(nonce, str | None) or not isinstance(value, dict | None) or len(nonce or "") > LONGEST_TEXT:
-        raise ValueError(f"probes should be null, or have a nonce of at most {LONGEST_TEXT} characters")
-    return nonce
+    """The nonce of the probes; None where they are public or a key's."""
+    if value is None:
+        return None
+    texts = value.values() if isinstance(value, dict) and value.keys() == {"seed", "nonce"} else [None]
+    if not all(isinstance(text, str) and 0 < len(text) <= LONGEST_TEXT for text in texts):
+        raise ValueError(f"probes should be null, or a seed and a nonce of 1 to {LONGEST_TEXT} characters")
+    return str(value["nonce"])
 
 
 def _options(value: Any) -> Options:

@@ -33,7 +33,7 @@ def digests_of_print(path: Path) -> tuple[dict[str, str], str]:
     """SHA-256 of a fingerprint's file, by its name, and what it says is the digest of the heads it was made of."""
     about, _, file = stored(path)
     file.read_digest()
-    return {path.name: file.sha256}, str(about.get("made_of", ""))
+    return {path.name: file.sha256}, str(about.get("heads_sha256", ""))
 
 
 def refuse_several_folders(model: Model) -> None:

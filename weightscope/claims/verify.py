@@ -28,7 +28,7 @@ from weightscope.errors import CheckpointError, counted, printable
 from weightscope.lineage.lineage import Lineage, lineage
 from weightscope.lineage.probes import PUBLIC, digest_of_heads, keyed_probes
 from weightscope.lineage.sketches import is_fingerprint
-from weightscope.lineage.verdict import Base, candidates, judge
+from weightscope.lineage.verdict import candidates, judge
 from weightscope.model import Model, as_model
 from weightscope.provenance import Provenance
 from weightscope.results import Result
@@ -39,6 +39,7 @@ RELATIVE, ABSOLUTE = 0.01, 1e-6  # two runs agree on a number up to this; other 
 LEAST = 1e-12  # of a printed number that float32's rounding may be; less is a probability
 OF_LOGARITHM = 0.01  # the same of ln p, relative, and absolute below 1
 NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?![\w])")
+Base = Model | str | Path
 BY_PRINTS: tuple[str, ...] = ("attention", "layers")  # fields that fingerprints hold enough for
 FINITE = 1e300  # of a number in a claim
 NAMED, LISTED = 3, 1_000  # differences in the first sentence, and in all
@@ -220,7 +221,9 @@ def _judged_otherwise(claim: Claim, result: Lineage, mixed: bool) -> tuple[list[
         differences += _differences("probes", claim.predicate["probes"], probes_of(result), ())
         for i, each in enumerate(result.compared):
             heads = claim.predicate["bases"][i]["heads"]
-            differences += _differences(f"bases[{i}].heads", heads, {"sha256": each.base.about.get("made_of", "")}, ())
+            differences += _differences(
+                f"bases[{i}].heads", heads, {"sha256": each.base.about.get("heads_sha256", "")}, ()
+            )
     for key in compared:
         differences += _differences(key, claim.predicate[key], found[key], names, mixed)
     return differences, ["version", "date", *(key for key in JUDGED if key not in compared)]

@@ -21,7 +21,7 @@ PROBE_KEY = options.file_to_read(
 
 
 @command(
-    "Find where a checkpoint comes from, and what was done to it. Reads each once.",
+    "Find where a checkpoint comes from, and what was done to it. Reads each twice.",
     [
         "weightscope lineage suspect/ base/ --out lineage/",
         "weightscope lineage suspect/ base/ tuned/ other/ --out lineage/ --json",

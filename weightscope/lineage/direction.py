@@ -9,20 +9,18 @@ import numpy as np
 
 from weightscope.attention.factored import inner
 from weightscope.changes.pair import Pair, first_rows
-from weightscope.changes.recomputed import OUTER, Cells, stored_cells, way_from
+from weightscope.changes.recomputed import Cells, way_from
 from weightscope.changes.tensor import Change, first_directions, one_direction
 from weightscope.changes.thresholds import CONVERTED, EXPLAINED, NEAR_COPY, NEAR_IDENTITY, ONE_DIMENSION, PROJECTED
 from weightscope.checkpoint import Tensor
 from weightscope.lineage.differences import WeightChanges
 from weightscope.model import Model
-from weightscope.same.coarser import quantised
 from weightscope.tensors.measure import BITS, why_unread
 
 COMPARED_ROWS = 64  # rows by which two layers' matrices are held to each other
-SEARCHED = "quantised by search"
 HOW = {  # as a kind of change, and as a map
     "cast": "rounding to a coarser float", "quantised": "rounding to a grid",
-    SEARCHED: "rounding to a grid whose scales and codes were searched", "pruned": "setting values to zero",
+    "pruned": "setting values to zero",
     "rank cut": "dropping the smallest singular values", "direction removed": "projecting out a direction",
     "layers removed": "leaving out layers",
 }  # fmt: skip
@@ -66,7 +64,7 @@ def prove(weights: WeightChanges, which: str) -> Proof | None:
         if way != "equal":
             follows.ways[way] += 1
             follows.layers.setdefault(way, set()).update(() if layer_b is None else (layer_b,))
-    rounded = {"cast", "quantised", SEARCHED} & set(follows.ways)
+    rounded = {"cast", "quantised"} & set(follows.ways)
     return follows if not rounded or cells.are_filled else None
 
 
@@ -89,16 +87,7 @@ def _way(change: Change, which: str, cells: Cells) -> str:
     if not change.values_changed:
         return "equal"
     casts = [cast for cast, rounded in change.casts if rounded != which]  # the older one, rounded, gives the newer
-    return way_from(older, newer, casts, cells) or _searched(older, newer, change, cells)
-
-
-def _searched(older: Tensor, newer: Tensor, change: Change, cells: Cells) -> str:
-    """The same where a format searches its codes: the certificate of `same`, and where values lie in their cells."""
-    if newer.ends() is None or (proof := quantised(Pair(older, newer), change)) is None or proof.deed[0] != "B":
-        return ""
-    for stored in stored_cells(older, newer):
-        cells.add((stored.off > 0) | (stored.beyond > 0), stored.off > 2 * OUTER * stored.grids.half)
-    return SEARCHED
+    return way_from(older, newer, casts, cells)
 
 
 def _projected(changes: Sequence[Change], which: str) -> set[str]:

@@ -21,7 +21,7 @@ from weightscope.lineage.probes import PUBLIC, Probes, keyed_probes
 from weightscope.lineage.shared_tensors import NORMS
 from weightscope.lineage.shares import Shares, shares_of
 from weightscope.lineage.sketches import Sketches
-from weightscope.lineage.verdict import Base, ComparedBase, Related, candidates, judge, sources
+from weightscope.lineage.verdict import CLEARLY, Base, ComparedBase, Related, candidates, judge, sources
 from weightscope.model import Model
 from weightscope.progress import progress_shown
 from weightscope.provenance import Provenance
@@ -37,6 +37,10 @@ TABLES: dict[str, Callable[["Lineage"], Any]] = {
     "alignment.csv": lambda lineage: lineage.alignment,
 }
 RESULTS = (*TABLES, "report.html", "lineage.png", "lineage.svg", "lineage.figure.csv")
+BY_PRINTS = {  # by whether the signs were drawn from a key
+    False: " This rests on fingerprints, and a checkpoint can be made to fit public probes; its weights would decide.",
+    True: " This rests on fingerprints, drawn with a key.",
+}
 UNKNOWN_ORDER = "the weights do not show which came first"
 COMPARED_TOO = "Feed-forward networks, embeddings and norms were compared too: nothing is shared."
 OUT_OF_REACH = (
@@ -52,9 +56,9 @@ def lineage(
 
     Parameters
     ----------
-    suspect : Model, str or Path
-        A model, anything that `open_model` opens, or a fingerprint file (`weightscope fingerprint`).
-    bases : Model, str or Path, or several
+    suspect : Model, Sketches, str or Path
+        A model, anything that `open_model` opens, a fingerprint or its file (`weightscope fingerprint`).
+    bases : Model, Sketches, str or Path, or several
         The same, or a folder of fingerprint files; those most like the suspect are compared.
     probe_key : str or Path, optional
         The key file that fingerprints were made with (`weightscope fingerprint --probe-key`).
@@ -81,7 +85,7 @@ def lineage(
     >>> result.verdict, [kind.kind for kind in result.kinds]
     ('related', ['same bytes'])
     """
-    named = [bases] if isinstance(bases, Model | str | Path) else list(bases)
+    named = [bases] if isinstance(bases, Model | Sketches | str | Path) else list(bases)
     if not named:
         raise CheckpointError("lineage needs at least one base")
     with progress_shown(progress):
@@ -342,7 +346,9 @@ class Lineage(Result):
                 known = f"{both} share an origin, although other norms make other heads of their attention"
             return f"{known}: {'; '.join(_said_of(self.parts, 'related'))}. {UNKNOWN_ORDER.capitalize()}."
         if self.verdict == "undecided":
-            return f"{none}. It is undecided whether they share anything else: {'; '.join(self.doubts)}."
+            cleared = listed([printable(each.base.name) for each in self.compared if self.is_cleared(each.base)], NAMED)
+            nothing = f" Nothing is shared with {cleared}." if cleared else ""
+            return f"{none}.{nothing} It is undecided whether they share anything else: {'; '.join(self.doubts)}."
         if self.origin is None:
             return f"{none}. {COMPARED_TOO} {OUT_OF_REACH}"
         match, base_name = self.origin.match, printable(self.origin.base.name)
@@ -352,14 +358,50 @@ class Lineage(Result):
             f"{count} of {counted(len(match.layers), 'layer')} have a counterpart, with a mean likeness of "
             f"{match.mean:.2f} ({p}, {counted(self.comparisons, 'comparison')})"
         )
-        what = f"{self._difference}.{self._parts_apart}"
+        what = f"{self._difference}.{self._parts_apart}{self._caution}"
         if self.verdict == "derived" and self.proof is not None:
             how = f"it can be recomputed from {base_name} by {self.proof.how}"
             return f"{name} was derived from {base_name}: {how}, and {numbers}. {what}"
         order = UNKNOWN_ORDER
         if self.proof is not None:
             order = f"{base_name} can be recomputed from {name} by {self.proof.how}, so {name} came first"
+        if len(self.weights) > 1:
+            parents = " and ".join(f"{printable(base)} ({share:.2f})" for base, share in self.weights.items())
+            return f"{name} shares its origin with {parents}, as a merge does: {numbers}; {order}. {what}"
         return f"{name} and {base_name} share an origin: {numbers}; {order}. {what}"
+
+    def is_cleared(self, base: Sketches) -> bool:
+        """Whether a base was compared wholly, and nothing is shared with it."""
+        return self.verdict in ("unrelated", "undecided") and not any(
+            doubt.startswith(f"{printable(base.name)}: ") for doubt in self.doubts
+        )
+
+    @cached_property
+    def ties(self) -> list[str]:
+        """Other bases that the suspect is as near to as to the first one."""
+        first = self.origin
+        if first is None or self.weights:
+            return []
+        related = [Related(each.base, each.match) for each in self.compared if each.match]
+        return [
+            each.base.name for each in related
+            if each.base is not first.base and each.match.route == first.match.route
+            and each.weight >= first.weight - CLEARLY
+        ]  # fmt: skip
+
+    @property
+    def _caution(self) -> str:
+        """What else fits as well, and what rests on fingerprints alone."""
+        assert self.origin is not None
+        base, text = self.origin.base, ""
+        if self.ties:
+            text += f" {printable(listed(self.ties, NAMED))} {'fits' if len(self.ties) == 1 else 'fit'} as well."
+        if base.source is not None and self.suspect.source is not None:
+            return text
+        text += BY_PRINTS[bool(self.origin.base.probes.seed)]
+        if base.source is None:
+            text += f" {printable(base.name)} is what the fingerprint calls itself."
+        return text
 
     @property
     def _difference(self) -> str:
@@ -432,6 +474,16 @@ class Lineage(Result):
         rows = [(p.name, *(str(p.about.get(name, "")) for name in names)) for p in prints]
         return Table.of_rows([Column("name"), *map(Column, names)], rows)
 
+    def _judged_alone(self, compared: ComparedBase) -> dict[str, Any]:
+        """What is known of one base by itself, whatever the others show."""
+        base, match = compared.base, compared.match
+        return {
+            "name": base.name, "heads": "related" if match else "undecided" if compared.doubt else "unrelated",
+            "likeness": match.mean if match else None, "doubt": compared.doubt,
+            "known_by": "weights" if base.source is not None else "fingerprint",
+            "heads_sha256": base.about.get("heads_sha256"),
+        }  # fmt: skip
+
     def printed(self) -> list[str | Table]:
         """What the terminal shows, from top to bottom."""
         lines: list[str | Table] = [printable(self.lead)]
@@ -455,6 +507,7 @@ class Lineage(Result):
             "kinds": [vars(kind) for kind in self.kinds], "weights": self.weights,
             "doubts": self.doubts, "comparisons": self.comparisons, "alignment": self.alignment.records(),
             "background": self.background.records(), "no_evidence": self.no_evidence.records(),
+            "bases": [self._judged_alone(each) for each in self.compared], "ties": self.ties,
             "unread": self.unread, "probe_seed": self.probes.seed if self.probes.nonce else None,
             "nonce": self.probes.nonce or None, "probe_digests": self.probes.digests,
         }))  # fmt: skip

@@ -268,7 +268,7 @@ def _check_description(about: dict[str, Any], path: Path) -> None:
     if wrong:
         problem = f"{', '.join(wrong)} should be whole numbers from 1 to {LARGEST:,}"
         raise CheckpointError(f"is a damaged fingerprint: {problem}", file=path)
-    for key in ("name", "family", "tower", "config", "probes", "made_of"):
+    for key in ("name", "family", "tower", "config", "probes", "heads_sha256"):
         if not isinstance(text := about.get(key, ""), str) or len(text) > LONGEST_TEXT:
             problem = f"its {key} should be a text of at most {LONGEST_TEXT} characters"
             raise CheckpointError(f"is a damaged fingerprint: {problem}", file=path)
@@ -289,7 +289,7 @@ def _about(model: Model) -> dict[str, Any]:
         "name": model.name, "family": model.family.name, "tower": _tower(model),
         "d_model": config.d_model, "layers": config.n_layers, "heads": config.n_heads, "kv_heads": config.n_kv_heads,
         "vocabulary": _vocabulary(model), "dtypes": dtypes,
-        "config": digest_of(checkpoint.config), "bytes": checkpoint.nbytes, "made_of": digest_of_heads(model),
+        "config": digest_of(checkpoint.config), "bytes": checkpoint.nbytes, "heads_sha256": digest_of_heads(model),
     }  # fmt: skip
 
 

@@ -16,9 +16,9 @@ COMPONENTS = 64  # of embeddings, in whose coordinates tokens are told apart
 LEVELS = 513  # quantiles by which distributions of coordinates are compared
 ROUNDS = 12  # of pairing and fitting, at most
 GROWS = 0.01  # of all rows: where a round pairs fewer rows more than the one before, it was the last
-FOUND = 0.5  # share of tokens that are each other's nearest, from which they are counterparts: strangers' reach 0.28
+FOUND = 0.5  # share of tokens that are each other's nearest, from which they are counterparts: strangers' reach 0.34
 FEWEST = 4  # times the components: fewer rows could be fitted whatever they are
-TRIED_WITH = 0.1  # noise, as a share of the embedding, with which a suspect's own copy has to be found
+TRIED_WITH = 0.03  # noise, as a share of the embedding, with which a suspect's own copy has to be found
 BLOCK = 2048  # rows whose distances to all others are computed at a time
 
 

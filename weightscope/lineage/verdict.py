@@ -138,7 +138,7 @@ OTHER_VOCABULARY = 0.1  # relative difference of sizes beyond which two vocabula
 NEARER = 3.0  # factor by which a layer has to be nearer (1 - likeness) to another base than to the first
 CLEARLY = 0.01  # and this much more alike
 SILENT = 0.5  # a checkpoint with a smaller share of maps that are not zero cannot be compared
-Base = Model | str | Path
+Base = Model | Sketches | str | Path
 
 
 class Related(NamedTuple):
@@ -169,6 +169,24 @@ class ComparedBase:
         return min((match.log_p for match in self.matches.values()), default=0.0)
 
 
+def print_of(source: Base, probes: Probes = PUBLIC) -> Sketches:
+    """The fingerprint of a checkpoint, or the one in a file, made with these probes."""
+    if isinstance(source, Sketches):
+        if source.probes == probes:
+            return source
+        if source.source is None:
+            raise CheckpointError("is a fingerprint made with other probes", file=source.name)
+        return fingerprint(source.source, probes).called(source.name)
+    return load(source, probes) if is_fingerprint(source) else fingerprint(source, probes)
+
+
+def model_of(source: Base) -> Model | None:
+    """The checkpoint behind a source; None if it is a fingerprint alone."""
+    if isinstance(source, Sketches):
+        return source.source
+    return None if is_fingerprint(source) else as_model(source)
+
+
 class Candidates(NamedTuple):
     """Pairs of a suspect's and a base's sketches by the same probes, and what was not compared."""
 
@@ -184,33 +202,31 @@ def candidates(suspect: Base, named: Sequence[Base], key: Probes = PUBLIC, nonce
     Where the weights of both are there, both are sketched with signs drawn for them. Fingerprints have public signs, or
     those of a key.
     """
-    listed = [(base, [] if isinstance(base, Model) else prints_in(base)) for base in named]
-    opened = None if is_fingerprint(suspect) else as_model(suspect)
-    models = {k: as_model(base) for k, (base, files) in enumerate(listed) if not files and not is_fingerprint(base)}
-    probes = drawn_probes([opened, *models.values()], nonce) if opened and models else key
-    indexed = load(str(suspect), key) if opened is None else None
-    if opened is not None and len(models) < len(named):
-        indexed = fingerprint(opened, key)
-    drawn = fingerprint(opened, probes) if opened is not None and models else indexed
-    pairs: list[tuple[str, Sketches, Sketches]] = []
+    folders = {k: files for k, base in enumerate(named) if isinstance(base, str | Path) and (files := prints_in(base))}
+    mine = model_of(suspect)
+    models = {k: model for k, base in enumerate(named) if k not in folders and (model := model_of(base))}
+    drawn = drawn_probes([mine, *models.values()], nonce) if mine and models else key
+    by_key = print_of(suspect, key) if not drawn.nonce or len(models) < len(named) else None
+    by_drawn = print_of(suspect, drawn) if drawn.nonce else by_key
+    pairs: list[tuple[str, Sketches | None, Sketches]] = []
     looked_at, unread = 0, []
-    for k, (base, files) in enumerate(bar(listed, "bases", "base") if len(listed) > 1 else listed):
-        if files:
-            assert indexed is not None
-            kept = nearest(indexed, files)
-            pairs += [(file, indexed, sketches) for file, sketches in kept.bases]
+    for k, base in enumerate(bar(named, "bases", "base") if len(named) > 1 else named):
+        files = folders.get(k, [])
+        if files and by_key is not None:
+            kept = nearest(by_key, files)
+            pairs += [(file, by_key, sketches) for file, sketches in kept.bases]
             unread += kept.unread
-        elif k in models:
-            assert drawn is not None
-            model = models[k]
-            pairs.append((model.checkpoint.given or model.source, drawn, fingerprint(model, probes)))
         else:
-            assert indexed is not None
-            pairs.append((str(base), indexed, load(str(base), key)))
+            sketches = print_of(base, drawn if k in models else key)
+            given = base.checkpoint.given or base.source if isinstance(base, Model) else str(base)
+            given = sketches.name if isinstance(base, Sketches) else given
+            pairs.append((given, by_drawn if k in models else by_key, sketches))
         looked_at += len(files) or 1
     times = Counter(base.name for _, _, base in pairs)
-    called = [(own, base if times[base.name] == 1 else base.called(given)) for given, own, base in pairs]
-    return Candidates(called, looked_at, unread, probes)
+    called = [
+        (own, base if times[base.name] == 1 else base.called(given)) for given, own, base in pairs if own is not None
+    ]
+    return Candidates(called, looked_at, unread, drawn)
 
 
 def judge(suspect: Sketches, base: Sketches) -> ComparedBase:

@@ -89,23 +89,22 @@ def name_shards(judged: Sequence[Judged], parts: Sequence[Compared]) -> list[Jud
 
 def name_unread(judged: Sequence[Judged], a: Checkpoint, b: Checkpoint) -> list[Judged]:
     """The same verdicts; a tensor that one checkpoint lacks may be in one of its files that no index names."""
-    unread = {
-        letter: {name: file for file in _beside(each) for name in file.tensors} for letter, each in (("A", a), ("B", b))
-    }
-    result = []
-    for each in judged:
-        lacking = "" if each.name_a and each.name_b else "A" if each.name_b else "B"
-        file = unread[lacking].get(each.name) if lacking and each.verdict == DIFFERENT else None
-        words = file and f"{lacking} has it in {file.path.name}, which its index does not name"
-        result.append(replace(each, deed="in a file that is not read", detail=words) if words else each)
+    result = list(judged)
+    for letter, checkpoint in (("A", a), ("B", b)):
+        lost = {each.name: i for i, each in enumerate(judged)
+                if each.verdict == DIFFERENT and not (each.name_a if letter == "A" else each.name_b)}  # fmt: skip
+        for file in _beside(checkpoint) if lost else ():
+            words = f"{letter} has it in {file.path.name}, which its index does not name"
+            for i in (lost[name] for name in file.tensors if name in lost):
+                result[i] = replace(result[i], deed="in a file that is not read", detail=words)
     return result
 
 
 def _beside(checkpoint: Checkpoint) -> Iterator[LocalFile]:
     """The safetensors files of a folder that are not read, as far as they are whole."""
     for name in checkpoint.weight_files.unread[:MOST_UNREAD]:
-        if name.endswith(SAFETENSORS) and checkpoint.folder.is_dir():
-            with suppress(CheckpointError):
+        if name.endswith(SAFETENSORS):
+            with suppress(CheckpointError):  # not on this machine, or damaged
                 yield LocalFile(checkpoint.folder / name)
 
 

@@ -324,7 +324,10 @@ def _tied_head(a: Readable, b: Readable, lost: Sequence[tuple[NamedTensor, str]]
     """The head of one file against the other's token embedding, where the other ties them."""
     head = next((tensor for tensor, _ in lost if tensor.role == "unembedding"), None)
     tying = b if in_a else a
-    if head is None or not isinstance(tying, Model) or not tying.tied or "tokens" not in tying.tensors:
+    if head is None or not isinstance(tying, Model) or "tokens" not in tying.tensors:
+        return None
+    ties = tying.tied or "unembedding" in tying.family.also  # encoders' heads have more than a norm and a matrix
+    if not ties or tying.config.get("tie_word_embeddings", True) is not True:
         return None
     tokens = tying.tensors["tokens"]
     x, y = (head, tokens) if in_a else (tokens, head)
