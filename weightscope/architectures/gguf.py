@@ -89,6 +89,9 @@ SHAPES: dict[Undo, Callable[[tuple[int, ...]], tuple[int, ...]]] = {
     logarithm: lambda shape: shape[:-1] if shape[-1] == 1 else shape,
 }
 
+OF_ROWS: tuple[Undo, ...] = (queries_in_halves, keys_in_halves, in_groups)  # rows stay whole
+
+
 # What of config.json stands under no key of its own in a GGUF file, by architecture.
 
 OF_27_BILLION = (46, 62)  # layers of the largest Gemma 2 and Gemma 3
@@ -580,7 +583,7 @@ class RestoredTensor(DerivedTensor, WholeTensor):
         ends = None if self.undo is logarithm else self.stored.ends()  # which would change places
         if ends is None:
             return None
-        first, last = (Spread(end, self.stored.shape) if self.undo is turned else end for end in ends[:2])
+        first, last = (end if self.undo in OF_ROWS else Spread(end, self.stored.shape) for end in ends[:2])
         return replace(self, stored=first), replace(self, stored=last), ends[2]
 
     def read(self) -> np.ndarray:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+import weightscope.checkpoint.ggml_numba  # noqa: F401 - from now on, `dequantise` uses it for blocks of any size
 from weightscope.compute.compiled import compiled
 
 

@@ -7,6 +7,7 @@ near them. Every value is checked, which is what a search for a grid among some 
 import sys
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, fields
+from functools import reduce
 from importlib import import_module
 from math import prod, sqrt
 from typing import NamedTuple
@@ -175,9 +176,10 @@ def _nearest_stored(older: Tensor, newer: Tensor, fast: bool | None = None) -> I
     if fast is None:
         fast = (prod(newer.shape) >= WORTH_NUMBA or NUMBA in sys.modules) and numba_may_run()
     if fast and isinstance((newer.ends() or (0,))[-1], int):
+        count = import_module(NUMBA).count
         for x, y, grids in _on_grids(older, newer, few=False):
             far, bound = 2 * OUTER * grids.half, CLIPPED * grids.end + grids.lost
-            counted = import_module(NUMBA).count(x, y, grids.least, grids.most, grids.room, far, bound)
+            counted = count(x, y, grids.least, grids.most, grids.room, far, bound)
             yield None if counted is None else Cells(*counted)
         return
     for x, y, grids in _on_grids(older, newer):
@@ -230,7 +232,7 @@ def _grids(
     quantum, codes = np.zeros(1), SCALE_CODES.get(kind)  # of the reach of a grid
     if codes is not None and y.size % SUPER_BLOCK == 0:
         reach, groups = (span, np.abs(low)) if kind in WITH_MINIMUM else (span,), SUPER_BLOCK // y.shape[1]
-        longest = [each.reshape(-1, groups).max(axis=1).repeat(groups)[:, None] for each in reach]
+        longest = [reduce(np.maximum, each.reshape(-1, groups).T).repeat(groups)[:, None] for each in reach]
         quantum, lost = longest[0] / codes, fine + sum(longest) / (2 * codes)
     if isinstance(levels, int):
         half = end = span * steps[0] / 2

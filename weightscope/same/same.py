@@ -13,7 +13,7 @@ from weightscope.architectures.layer import NO_WEIGHTS
 from weightscope.architectures.names import NamedTensor
 from weightscope.changes.counterparts import Counterparts, counterparts
 from weightscope.changes.head import Basis
-from weightscope.compute.cores import in_threads
+from weightscope.compute.cores import hand_back, in_threads, keep_freed
 from weightscope.errors import CheckpointError, counted, printable
 from weightscope.findings import listed
 from weightscope.model import Model, TensorsOnly, open_tensors
@@ -231,10 +231,12 @@ def same(a: Readable | str | Path, b: Readable | str | Path, *, sample: float = 
     if not 0 < sample <= 1:
         raise CheckpointError(f"`sample` is {sample}; it has to be above 0 and at most 1")
     a, b = (open_tensors(each) if isinstance(each, str | Path) else each for each in (a, b))
+    keep_freed()
     with progress_shown(progress):
         read_known_digests(a.checkpoint, b.checkpoint)
         judged, left = _judged(a, b, sample)
         tokens = compare_tokenizers(a, b)
+    hand_back()
     head = [each for each in judged if each.role == "unembedding"]
     same_head = all(each.verdict != DIFFERENT for each in head) if head else not _needs_head(b)
     settings = compare_settings(a, b, same_head=same_head)
