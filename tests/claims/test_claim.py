@@ -107,3 +107,8 @@ def test_an_adapter_is_merged_first(tmp_path: Path) -> None:
     model = ws.open_model(folder / "adapter", base=folder / "base")
     with pytest.raises(ws.CheckpointError, match=r"is read from several folders.*merge the adapter for a claim"):
         statement(ws.lineage(model, folder / "base"))
+    arguments = ["lineage", folder / "adapter", folder / "base", "--base", folder / "base", "--out", tmp_path / "out"]
+    for option in (["--attest", tmp_path / "claim.json"], ["--sbom", "spdx"]):
+        result = run(*arguments, *option)
+        assert is_one_line(result) and "is read from several folders" in result.stderr
+    assert not (tmp_path / "out" / "lineage.json").exists()

@@ -315,6 +315,12 @@ def test_a_claim_by_a_fingerprint_holds_by_the_weights_that_it_names(models: Pat
         assert result.exit_code == 3 and f"{where} is" in answer["lead"]
 
 
+def test_a_claim_of_no_shared_heads_is_indexed_too(models: Path, claims: Path) -> None:
+    result, answer = verified(claims / "stranger.json", models / "stranger", models / "base.wsf")
+    assert result.exit_code == 0, result.output
+    assert answer["lead"].endswith("holds (indexed): stranger shares no heads with base.")
+
+
 def test_a_fingerprint_of_another_model_does_not_do(models: Path, claims: Path) -> None:
     result, answer = verified(claims / "bfloat16.json", models / "bfloat16", models / "stranger.wsf")
     assert result.exit_code == 3 and "bases[0].files[heads] is" in answer["lead"]

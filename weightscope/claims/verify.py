@@ -24,7 +24,7 @@ from weightscope.claims.claim import (
 )
 from weightscope.claims.digests import SERIALIZATION, digests_of, digests_of_print, model_digest
 from weightscope.claims.envelope import Opened, opened_claim
-from weightscope.errors import CheckpointError, counted, printable
+from weightscope.errors import CheckpointError, counted, printable, shortened
 from weightscope.lineage.lineage import Lineage, lineage
 from weightscope.lineage.probes import PUBLIC, digest_of_heads, keyed_probes
 from weightscope.lineage.sketches import is_fingerprint
@@ -83,10 +83,10 @@ class Verification(Result):
         if self.holds and "lead" not in self.not_checked:
             return f"The claim holds ({self.tier}): {printable(self.claim.predicate['lead'])}"
         if self.holds:
-            shares = "heads, layer by layer as claimed" if self.claim.predicate["attention"] == SHARED else "no heads"
-            with_base = " or ".join(map(printable, self.claim.bases))
-            shown = f"{printable(self.claim.name)} shares {shares}, with {with_base}"
-            return f"As far as fingerprints show, the claim holds ({self.tier}): {shown}."
+            shares = self.claim.predicate["attention"] == SHARED
+            heads, as_claimed = ("heads", ", layer by layer as claimed") if shares else ("no heads", "")
+            shown = f"shares {heads} with {' or '.join(map(printable, self.claim.bases))}{as_claimed}"
+            return f"As far as fingerprints show, the claim holds ({self.tier}): {printable(self.claim.name)} {shown}."
         parts = [f"{each.field} is {_shown(each.claim)} in the claim and {_shown(each.found)} here"
                  for each in self.differences[:NAMED]]  # fmt: skip
         more = f"; {len(self.differences) - NAMED} more fields differ" if len(self.differences) > NAMED else ""
@@ -101,8 +101,11 @@ class Verification(Result):
             lines.append("A base was a fingerprint: that it was made from the claimed files is its maker's word.")
         if self.not_checked:
             lines.append(f"Not checked: {', '.join(self.not_checked)}.")
-        models = {self.claim.name: self.claim.digests} | {name: base.files for name, base in self.claim.bases.items()}
-        return lines + [f"SHA-256 {model_digest(files)}: {printable(name)}" for name, files in models.items()]
+        models = [
+            (self.claim.name, self.claim.digests),
+            *((name, base.files) for name, base in self.claim.bases.items()),
+        ]
+        return lines + [f"SHA-256 {model_digest(files)}: {printable(name)}" for name, files in models]
 
     def as_json(self) -> dict[str, Any]:
         """What `weightscope verify --json` prints."""
@@ -245,7 +248,7 @@ def _about(claim: Claim, options: Options | None) -> Iterator[Difference]:
         yield from _differences(f"{where}.digest", described.get("digest"), {"sha256": model_digest(files)}, ())
         known = {"name", "digest"} | ({"files", "heads", "read_from"} if where != "suspect" else set())
         for key in sorted(described.keys() - known):
-            yield Difference(f"{where}.{key}", described[key], None)
+            yield Difference(f"{where}.{shortened(key)}", described[key], None)
     yield from _differences("serialization", claim.predicate["serialization"], SERIALIZATION, ())
     if options is not None:
         yield from _differences("options", claim.options._asdict(), options._asdict(), ())
@@ -287,7 +290,7 @@ def _other_files(where: str, claimed: dict[str, str], found: dict[str, str]) -> 
     """Files that are missing, more, or of another content."""
     for name in sorted(claimed.keys() | found.keys()):
         if claimed.get(name) != found.get(name):
-            yield Difference(f"{where}[{printable(name)}]", claimed.get(name), found.get(name))
+            yield Difference(f"{where}[{shortened(name)}]", claimed.get(name), found.get(name))
 
 
 def _differences(where: str, claim: Any, found: Any, names: Sequence[str], loose: bool = False) -> Iterator[Difference]:
@@ -295,7 +298,7 @@ def _differences(where: str, claim: Any, found: Any, names: Sequence[str], loose
     if isinstance(claim, dict) and isinstance(found, dict):
         for key in sorted(claim.keys() | found.keys()):
             if not (loose and key in ("likeness", "z")):
-                yield from _differences(f"{where}.{printable(key)}", claim.get(key), found.get(key), names, loose)
+                yield from _differences(f"{where}.{shortened(key)}", claim.get(key), found.get(key), names, loose)
     elif isinstance(claim, list) and isinstance(found, list) and len(claim) == len(found):
         for i, (mine, other) in enumerate(zip(claim, found, strict=True)):
             yield from _differences(f"{where}[{i}]", mine, other, names, loose)

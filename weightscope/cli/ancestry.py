@@ -54,6 +54,7 @@ def lineage_command(
     their digests.
     """
     from weightscope.claims.claim import Options, statement
+    from weightscope.claims.digests import refuse_several_folders
     from weightscope.claims.sbom import FILES, sbom_of
     from weightscope.claims.verify import signatures
     from weightscope.files import OutputFolder
@@ -77,6 +78,10 @@ def lineage_command(
     folder = OutputFolder(out, names=(*RESULTS, *([FILES[sbom]] if sbom else [])))
     folder.refuse_foreign()
     models = [opened(suspect, adapted), *map(opened, bases)]  # fail on a wrong name before anything is read
+    if attest is not None or sbom is not None:
+        for model in models:
+            if not is_fingerprint(model):
+                refuse_several_folders(model)
     with folder:
         result = lineage(models[0], models[1:], probe_key=probe_key, nonce=nonce)
         result.write_files(folder)
