@@ -321,6 +321,16 @@ def test_a_claim_of_no_shared_heads_is_indexed_too(models: Path, claims: Path) -
     assert answer["lead"].endswith("holds (indexed): stranger shares no heads with base.")
 
 
+def test_a_fingerprint_by_a_key_needs_the_key(models: Path, claims: Path, tmp_path: Path) -> None:
+    key, base = tmp_path / "key", tmp_path / "base.wsf"
+    key.write_bytes(bytes(range(32)))
+    assert run("fingerprint", models / "base", "--out", base, "--probe-key", key).exit_code == 0
+    result, answer = verified(claims / "bfloat16.json", models / "bfloat16", base, **{"probe-key": key})
+    assert result.exit_code == 0 and answer["tier"] == "indexed", result.output
+    result = run("verify", claims / "bfloat16.json", models / "bfloat16", base)
+    assert is_one_line(result) and "give that key with --probe-key" in result.stderr
+
+
 def test_a_fingerprint_of_another_model_does_not_do(models: Path, claims: Path) -> None:
     result, answer = verified(claims / "bfloat16.json", models / "bfloat16", models / "stranger.wsf")
     assert result.exit_code == 3 and "bases[0].files[heads] is" in answer["lead"]
