@@ -95,7 +95,7 @@ DRAWINGS = (
     Drawing("fine-tunes", "analyses.toys.train_tunes --text {books}"),
     Drawing("planted-deeds", "analyses.experiments.planted_deeds", ("torch", "transformers", "gguf")),
     Drawing("faithful", "analyses.experiments.faithful_conversions", ("torch", "transformers", "peft", "xllamacpp")),
-    Drawing("same", "analyses.experiments.public_bugs", ("torch", "transformers")),
+    Drawing("same", "analyses.experiments.public_bugs --versions", ("torch", "transformers")),
     Drawing("lineage-peers", "analyses.experiments.lineage_peers", ("modeldna", "provenancekit")),
     Drawing(
         "planted-directions",

@@ -10,14 +10,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
 import weightscope as ws
 from analyses.experiments import faithful_gguf
+from analyses.experiments.faithful_packings import PACKERS, packed
 from analyses.experiments.faithful_sources import Made, Source, Writer
 from weightscope.files import Folder
-from weightscope.same.judge import QUANTISED, ROUNDED, SAME_VALUES
+from weightscope.same.verdicts import QUANTISED, ROUNDED, SAME_VALUES
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 FLOAT8 = {"float8_e4m3fn": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2}
@@ -162,7 +164,7 @@ def peft_merges(source: Source, work: Path) -> Iterator[Made]:
 
 
 def _adapted(source: Source, work: Path, merged: Any) -> tuple[Any, Any]:
-    """The base with its adapter beside it, or as merged where the base is of fewer bits; and the copy."""
+    """The base with its adapter, merged already where the base has fewer bits; and the copy."""
     import peft
 
     if merged is None:
@@ -171,11 +173,21 @@ def _adapted(source: Source, work: Path, merged: Any) -> tuple[Any, Any]:
 
 
 MLX = """
-import json, sys
+import json, shutil, sys
 from pathlib import Path
-from mlx_lm.utils import load_model, quantize_model, save_config, save_model
 import mlx.core as mx
-source, options = Path(sys.argv[1]), json.loads(sys.argv[2])
+import numpy as np
+from mlx_lm.utils import load_model, quantize_model, save_config, save_model
+source, options, inputs = Path(sys.argv[1]), json.loads(sys.argv[2]), Path(sys.argv[4])
+
+def as_quantised(weight, bits, group_size, mode="affine", dtype=None):  # the weight that mlx computes with, in float32
+    if weight.ndim < 2 or weight.shape[-1] % group_size:
+        return weight
+    packed, scales, *biases = mx.quantize(weight, group_size, bits, mode)
+    floats = [each.astype(mx.float32) for each in biases] or None
+    scales = scales.astype(mx.float32) if floats else scales
+    return mx.dequantize(packed, scales, *(floats or [None]), group_size, bits, mode, dtype=mx.float32)
+
 for i, option in enumerate(options):
     model, config = load_model(source, lazy=False)
     if dtype := option.pop("dtype", None):
@@ -186,6 +198,21 @@ for i, option in enumerate(options):
     out.mkdir(parents=True)
     save_model(out, model)
     save_config(config, out / "config.json")
+    model, _ = load_model(out, lazy=False)
+    model.set_dtype(mx.float32)  # what is stored as it is, and computed without more rounding
+    if inputs.is_file():
+        np.save(out / "logits.npy", np.array(model(mx.array(np.load(inputs))).astype(mx.float32)))
+    plain, stored = {}, mx.load(str(out / "model.safetensors"))
+    for name, weight in mx.load(str(source / "model.safetensors")).items():
+        weight = weight.astype(getattr(mx, dtype or "float32"))
+        turned = config["model_type"] == "gpt2" and ".c_" in name and weight.ndim == 2  # (in, out) there
+        weight = weight.T if turned else weight
+        is_plain = name.endswith("gate.weight") and name.replace("weight", "scales") not in stored
+        weight = as_quantised(weight, **option) if option and not is_plain else weight
+        plain[name] = mx.contiguous((weight.T if turned else weight).astype(mx.float32))
+    (out / "plain").mkdir()
+    mx.save_safetensors(str(out / "plain" / "model.safetensors"), plain, {"format": "pt"})
+    shutil.copy(source / "config.json", out / "plain")
 """
 
 
@@ -200,8 +227,10 @@ def mlx_converts(source: Source, work: Path) -> Iterator[Made]:
                {"bits": 4, "group_size": 64, "dtype": "float16"},
                {"bits": 4, "group_size": 32, "mode": "mxfp4"}, {"bits": 4, "group_size": 16, "mode": "nvfp4"},
                {"bits": 8, "group_size": 32, "mode": "mxfp8"}]  # fmt: skip
-    out = work.parent / "mlx-made"
-    command = [python, "-c", MLX, str(source.folder), json.dumps(options), str(out)]
+    out, inputs = work.parent / "mlx-made", work.parent / "inputs.npy"
+    work.parent.mkdir(parents=True, exist_ok=True)
+    np.save(inputs, source.inputs["input_ids"].numpy())
+    command = [python, "-c", MLX, str(source.folder), json.dumps(options), str(out), str(inputs)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         print(f"{source.name}: mlx-lm fails: {(done.stderr.splitlines() or ['no reason given'])[-1]}")
@@ -210,12 +239,19 @@ def mlx_converts(source: Source, work: Path) -> Iterator[Made]:
         if (out / str(i)).is_dir():
             expected = QUANTISED if "bits" in option else SAME_VALUES if option["dtype"] == "float32" else ROUNDED
             how = ", ".join(f"{key} {value}" for key, value in option.items())
-            yield Made("mlx-lm", about, "MLX", how, expected, out / str(i), None, "mlx runs it, not transformers")
+            runs = partial(_as_mlx_computes, source, out / str(i))
+            yield Made("mlx-lm", about, "MLX", how, expected, out / str(i), runs)
     shutil.rmtree(out, ignore_errors=True)
+
+
+def _as_mlx_computes(source: Source, copy: Path) -> tuple[Any, Any]:
+    """transformers on weights that mlx rounded or quantised apart from the copy; and what mlx-lm computes of it."""
+    logits = torch.from_numpy(np.load(copy / "logits.npy"))
+    return source.load(copy / "plain"), lambda **inputs: {"logits": logits}
 
 
 VERSIONS = "from importlib.metadata import version; print(version('mlx-lm'), 'with mlx', version('mlx'))"
 WRITERS: dict[str, Writer] = {
     "transformers": transformers_saves, "safetensors": safetensors_copies, "gguf": faithful_gguf.conversions,
-    "peft": peft_merges, "mlx": mlx_converts,
+    "peft": peft_merges, "mlx": mlx_converts, **{packer.name: partial(packed, packer) for packer in PACKERS},
 }  # fmt: skip

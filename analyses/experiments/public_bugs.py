@@ -1,20 +1,25 @@
 """Bugs of converters and exporters that were reported in public, done again to tiny models, and what `same` says.
 
-    python -m analyses.experiments.public_bugs OUT
+    python -m analyses.experiments.public_bugs OUT [--versions]
 
 Each is re-enacted from its published description: what the bug did to the weights is done to a model of random weights
-of an architecture that it concerned, or of one with the same convention. OUT/bugs.csv has one row per bug.
+of an architecture that it concerned, or of one with the same convention. With --versions, the tools themselves run too
+where PyPI has a version before and one after the fix (`bug_versions`), each on a tiny model of random weights.
+OUT/bugs.csv has one row per bug that is re-enacted, and two per tool that runs: with the bug, and with its fix.
 """
 
 import shutil
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import click
 import numpy as np
 
 import weightscope as ws
+from analyses.experiments.bug_versions import RELEASES, Release, run
+from analyses.inputs import out_option
+from weightscope.cli.command import EndsInOneLine
 from weightscope.errors import CheckpointError
 from weightscope.files import Folder, scratch_folder
 from weightscope.progress import bar
@@ -203,17 +208,35 @@ BUGS = (
 )
 
 
+SOUND = ("same bytes", "same values")
+DESCRIBED, RAN = "from the description", "the tool's own versions"
+QWEN_3_5 = {
+    "text_config": COMMON | {
+        "num_hidden_layers": 4, "head_dim": 16, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25,
+                            "mrope_section": [1, 1, 0], "mrope_interleaved": True},
+    },
+    "vision_config": {
+        "depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": WIDTH,
+        "patch_size": 4, "num_position_embeddings": 16,
+    },
+    "tie_word_embeddings": False,
+}  # fmt: skip
+
+
 def tiny(model_type: str, folder: Path) -> Path:
     """A model of random weights with gains that differ from one."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     torch.manual_seed(0)
-    sizes = COMMON | MORE.get(model_type, {})
+    sizes: dict[str, Any] = COMMON | MORE.get(model_type, {})
     if model_type == "gpt_oss":
         sizes["intermediate_size"] = WIDTH  # experts are square, as in the models of the report
-    config: Any = AutoConfig.for_model(model_type, **sizes)
-    model = AutoModelForCausalLM.from_config(config)
+    is_text = model_type != "qwen3_5"
+    config: Any = AutoConfig.for_model(model_type, **(sizes if is_text else QWEN_3_5))
+    model = (AutoModelForCausalLM if is_text else AutoModelForImageTextToText).from_config(config)
     for name, parameter in model.named_parameters():
         if "norm" in name:
             parameter.data += 0.2 * torch.randn_like(parameter)
@@ -224,7 +247,7 @@ def tiny(model_type: str, folder: Path) -> Path:
 
 
 def enact(bug: Bug, folder: Path) -> tuple[str, str, str]:
-    """The verdict, the worst deed and the sentence of `same` for the model after the bug."""
+    """The verdict, the deeds and the sentence of `same` for the model after the bug."""
     from safetensors.numpy import load_file, save_file
 
     original = folder / bug.model
@@ -236,27 +259,53 @@ def enact(bug: Bug, folder: Path) -> tuple[str, str, str]:
     broken.mkdir(exist_ok=True)
     save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
     shutil.copy(original / "config.json", broken)
+    return judged(original, broken)
+
+
+def judged(original: Path, copy: Path) -> tuple[str, str, str]:
+    """The verdict, the deeds and the sentence of `same`."""
     try:
-        same = ws.same(original, broken)
+        same = ws.same(original, copy)
     except CheckpointError as error:
         return "refused", str(error), str(error)
-    deeds = "; ".join(dict.fromkeys(each.deed for each in same.differing))
-    return same.verdict, deeds, same.lead
+    return same.verdict, "; ".join(dict.fromkeys(each.deed for each in same.differing)), same.lead
 
 
-def main(out: Path) -> Table:
+def before_and_after(release: Release, folder: Path) -> Iterator[tuple[object, ...]]:
+    """A row for the version with the bug, and one for that with its fix; an error where one cannot be had or run."""
+    original = folder / f"{release.tool}-{release.model}"
+    tiny(release.model, original)
+    for version, has_bug in zip(release.versions, (True, False), strict=True):
+        ran = run(release, version, original, folder / release.tool)
+        verdict, deeds, _ = judged(ran.original, ran.copy)
+        is_right = release.named in deeds and verdict == "different" if has_bug else verdict in SOUND
+        what = release.what if has_bug else "mended"
+        yield release.url, f"{release.tool} {version}", what, release.model, RAN, verdict, deeds, is_right
+
+
+@click.command(cls=EndsInOneLine)
+@out_option("out/bugs")
+@click.option("--versions", is_flag=True, help="Run the tools' own versions too, installed by pip.")
+def main(out: Path, versions: bool) -> None:
     """Do all of them, and write bugs.csv."""
-    rows = []
+    rows: list[tuple[object, ...]] = []
     with scratch_folder() as folder:
         for bug in bar(BUGS, "bugs", "bug"):
             verdict, deeds, _ = enact(bug, folder)
-            rows.append(
-                (f"https://github.com/{bug.report}", bug.tool, bug.what, bug.model, verdict, deeds, bug.named in deeds)
-            )
-    table = Table.of_rows(["report", "tool", "what", "model", "verdict", "deeds", "named"], rows)
+            url = f"https://github.com/{bug.report}"
+            is_right = bug.named in deeds and verdict == "different"
+            rows.append((url, bug.tool, bug.what, bug.model, DESCRIBED, verdict, deeds, is_right))
+        for release in RELEASES if versions else ():
+            try:
+                rows += before_and_after(release, folder)
+            except CheckpointError as error:
+                click.echo(f"left out: {error}")
+    table = Table.of_rows(HEADER, rows)
     Folder(out).text("bugs.csv", table.csv())
-    return table
+    click.echo(table.text())
 
+
+HEADER = ["report", "tool", "what", "model", "evidence", "verdict", "deeds", "as_expected"]
 
 if __name__ == "__main__":
-    print(main(Path(sys.argv[-1])).text())  # OUT, or --out OUT
+    main()

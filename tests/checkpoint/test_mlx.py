@@ -20,7 +20,7 @@ MODELS = sorted(path.parent.name for path in GOLDEN.glob("*/original.json"))
 
 
 def packed_tensors(name: str) -> set[str]:
-    """The names of the packed tensors, by what mlx made of them."""
+    """The names of the packed tensors: mlx dequantised these."""
     return {*json.loads((GOLDEN / name / "expected.json").read_text())}
 
 
@@ -66,6 +66,16 @@ def test_norms_are_those_of_the_model_that_was_converted() -> None:
         tensor = model.tensors[name]
         np.testing.assert_array_equal(tensor.array(), 1 + np.float32(original[name]), name)
         assert tensor.stored == "gain counted from 1"
+
+
+def test_convolutions_have_their_channels_second_as_in_transformers() -> None:
+    """mlx has them last."""
+    model, name = ws.open_model(GOLDEN / "shifted"), "model.layers.0.linear_attn.conv1d.weight"
+    assert [*model.checkpoint[name].shape] == json.loads((GOLDEN / "shifted" / "original.json").read_text())["shapes"][
+        name
+    ]
+    stored = model.checkpoint[name].parts[0].read()  # (out, kernel, 1)
+    np.testing.assert_array_equal(model.checkpoint[name].read(), stored.swapaxes(1, 2))
 
 
 def test_layers_may_differ_in_bits() -> None:

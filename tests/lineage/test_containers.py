@@ -1,4 +1,4 @@
-"""A container says nothing of where weights come from: what was fused is compared with what it was fused from."""
+"""A container says nothing of where weights come from: fused tensors are compared with the separate ones."""
 
 import json
 from pathlib import Path

@@ -64,6 +64,14 @@ def test_deed_is_named(name: str) -> None:
     assert said(W, made().astype(np.float32), role) == name
 
 
+def test_rotary_rows_turned_by_one_number_of_heads_and_back_by_another_are_named() -> None:
+    """As a reader sees what a converter permuted by the wrong number of heads, and as one that undoes it wrongly."""
+    by_1, by_2 = (np.arange(64).reshape(count, 2, -1).swapaxes(1, 2).reshape(-1) for count in (1, 2))
+    by_2_and_back, back_by_1 = by_2[np.argsort(HALVES)], HALVES[np.argsort(by_1)]
+    assert said(W, W[by_2_and_back], "k") == "rotary layout: to neighbours, by 2 heads instead of 4, and back"
+    assert said(W, W[back_by_1], "k") == "rotary layout: back from neighbours, by 1 head instead of 4"
+
+
 @pytest.mark.parametrize("kind", ["scales missing", "scales inverted"])
 def test_scales_of_eight_bits_are_told_apart(kind: str) -> None:
     """Codes have rounding of their own, and a block's scale is the largest of all its rows."""

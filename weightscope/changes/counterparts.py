@@ -1,7 +1,7 @@
 """Which tensors of two checkpoints are the same one, whatever their containers call them and however they fuse them."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -35,7 +35,7 @@ class Counterparts(NamedTuple):
 
 
 def counterparts(a: Model | TensorsOnly, b: Model | TensorsOnly) -> Iterator[Counterparts]:
-    """Every tensor of two checkpoints: those of both in the order of A, then what only A has, then what only B has.
+    """Every tensor of two checkpoints: shared ones in the order of A, then what only A has, then what only B has.
 
     Tensors of one role and place are counterparts, and so are a part of a fused tensor, or an expert of a stacked one,
     and the tensor that holds it alone. What no row names is paired by its name.
@@ -52,7 +52,7 @@ def counterparts_among(
     pairs = [*_by_role(*sides)]
     for left, right in (sides, reversed(sides)):
         left.split(right)
-    pairs += [*_by_role(*sides), *_by_name(*sides)]
+    pairs += [*_by_role(*sides), *_by_name(_Side.inner, *sides), *_by_name(_Side.in_stack, *sides)]
     places = {name: place for place, name in enumerate(a.checkpoint)}
     yield from sorted(pairs, key=lambda pair: places[pair.a.name] if pair.a else 0)
     yield from (Counterparts(sides[0].tensors.label(tensor), tensor, None) for tensor in sides[0].left.values())
@@ -75,7 +75,7 @@ class _Side:
         self.add(*(tensor for tensor in self.tensors if tensor.name in names))
 
     def label(self, tensor: NamedTensor) -> str:
-        """What a tensor is found by."""
+        """The key under which a tensor is looked up."""
         return self.tensors.label(replace(tensor, layer=None) if self.of_any_layer else tensor)
 
     def add(self, *tensors: NamedTensor) -> None:
@@ -89,8 +89,14 @@ class _Side:
         """The tensor's name without the model's prefix."""
         return tensor.name.removeprefix(self.prefix)
 
+    def in_stack(self, tensor: NamedTensor) -> str:
+        """The tensor's name without the prefix of the stack that it is beside: towers are called otherwise in MLX."""
+        readers = [reader for reader in self.tensors.readers if reader.prefix and tensor.name.startswith(reader.prefix)]
+        reader = max(readers, key=lambda reader: len(reader.prefix), default=None)
+        return f"{reader.stack} {tensor.name.removeprefix(reader.prefix)}" if reader else tensor.name
+
     def split(self, other: "_Side") -> None:
-        """Put parts in the place of tensors that the other side has in parts."""
+        """Replace tensors by their parts where the other side has the parts."""
         wanted = {label for tensor in other.left.values() for label in other.labels(tensor)}
         for label, tensor in [*self.left.items()]:
             if label not in other.left and len(parts := self.cover(tensor, wanted)) > 1:
@@ -105,11 +111,11 @@ class _Side:
                 yield from self.labels(part)
 
     def divisions(self, tensor: NamedTensor) -> tuple[tuple[NamedTensor, ...], ...]:
-        """The ways in which a tensor is made of others: of experts, or of what it fuses."""
+        """The ways to divide a tensor: into experts, or into the tensors that it fuses."""
         return tensor.experts, self.tensors.parts(tensor)
 
     def cover(self, tensor: NamedTensor, wanted: Collection[str]) -> list[NamedTensor]:
-        """The fewest tensors that one is made of, most of them with labels that are wanted; itself where none is."""
+        """The fewest tensors that make one up, most with labels that are wanted; itself where none is wanted."""
         if self.label(tensor) in wanted:
             return [tensor]
         covers = [[each for part in parts for each in self.cover(part, wanted)] for parts in self.divisions(tensor)]
@@ -125,11 +131,11 @@ def _by_role(a: _Side, b: _Side) -> Iterator[Counterparts]:
         yield Counterparts(a.tensors.label(tensor), tensor, b.left.pop(label), "role")
 
 
-def _by_name(a: _Side, b: _Side) -> Iterator[Counterparts]:
+def _by_name(named: Callable[[_Side, NamedTensor], str], a: _Side, b: _Side) -> Iterator[Counterparts]:
     """Take the tensors of one name, unless rows say that they have different roles."""
-    labels = {b.inner(tensor): label for label, tensor in b.left.items()}
+    labels = {named(b, tensor): label for label, tensor in b.left.items()}
     for label_a, tensor in [*a.left.items()]:
-        name = a.inner(tensor)
+        name = named(a, tensor)
         label_b = labels.get(name)
         if label_b in b.left and not (tensor.has_role and b.left[label_b].has_role):
             yield Counterparts(name, a.left.pop(label_a), b.left.pop(label_b), "name")

@@ -18,10 +18,11 @@ from weightscope.lineage.direction import HOW, Proof, prove, without_layers
 from weightscope.lineage.initial import initial_ones
 from weightscope.lineage.matching import BACKGROUND, ROUTES, Match
 from weightscope.lineage.parts import CALLED, NOTHING, Part, compare_parts, unread_parts
+from weightscope.lineage.probes import PUBLIC, Probes, keyed_probes
 from weightscope.lineage.shared_tensors import FEED_FORWARD, NORMS, TOKENS
 from weightscope.lineage.shares import Shares, shares_of
 from weightscope.lineage.sketches import Sketches
-from weightscope.lineage.verdict import Base, ComparedBase, Related, candidates, judge, print_of, sources
+from weightscope.lineage.verdict import CLEARLY, Base, ComparedBase, Related, candidates, judge, sources
 from weightscope.model import Model
 from weightscope.progress import progress_shown
 from weightscope.provenance import Provenance
@@ -37,6 +38,10 @@ TABLES: dict[str, Callable[["Lineage"], Any]] = {
     "alignment.csv": lambda lineage: lineage.alignment,
 }
 RESULTS = (*TABLES, "report.html", "lineage.png", "lineage.svg", "lineage.figure.csv")
+BY_PRINTS = {  # by whether the signs were drawn from a key
+    False: " This rests on fingerprints, and a checkpoint can be made to fit public probes; its weights would decide.",
+    True: " This rests on fingerprints, drawn with a key.",
+}
 UNKNOWN_ORDER = "the weights do not show which came first"
 COMPARED_TOO = "Feed-forward networks, embeddings and norms were compared too: nothing is shared."
 OUT_OF_REACH = (
@@ -44,15 +49,22 @@ OUT_OF_REACH = (
 )
 
 
-def lineage(suspect: Base, bases: Base | Iterable[Base], *, progress: bool = False) -> "Lineage":
+def lineage(
+    suspect: Base, bases: Base | Iterable[Base], *, probe_key: str | Path | None = None, nonce: str | None = None,
+    progress: bool = False,
+) -> "Lineage":  # fmt: skip
     """Find out from weights whether a checkpoint has an origin in common with one of several others, and what differs.
 
     Parameters
     ----------
-    suspect : Model, str or Path
-        A model, anything that `open_model` opens, or a fingerprint file (`weightscope fingerprint`).
-    bases : Model, str or Path, or several
+    suspect : Model, Sketches, str or Path
+        A model, anything that `open_model` opens, a fingerprint or its file (`weightscope fingerprint`).
+    bases : Model, Sketches, str or Path, or several
         The same, or a folder of fingerprint files; those most like the suspect are compared.
+    probe_key : str or Path, optional
+        The key file that fingerprints were made with (`weightscope fingerprint --probe-key`).
+    nonce : str, optional
+        What the probes of checkpoints are drawn with, to make an earlier result again; drawn anew without it.
     progress : bool
         Show a progress bar.
 
@@ -74,20 +86,24 @@ def lineage(suspect: Base, bases: Base | Iterable[Base], *, progress: bool = Fal
     >>> result.verdict, [kind.kind for kind in result.kinds]
     ('related', ['same bytes'])
     """
-    named = [bases] if isinstance(bases, Model | str | Path) else list(bases)
+    named = [bases] if isinstance(bases, Model | Sketches | str | Path) else list(bases)
     if not named:
         raise CheckpointError("lineage needs at least one base")
     with progress_shown(progress):
-        result = _lineage(suspect, named)
+        result = _lineage(suspect, named, keyed_probes(probe_key) if probe_key else PUBLIC, nonce)
     read = [result.suspect.read, *(each.base.read for each in result.compared)]
     return replace(result, provenance=result.provenance.of_all(read))
 
 
-def _lineage(suspect: Base, named: Sequence[Base]) -> "Lineage":
+def _lineage(suspect: Base, named: Sequence[Base], key: Probes, nonce: str | None) -> "Lineage":
     """The same without the files that were read."""
-    sketches = print_of(suspect)
-    compared_with, looked_at, unread = candidates(sketches, named)
-    compared = [judge(sketches, base) for base in compared_with]
+    pairs, looked_at, unread, probes = candidates(suspect, named, key, nonce)
+    compared = [judge(sketches, base) for sketches, base in pairs]
+    return replace(_judged(pairs[0][0], compared, looked_at, unread), probes=probes)
+
+
+def _judged(sketches: Sketches, compared: list[ComparedBase], looked_at: int, unread: list[str]) -> "Lineage":
+    """The verdict on all bases."""
     comparisons = max(1, looked_at) * len(ROUTES)
     log_p = min((each.log_p for each in compared), default=0.0) + log(comparisons)
     p = exp(min(0.0, max(-700.0, log_p)))
@@ -164,7 +180,7 @@ def _related(
             drift, basis = {layer.layer: layer.drift.maps for layer in weights.layers}, weights.basis
             attention = _attention(first.match, weights)
             structure = {kind.kind for kind in kinds}
-            done = weight_kinds(weights, structure)
+            done = weight_kinds(weights, structure, suspect.source, first.base.source)
             shares = shares_of(suspect.source, _summands(first, compared)) if first.match.route == "direct" else shares
             if shares.weights:
                 kinds.append(_merge(suspect, shares))
@@ -330,6 +346,7 @@ class Lineage(Result):
     parts: dict[str, Part] = field(default_factory=dict)  # "attention", "feed_forward", "tokens", "norms", perhaps more
     sharing: Sketches | None = None  # a base that shares no heads but another part
     initial: str = ""  # what speaks for an initialisation that both share, as a sentence
+    probes: Probes = PUBLIC  # where the signs of sketches of the pairs come from whose weights are both there
     provenance: Provenance = field(default_factory=Provenance, repr=False)
 
     @property
@@ -356,7 +373,9 @@ class Lineage(Result):
                 known = f"{both} share an origin, although other norms make other heads of their attention"
             return f"{known}: {'; '.join(_said_of(self.parts, 'related'))}. {UNKNOWN_ORDER.capitalize()}."
         if self.verdict == "undecided":
-            return f"{none}. It is undecided whether they share anything else: {'; '.join(self.doubts)}."
+            cleared = listed([printable(each.base.name) for each in self.compared if self.is_cleared(each.base)], NAMED)
+            nothing = f" Nothing is shared with {cleared}." if cleared else ""
+            return f"{none}.{nothing} It is undecided whether they share anything else: {'; '.join(self.doubts)}."
         if self.origin is None:
             return f"{none}. {COMPARED_TOO} {OUT_OF_REACH}"
         match, base_name = self.origin.match, printable(self.origin.base.name)
@@ -366,7 +385,7 @@ class Lineage(Result):
             f"{count} of {counted(len(match.layers), 'layer')} have a counterpart, with a mean likeness of "
             f"{match.mean:.2f} ({p}, {counted(self.comparisons, 'comparison')})"
         )
-        what = f"{self._difference}.{self._parts_apart}"
+        what = f"{self._difference}.{self._parts_apart}{self._caution}"
         if self.verdict == "derived" and self.proof is not None:
             how = f"it can be recomputed from {base_name} by {self.proof.how}"
             return f"{name} was derived from {base_name}: {how}, and {numbers}. {what}"
@@ -375,7 +394,43 @@ class Lineage(Result):
             order = f"{base_name} can be recomputed from {name} by {self.proof.how}, so {name} came first"
         if self.initial:
             return f"{name} and {base_name} share an origin: {numbers}. {self.initial} {what}"
+        if len(self.weights) > 1:
+            parents = " and ".join(f"{printable(base)} ({share:.2f})" for base, share in self.weights.items())
+            return f"{name} shares its origin with {parents}, as a merge does: {numbers}; {order}. {what}"
         return f"{name} and {base_name} share an origin: {numbers}; {order}. {what}"
+
+    def is_cleared(self, base: Sketches) -> bool:
+        """Whether a base was compared wholly, and nothing is shared with it."""
+        return self.verdict in ("unrelated", "undecided") and not any(
+            doubt.startswith(f"{printable(base.name)}: ") for doubt in self.doubts
+        )
+
+    @cached_property
+    def ties(self) -> list[str]:
+        """Other bases that the suspect is as near to as to the first one."""
+        first = self.origin
+        if first is None or self.weights:
+            return []
+        related = [Related(each.base, each.match) for each in self.compared if each.match]
+        return [
+            each.base.name for each in related
+            if each.base is not first.base and each.match.route == first.match.route
+            and each.weight >= first.weight - CLEARLY
+        ]  # fmt: skip
+
+    @property
+    def _caution(self) -> str:
+        """What else fits as well, and what rests on fingerprints alone."""
+        assert self.origin is not None
+        base, text = self.origin.base, ""
+        if self.ties:
+            text += f" {printable(listed(self.ties, NAMED))} {'fits' if len(self.ties) == 1 else 'fit'} as well."
+        if base.source is not None and self.suspect.source is not None:
+            return text
+        text += BY_PRINTS[bool(self.origin.base.probes.seed)]
+        if base.source is None:
+            text += f" {printable(base.name)} is what the fingerprint calls itself."
+        return text
 
     @property
     def _difference(self) -> str:
@@ -448,6 +503,16 @@ class Lineage(Result):
         rows = [(p.name, *(str(p.about.get(name, "")) for name in names)) for p in prints]
         return Table.of_rows([Column("name"), *map(Column, names)], rows)
 
+    def _judged_alone(self, compared: ComparedBase) -> dict[str, Any]:
+        """What is known of one base by itself, whatever the others show."""
+        base, match = compared.base, compared.match
+        return {
+            "name": base.name, "heads": "related" if match else "undecided" if compared.doubt else "unrelated",
+            "likeness": match.mean if match else None, "doubt": compared.doubt,
+            "known_by": "weights" if base.source is not None else "fingerprint",
+            "heads_sha256": base.about.get("heads_sha256"),
+        }  # fmt: skip
+
     def printed(self) -> list[str | Table]:
         """What the terminal shows, from top to bottom."""
         lines: list[str | Table] = [printable(self.lead)]
@@ -471,7 +536,9 @@ class Lineage(Result):
             "kinds": [vars(kind) for kind in self.kinds], "weights": self.weights,
             "doubts": self.doubts, "comparisons": self.comparisons, "alignment": self.alignment.records(),
             "background": self.background.records(), "no_evidence": self.no_evidence.records(),
-            "unread": self.unread,
+            "bases": [self._judged_alone(each) for each in self.compared], "ties": self.ties,
+            "unread": self.unread, "probe_seed": self.probes.seed if self.probes.nonce else None,
+            "nonce": self.probes.nonce or None, "probe_digests": self.probes.digests,
         }))  # fmt: skip
 
 
