@@ -12,10 +12,10 @@ import weightscope as ws
 from analyses.experiments.derivations import averaged, drifted
 from analyses.experiments.lineage_attacks import forged, framed, hidden, random_base
 from analyses.experiments.named_parts import read_weights, write_weights
+from weightscope.changes.token_order import match_rows, would_show
 from weightscope.cli import main
 from weightscope.lineage.probes import Probes, drawn_probes, keyed_probes, signs
 from weightscope.lineage.sketches import fingerprint, load
-from weightscope.lineage.token_order import match_rows, would_show
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_another_basis_with_renumbered_tokens_is_found(base, tmp_path, cut):
     found = ws.lineage(tmp_path / "hidden", base)
     assert (found.verdict, found.origin.match.route) == ("related", "tokens")
     assert found.alignment["base_layer"].tolist() == [0, 1, 2, 3, 4]
-    assert {"vocabulary renumbered", "stream rotated"} <= {kind.kind for kind in found.kinds}
+    assert {"vocabulary reordered", "stream rotated"} <= {kind.kind for kind in found.kinds}
 
 
 def test_embeddings_that_cannot_be_told_apart_leave_a_doubt(base, stranger, tmp_path):
