@@ -145,7 +145,7 @@ def structure_kinds(suspect: Sketches, base: Sketches, match: Match) -> Iterator
         yield Kind(f"vocabulary {what}", [], f"{a['vocabulary']:,} tokens in the base, {b['vocabulary']:,} here.")
     if match.order is not None:
         text = f"{match.order.share:.0%} of the compared tokens have a counterpart with another number."
-        yield Kind("vocabulary renumbered", [], text, match.order.share)
+        yield Kind("vocabulary reordered", [], text, match.order.share)
     if a["d_model"] != b["d_model"]:
         what = "cut" if b["d_model"] < a["d_model"] else "extended"
         sizes = f"{a['d_model']} dimensions in the base, {b['d_model']} here"
