@@ -142,9 +142,9 @@ class DequantisedTensor(WholeTensor):
     def ends(self) -> tuple[Tensor, Tensor, int | tuple[float, ...]] | None:
         if (codes := self.codes()) is None:
             return None
-        weight = self.by_key["weight"]
-        filled = [FilledTensor(weight.name, weight.entry, weight.file, None, fill) for fill in codes[:2]]
-        first, last = (replace(self, by_key={**self.by_key, "weight": each}) for each in filled)
+        key, packed = next(iter(self.by_key.items()))  # the main part
+        filled = [FilledTensor(packed.name, packed.entry, packed.file, None, fill) for fill in codes[:2]]
+        first, last = (replace(self, by_key={**self.by_key, key: each}) for each in filled)
         return first, last, codes[2]
 
     def words(self, key: str) -> np.ndarray:
