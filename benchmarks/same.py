@@ -1,4 +1,4 @@
-"""`same` on layers of a 7B: seconds, GB/s and memory, beside a plain read of the same bytes.
+"""`same` on layers of a 7B: seconds, GB/s and memory, against a plain read of the same bytes.
 
 python -m benchmarks.same                        # copies in BF16, F16 and Q8_0
 python -m benchmarks.same --ggml xllamacpp.abi3.so  # and Q4_K_M, by ggml's own quantiser
@@ -147,7 +147,7 @@ def stored(path: Path) -> Path:
 @click.option("--only", default="", help="Only the rows whose name holds this.")
 @click.option("--folder", type=click.Path(path_type=Path), help="Where files are written, and deleted afterwards.")
 def main(ggml: Path | None, layers: int, rounds: int, only: str, folder: Path | None) -> None:
-    """Print a row for each copy: `command` is the whole process, `time` that of `same` alone."""
+    """Print a row for each copy: `command` times the whole process, `time` only `same`."""
     sizes = Sizes(layers, 4096, 32, 128, 32, 32000, 11008)
     exact = (np.random.default_rng(0).standard_normal(POOL) * 0.02).astype(np.float32)
     half = CASTS["BF16"](exact)

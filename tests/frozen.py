@@ -245,7 +245,7 @@ def embedded_cases(case: Callable[..., tuple[str, list[str]]]) -> Iterator[tuple
 
 
 def run(name: str, arguments: list[str], out: Path, work: Path) -> str:
-    """Run one command, store what it wrote and printed, and return its exit status."""
+    """Run one command, store its files and its output, and return its exit status."""
     from click.testing import CliRunner
 
     from weightscope.cli import main as weightscope

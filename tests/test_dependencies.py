@@ -26,8 +26,10 @@ EXTRA_OF = {
     "runner": "runner",
     "adopting": "runner",
     "auroc_numba.py": "fast",
+    "cells_numba.py": "fast",
     "ggml_numba.py": "fast",
     "compiled.py": "fast",
+    "signing.py": "attest",
 }  # folders and modules that are loaded with their extra only
 
 

@@ -10,9 +10,11 @@ import pytest
 from jsonschema import Draft202012Validator, ValidationError
 from referencing import Registry, Resource
 
+import weightscope as ws
 import weightscope.pages
 from tests.support.commands import Weights, run, with_tokenizer
 from tests.support.figures import undrawn
+from weightscope.claims.claim import statement
 from weightscope.cli import main
 
 SCHEMAS = Path(weightscope.pages.__file__).parent / "schemas"
@@ -23,6 +25,7 @@ COMMANDS = {  # what prints JSON: the schema of it, and the arguments
     "compare": ("compare", ["model", "changed", "--all"]),
     "lineage": ("lineage", ["model", "changed", "embedded"]),
     "same": ("same", ["model", "changed"]),
+    "verify": ("verify", ["claim.json", "changed", "model"]),
     "inspect": ("inspect", ["model", "--tensors"]),
 }
 
@@ -54,13 +57,16 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     with_tokenizer("llama", folder / "changed", one_head_is_zero)
     config = json.loads((model / "config.json").read_text())
     (folder / "changed" / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
+    claimed = statement(ws.lineage(folder / "changed", folder / "model"))
+    claimed["predicate"]["verdict"] = "derived"
+    (folder / "claim.json").write_text(json.dumps(claimed))
     results: dict[str, Any] = {}
     for name, (shape, arguments) in COMMANDS.items():
         given = [folder / argument if (folder / argument).exists() else argument for argument in arguments]
         with undrawn():
-            out = [] if shape == "inspect" else ["--out", folder / name]
+            out = [] if shape in ("inspect", "verify") else ["--out", folder / name]
             done = run(name.split()[0], *given, *out, "--json")
-        assert done.exit_code == {"audits": 2, "same": 3}.get(shape, 0), done.output
+        assert done.exit_code == {"audits": 2, "same": 3, "verify": 3}.get(shape, 0), done.output
         results[shape] = json.loads(done.stdout)
         written = sorted(path for path in (folder / name).rglob("*.json") if ".weightscope" not in path.parts)
         results |= {f"{path.stem} of {name}": json.loads(path.read_text()) for path in written}
@@ -95,13 +101,13 @@ def test_what_commands_print_and_write_fits_its_schema(printed: dict[str, Any]) 
         assert printed[name]
     assert printed["compare"]["findings"] and printed["compare"]["config"] and printed["lineage"]["kinds"]
     assert {"config", "tensor"} <= {key for each in printed["same"]["differences"] for key in each}
-    assert printed["audits"][1]["error"]
+    assert printed["audits"][1]["error"] and printed["verify"]["differences"]
 
 
-@pytest.mark.parametrize("shape", ["audit", "compare", "lineage", "same", "inspect"])
+@pytest.mark.parametrize("shape", ["audit", "compare", "lineage", "same", "verify", "inspect"])
 def test_a_key_more_or_less_or_of_another_type_is_refused(shape: str, printed: dict[str, Any]) -> None:
     value, checks = printed[shape], validator(shape)
-    optional = set() if shape in ("same", "inspect") else {"tensors"}
+    optional = set() if shape in ("same", "verify", "inspect") else {"tensors"}
     for key in value:
         rest = {name: content for name, content in value.items() if name != key}
         assert checks.is_valid(rest) == (key in optional), key

@@ -22,7 +22,7 @@ LOADED = {("script", "src"), ("img", "src"), ("iframe", "src"), ("source", "src"
 
 
 class Elements(HTMLParser):
-    """The links of a page, what it loads, and its anchors."""
+    """A page's links, the files it loads, and its anchors."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

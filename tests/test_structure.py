@@ -98,7 +98,7 @@ def test_no_file_is_mapped() -> None:
 
 
 def test_no_two_modules_import_each_other() -> None:
-    """Imports inside functions and under TYPE_CHECKING count: no module is reached again from what it imports."""
+    """Imports inside functions and under TYPE_CHECKING count: no module is reached again from its imports."""
     names = {".".join(path.with_suffix("").parts).removesuffix(".__init__"): path for path in modules("weightscope")}
     del names["weightscope"]  # it imports public names on demand
     graph = {name: modules_imported(CHECKOUT / path) & names.keys() - {name} for name, path in names.items()}

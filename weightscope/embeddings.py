@@ -148,7 +148,7 @@ class Unembedding(ShowsShapes):
     tensor: Tensor  # (vocab, e): as stored, unread
     norm: Norm | None  # the final norm; None where the family has none, or the checkpoint lacks it
     projection: np.ndarray | None = None  # (d, e): between the norm and the rows
-    tied: bool = False  # the rows are those of the token embedding
+    tied: bool = False  # the rows are the token embedding's
     # tensor of the final norm that the checkpoint should have and has not; empty where nothing is missing
     lacks: str = ""
 

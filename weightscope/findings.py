@@ -1,4 +1,4 @@
-"""What stands out in a checkpoint: the kinds of findings with their severity, one `Finding`, and the list of them."""
+"""What stands out in a checkpoint: the kinds of findings with their severity, one `Finding`, and a list of findings."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -21,8 +21,8 @@ class Tried(NamedTuple):
     """How often a kind of finding was right: in real checkpoints, the fault planted in each, and as they are."""
 
     planted: int  # checkpoints
-    found: int  # of them
-    healthy: int  # checkpoints without the fault, in none of which it was found
+    found: int  # of the planted ones
+    healthy: int  # checkpoints without the fault; it was found in none
 
     def __str__(self) -> str:
         return (

@@ -199,9 +199,7 @@ def open_tensors(
     except CheckpointError:  # a GGUF file of an architecture that no row reads keeps ggml's names
         checkpoint = open_checkpoint(source, revision)
     with suppress(CheckpointError):
-        reading = decide(checkpoint, family, tower, families)
-        if reading.configured.refused:
-            return TensorsOnly(checkpoint, str(refusal), reading)
+        return TensorsOnly(checkpoint, str(refusal), decide(checkpoint, family, tower, families))
     return TensorsOnly(checkpoint, str(refusal))
 
 
@@ -214,7 +212,7 @@ def as_model(model: "Model | str | Path") -> "Model":
     return model
 
 
-MOST_ROWS = 2**21  # of an embedding: twice those of the largest published vocabulary, as for ids of tokens
+MOST_ROWS = 2**21  # of an embedding: twice the largest published vocabulary, as for ids of tokens
 PACKED = 8  # weights in one stored number, at most
 
 
@@ -335,7 +333,7 @@ class Model:
 
     @cached_property
     def tensors(self) -> "Tensors":
-        """Every tensor of the checkpoint under its role, those of other stacks too; nothing is read before `array()`.
+        """Every tensor of the checkpoint under its role, other stacks included; nothing is read before `array()`.
 
         Examples
         --------
@@ -346,13 +344,13 @@ class Model:
         """
         from weightscope.architectures.names import Tensors
 
-        stacks, own = {}, self.family.tower or "text"
+        stacks, tower = {}, self.family.tower or "text"
         for name, stack in self.stacks.items():
             if self.is_read(stack):
-                own = name
+                tower = name
             elif stack.reading is not None:
                 stacks[name] = stack.reading.configured, stack.reading.config, stack.prefix
-        return Tensors(self.checkpoint, {own: (self.family, self.config, self.prefix)} | stacks)
+        return Tensors(self.checkpoint, {tower: (self.family, self.config, self.prefix)} | stacks)
 
     @cached_property
     def attention_layers(self) -> tuple[int, ...]:

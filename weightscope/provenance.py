@@ -65,11 +65,10 @@ class Provenance:
 
 
 def source_of(checkpoint: "Checkpoint") -> dict[str, Any]:
-    """What a checkpoint was called by whoever opened it, and the digests of its files that are known."""
+    """The name that a checkpoint was opened under, and the digests of its files that are known."""
     files = [file_record(file) for file in checkpoint.files]
-    if checkpoint.config.stored is not None:
-        size, digest = checkpoint.config.stored
-        files.append({"name": "config.json", "size": size, "sha256": digest})
+    for name, size, digest in checkpoint.config.stored:
+        files.append({"name": printable(name), "size": size, "sha256": digest})
     return {"name": printable(checkpoint.given or checkpoint.name), "files": files}
 
 

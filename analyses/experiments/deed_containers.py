@@ -1,4 +1,4 @@
-"""Containers that a planted checkpoint is written in, each with the values that whoever reads it should get.
+"""Containers that a planted checkpoint is written in, each with the values that a reader should get.
 
 Layers' matrices are packed; embeddings, heads, norms, biases and routers stay floats. A slip is made with the packed
 numbers themselves: codes, scales and zero points of one tensor.
@@ -14,7 +14,7 @@ import numpy as np
 from analyses.experiments.deed_families import Planted
 from weightscope.files import Folder
 
-BLOCK, GROUP = 16, 32  # rows and columns that share a scale of FP8; inputs that share one of GPTQ
+BLOCK, GROUP = 16, 32  # rows and columns that share a scale of FP8; inputs that share one of GPTQ and MLX
 Packed = dict[str, np.ndarray]  # codes (out, in), scales, perhaps zeros: arrays before they are written
 Slip = Callable[[Packed], Packed]
 NO_SLIPS: Mapping[str, Slip] = {}
@@ -62,7 +62,8 @@ class Container:
     pack: Callable[[np.ndarray], Packed] | None = None
     value: Callable[[Packed], np.ndarray] | None = None
     tensors: Callable[[str, Packed], dict[str, Any]] | None = None
-    settings: Mapping[str, Any] | None = None  # quantization_config
+    settings: Mapping[str, Any] | None = None
+    key: str = "quantization_config"  # of config.json, which has the settings
     half: bool = False  # floats are bfloat16
     shards: int = 1
 
@@ -93,7 +94,7 @@ class Container:
             stored = torch.from_numpy(w.copy()).to(torch.bfloat16 if self.half else torch.float32)
             values[name], shard[name] = stored.float().numpy(), stored
         folder.mkdir(parents=True, exist_ok=True)
-        config = planted.config | ({"quantization_config": dict(self.settings)} if self.settings else {})
+        config = planted.config | ({self.key: dict(self.settings)} if self.settings else {})
         Folder(folder).json("config.json", config)
         names = [f"model-{i + 1:05}-of-{self.shards:05}.safetensors" for i in range(self.shards)]
         for file, shard in zip(names if self.shards > 1 else ["model.safetensors"], files, strict=True):
@@ -166,8 +167,36 @@ def _gptq_tensors(name: str, packed: Packed) -> dict[str, Any]:
     }  # fmt: skip
 
 
+# Integers of four bits, as MLX packs them: words along the inputs, a scale and the least value for each group
+
+
+def _pack_mlx(w: np.ndarray) -> Packed:
+    groups = w.reshape(len(w), -1, GROUP)
+    low = groups.min(-1)
+    scales = np.maximum((groups.max(-1) - low) / np.float32(15), np.float32(1e-7))  # (out, groups)
+    codes = np.clip(np.rint((groups - low[..., None]) / scales[..., None]), 0, 15)
+    return {"codes": codes.reshape(w.shape), "scales": scales, "zeros": low}
+
+
+def _mlx_values(packed: Packed) -> np.ndarray:
+    codes = packed["codes"].reshape(*packed["scales"].shape, GROUP).astype(np.float32)
+    return (codes * packed["scales"][..., None] + packed["zeros"][..., None]).reshape(len(codes), -1)
+
+
+def _mlx_tensors(name: str, packed: Packed) -> dict[str, Any]:
+    import torch
+
+    module = name.removesuffix(".weight")
+    words = _words(packed["codes"]).numpy().view(np.uint32)
+    of_groups = {"scales": packed["scales"], "biases": packed["zeros"]}
+    return {f"{module}.weight": torch.from_numpy(words)} | {
+        f"{module}.{part}": torch.from_numpy(w.astype(np.float32)) for part, w in of_groups.items()
+    }
+
+
 FP8 = {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK], "activation_scheme": "dynamic"}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, "sym": False}
+MLX = {"group_size": GROUP, "bits": 4}
 CONTAINERS = {
     each.name: each
     for each in (
@@ -175,5 +204,6 @@ CONTAINERS = {
         Container("BF16, two shards", half=True, shards=2),
         Container("FP8 in blocks", _pack_fp8, _fp8_values, _fp8_tensors, FP8),
         Container("GPTQ, 4 bits", _pack_gptq, _gptq_values, _gptq_tensors, GPTQ),
+        Container("MLX, 4 bits", _pack_mlx, _mlx_values, _mlx_tensors, MLX, "quantization"),
     )
 }

@@ -32,7 +32,6 @@ KEYS: dict[str, tuple[str, ...]] = {
     "expert_feed_forward_length": ("moe_intermediate_size",),
 }
 CARRIED = {key for keys in KEYS.values() for key in keys} | {"rope_parameters", "vocab_size"}
-PREFIXES = {"gpt_neox": "", "falcon": "", "gpt2": ""}
 
 
 def _neighbours(rows: np.ndarray, heads: int) -> np.ndarray:

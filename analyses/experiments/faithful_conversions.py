@@ -3,8 +3,8 @@
     python -m analyses.experiments.faithful_conversions --out out/faithful [--writer transformers] [--source llama ...]
 
 A row is one conversion of one model with one set of options. The witness is the model's output, computed by
-transformers: of the copy as it is on disk, against that of the original whose weights the writer's own routines rounded
-or quantised in memory, without the copy. Nothing runs GGUF and MLX files here: these rest on their writers alone. A
+transformers: of the copy on disk, and of the original with weights that the writer's own routines rounded or quantised
+in memory, without the copy. Nothing runs GGUF and MLX files here: these rest on their writers alone. A
 verdict weaker than the expected one is printed: it is a false alarm, unless the copy lost something. The table has the
 numbers of conversions. Writers are optional: those that are not installed are left out.
 """
@@ -24,7 +24,7 @@ from analyses.inputs import out_option
 from weightscope.cli.command import EndsInOneLine
 from weightscope.errors import CheckpointError
 from weightscope.files import Folder, scratch_folder
-from weightscope.same.judge import VERDICTS
+from weightscope.same.verdicts import VERDICTS
 from weightscope.tables import Table
 
 HEADER = ("source", "writer", "version", "container", "expected", "verdict", "witness", "conversions", "as_expected")
@@ -80,7 +80,7 @@ def convert(source: Source, writers: Sequence[str], work: Path) -> Iterator[Conv
 
 
 def judged(source: Source, made: Made) -> Conversion:
-    """What `same` says of a copy, and how far its outputs are from those of the original, rounded by the writer."""
+    """What `same` says of a copy, and how far its outputs are from the original's, rounded by the writer."""
     try:
         same = ws.same(made.original() if made.original else source.folder, made.copy)
         verdict, lead = same.verdict, same.lead

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from analyses.experiments.faithful_sources import Made, Source, outputs
-from weightscope.same.judge import QUANTISED, ROUNDED, SAME_VALUES
+from weightscope.same.verdicts import QUANTISED, ROUNDED, SAME_VALUES, VERDICTS
 
 OUT_TYPES = {"f32": ("ALL_F32", SAME_VALUES), "f16": ("MOSTLY_F16", ROUNDED), "bf16": ("MOSTLY_BF16", ROUNDED),
              "q8_0": ("MOSTLY_Q8_0", QUANTISED)}  # fmt: skip
@@ -30,6 +30,7 @@ OF_GGML = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K
            "TQ1_0", "TQ2_0", "MXFP4")  # fmt: skip
 BY_IMPORTANCE = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS",
                  "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S", "IQ1_M")  # fmt: skip
+TO_EXP = ("bamba", "jamba")  # types whose state spaces are stored as -exp(A_log), which float32 rounds
 FEWEST = 1 << 20  # parameters of a model whose rows are whole blocks: tiny ones have none
 MOST = 1 << 25  # of a model that ggml's searches with an importance matrix are run on
 NO_WITNESS = "transformers does not read this file"
@@ -65,9 +66,11 @@ def convert(source: Path, out: Path, kind: str, pack: Callable[[np.ndarray], np.
     except (NotImplementedError, KeyError):
         return False
 
+    is_bert = model_class.set_vocab.__qualname__.startswith("BertModel")
+
     def set_vocab(self: Any) -> None:
         count = self.hparams.get("vocab_size") or self.hparams["text_config"]["vocab_size"]
-        self.gguf_writer.add_tokenizer_model("gpt2")
+        self.gguf_writer.add_tokenizer_model("bert" if is_bert else "gpt2")
         self.gguf_writer.add_token_list([f"token {i}" for i in range(count)])
 
     add_tensor = gguf.GGUFWriter.add_tensor
@@ -105,8 +108,9 @@ def conversions(source: Source, work: Path) -> Iterator[Made]:
         except Exception as error:  # a tiny model that the converter's own checks refuse
             print(f"{source.name}: the converter fails: {type(error).__name__}: {str(error)[:100]}")
             return
+        weakest = max(expected, ROUNDED if source.kind in TO_EXP else expected, key=VERDICTS.index)
         witness = _witness(source, copy, partial(_stored, kind=name, kept=KEPT))
-        yield Made(*about, "GGUF", f"--outtype {name}", expected, copy, *witness)
+        yield Made(*about, "GGUF", f"--outtype {name}", weakest, copy, *witness)
     if source.model.num_parameters() < FEWEST or (library := ggml()) is None:
         return
     about = "ggml_quantize_chunk", version("xllamacpp")

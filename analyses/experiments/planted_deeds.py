@@ -483,7 +483,7 @@ TWO = (
 
 @dataclass
 class Case:
-    """A deed done to a family's checkpoint: what it is now, and the words for each tensor or key that it changed."""
+    """A deed done to a family's checkpoint: the result, and the words for each tensor or key that changed."""
 
     deed: str
     planted: Planted
@@ -497,7 +497,7 @@ def cases(
 ) -> Iterator[Case]:
     """Every deed, or `only` some, that changes something in this family, alone and two at a time.
 
-    start: what it is done to, if not the family's original.
+    start: the checkpoint it is done to, if not the family's original.
     """
     for deeds in [*((deed,) for deed in DEEDS), *TWO]:
         case = Case(", then ".join(deeds), (start or base(name)).copy())
@@ -509,7 +509,7 @@ def cases(
 
 
 def _do(case: Case, deed: Deed, packs: Callable[[str, np.ndarray], bool]) -> bool:
-    """Do a deed, and note what it changed; False where it changed nothing."""
+    """Do a deed and note the changes; False where there are none."""
     planted, before = case.planted, case.planted.copy()
     slipped = planted.stored(deed.part, 1)
     if deed.slip and packs(slipped, planted.tensors[slipped]):

@@ -30,7 +30,7 @@ from tests.adopting.tricks import (  # noqa: E402
     worst,
 )
 from weightscope.adopting import full_size  # noqa: E402
-from weightscope.adopting.adopt import PROOF, adopt, told  # noqa: E402
+from weightscope.adopting.adopt import PROOF, adopt, answer_of  # noqa: E402
 from weightscope.architectures import table  # noqa: E402
 from weightscope.architectures.stanzas import file_of  # noqa: E402
 
@@ -57,7 +57,7 @@ def test_texts_longer_than_the_longest_run_are_unproved(tmp_path: Path) -> None:
     """Where a text longer than the window does not fit, the row is proved on texts as long as those that ran."""
     saved(registered(BaseByLength), tmp_path, max_position_embeddings=2048)
     checkpoint = open_checkpoint(tmp_path)
-    answer = told(adopt(checkpoint), checkpoint)
+    answer = answer_of(adopt(checkpoint), checkpoint)
     limit = "; unproved beyond texts of 1,152 tokens"
     assert answer["proof"].endswith(limit)
     (tmp_path / "rows.toml").write_text(answer["file"])

@@ -1,10 +1,10 @@
-"""Faithful conversions raise no alarm, and the model that runs the copy computes what it should."""
+"""Faithful conversions raise no alarm, and running the copy gives the right output."""
 
 from pathlib import Path
 
 import pytest
 
-from weightscope.same.judge import VERDICTS
+from weightscope.same.verdicts import VERDICTS
 
 TYPES = ("bert", "gpt2", "gpt_neox", "gemma2", "mixtral", "qwen2_vl", "t5", "vit", "whisper")
 

@@ -15,13 +15,13 @@ import numpy as np
 
 import weightscope as ws
 from tests.census.classes import contents
+from tests.support.converter import VERSION
 from weightscope.checkpoint.gguf import header_of
 from weightscope.errors import CheckpointError, printable
 from weightscope.model import Model
 
 ONE_UNIT = 2e-6  # numbers of a header are float32
 NOT_SAID = ("axes", "caveats", "stretched", "longest")  # sections of a rotation, which text does not see; long texts
-CONVERTER = "0.3.36"  # of llama-cpp-python, whose source distribution has the converter
 PAGE = """# GGUF files by llama.cpp's converter
 
 Tiny random models of every type that both transformers {transformers} and the converter of llama-cpp-python {converter}
@@ -31,7 +31,7 @@ under that role, and every layer as it is computed with: rotations, scales, norm
 {left} more types cannot be converted: the converter does not read what this version of transformers writes.
 `python -m pytest tests/architectures/test_llama_cpp.py -m ""` repeats it.
 
-Some numbers stand in no key of a file, and llama.cpp takes them for granted, such as which layers of Gemma 3 see a
+Some numbers have no key in the file, because llama.cpp takes them for granted, such as which layers of Gemma 3 use a
 window; the tiny models have those values. A tensor that no row names keeps ggml's name.
 
 | type | architecture in the file | verdict | roles equal | tensors without a role | reason |
@@ -157,7 +157,7 @@ def main(folder: str, target: str) -> None:
     import transformers
 
     rows = [compared(each) for each in sorted(Path(folder).iterdir()) if each.is_dir()]
-    Path(target).write_text(page(rows, transformers.__version__, CONVERTER))
+    Path(target).write_text(page(rows, transformers.__version__, VERSION))
 
 
 if __name__ == "__main__":

@@ -44,6 +44,10 @@ ASSUMED: Mapping[str, Mapping[str, Any]] = {
             "original_max_position_embeddings": 8192,
         }
     },
+    "ernie4_5_moe": {"intermediate_size": 264},  # shared experts as wide as this over the number of key-value heads
+    "falcon": {"ffn_hidden_size": 768},  # four times as wide as the model
+    "mt5": {"relative_attention_max_distance": 128},
+    "t5": {"relative_attention_max_distance": 128},
     "glm": {"rms_norm_eps": 1e-5},  # the converter writes this whatever config.json says
     "llama4": {"floor_scale": 8192, "attn_scale": 0.1},
     "llama4_text": {"floor_scale": 8192, "attn_scale": 0.1},

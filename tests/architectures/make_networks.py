@@ -105,11 +105,11 @@ def shown(one: Tiny) -> Iterator[tuple[str, str, str]]:
         for tensor in tensors
         if tensor.name in parameter_of and {*tensor.role.split("+")} & OF_ATTENTION
     }
-    found: dict[str, set[str]] = defaultdict(set)
+    roles_of: dict[str, set[str]] = defaultdict(set)
     for events in logs(one.model, one.size, 1, 0)[0]:
         for module, role in roles(events, attention).items():
-            found[module].add(role)
-    files = _of_files(one, tensors, parameter_of, found)
+            roles_of[module].add(role)
+    files = _of_files(one, tensors, parameter_of, roles_of)
     stems = sorted(
         ((reader.family.memory is not None, reader, reader.prefix + reader.family.stored_name(reader.config, index))
          for reader in tensors.readers for index in range(reader.config.n_layers)),
@@ -190,7 +190,7 @@ def stored_names(path: str, parameter_of: Mapping[str, str]) -> bool:
 def _places(
     name: str, inner: str, role: str, readers: Iterable[Any], stems: Iterable[tuple[bool, Any, str]]
 ) -> Iterator[tuple[Family, str]]:  # fmt: skip
-    """The row that names a tensor, and what it is called there."""
+    """The row that names a tensor, and the name it has there."""
     for outer in ("", ABOVE):
         for _, reader, stem in stems:
             start = f"{stem.rstrip('.').rpartition('.')[0]}." if outer else stem

@@ -1,7 +1,7 @@
 """The roles of modules around attention, by what flows through them in transformers' own model, whatever their names.
 
 A matrix is `down` if act(gate x) * (up x) or act(up x) entered it, and `gate` if it is what the activation took. A norm
-is `norm.mlp` if what it gave entered `up` and what it took is the stream that the network's output joins; and so on.
+is `norm.mlp` if `up` takes its output, and its input is the stream that the network's output joins; and so on.
 """
 
 import inspect
@@ -123,8 +123,8 @@ def _into(z: torch.Tensor, before: Sequence[Event], events: Sequence[Event]) -> 
                 if proportional(a, z):
                     return {_Key(g): "up"}
                 for u in before:
-                    beside = u is not g and u.outputs[0].numel() == z.numel() and mark(u.inputs[0]) == mark(g.inputs[0])
-                    if beside and proportional(a.reshape(-1) * u.outputs[0].reshape(-1), z):
+                    alike = u is not g and u.outputs[0].numel() == z.numel() and mark(u.inputs[0]) == mark(g.inputs[0])
+                    if alike and proportional(a.reshape(-1) * u.outputs[0].reshape(-1), z):
                         return {_Key(g): "gate", _Key(u): "up"}
         elif h.numel() == 2 * z.numel():
             for role, split in HALVES.items():
@@ -159,8 +159,8 @@ def fitted(target: torch.Tensor, parts: Sequence[torch.Tensor]) -> list[float] |
     """The coefficients with which parts add up to a tensor; None where they do not."""
     columns = torch.stack([sample(part) for part in parts], 1)
     goal = sample(target)[:, None]
-    found = torch.linalg.lstsq(columns, goal, driver="gelsd").solution
-    return found[:, 0].tolist() if float((columns @ found - goal).abs().max() / goal.abs().max()) < 1e-4 else None
+    weights = torch.linalg.lstsq(columns, goal, driver="gelsd").solution
+    return weights[:, 0].tolist() if float((columns @ weights - goal).abs().max() / goal.abs().max()) < 1e-4 else None
 
 
 def inside(outer: Event, event: Event) -> bool:
@@ -186,13 +186,13 @@ def roles(events: Sequence[Event], attention: Mapping[str, str]) -> dict[str, st
         for outer in (
             event for event in reversed(events) if inside(event, block.event) and event.inputs and event.outputs
         ):
-            whole = outer.outputs[0].numel() == outer.inputs[0].numel() == block.event.inputs[0].numel()
-            if whole and not any(inside(outer, event) for event in outs):
+            keeps_width = outer.outputs[0].numel() == outer.inputs[0].numel() == block.event.inputs[0].numel()
+            if keeps_width and not any(inside(outer, event) for event in outs):
                 through[mark(outer.outputs[0])] = block.event
                 break
     entered = [(network.entered, network.start, network.down) for network in seen]
     entered += [(block.event.inputs[0], block.event, block.event) for block in blocks]
-    found = {event.name: "" for event in events if is_linear(event) or is_norm(event)}
+    by_name = {event.name: "" for event in events if is_linear(event) or is_norm(event)}
     for norm in norms:
         took, gave, role = norm.inputs[0], norm.outputs[0], ""
         before = [place for place in entered if norm.end < place[1].start and place[0].numel() == gave.numel()]
@@ -214,45 +214,45 @@ def roles(events: Sequence[Event], attention: Mapping[str, str]) -> dict[str, st
                 if parts and min(map(abs, parts)) > SOME:
                     role = "norm.after"
         counted = _counted(norm) if role else None
-        found[norm.name] = "" if counted is None else role + counted
+        by_name[norm.name] = "" if counted is None else role + counted
     for network in seen:
         prefix = _prefix(network, seen, blocks, outs)
         if prefix is not None and (prefix or _joins(network.down.outputs[0], network.down, events, norms)):
             for name, role in network.modules.items():
                 event = next(event for event in events if event.name == name)
-                found[name] = role if role.startswith("norm.") else prefix + role + _stored(event, role)
-    for name, role in {name: role for name, role in found.items() if role.partition(" ")[0] == "norm.mlp"}.items():
+                by_name[name] = role if role.startswith("norm.") else prefix + role + _stored(event, role)
+    for name, role in {name: role for name, role in by_name.items() if role.partition(" ")[0] == "norm.mlp"}.items():
         fed = next((n for n in seen if mark(n.entered) == mark(_last(events, name).outputs[0])), None)
         if fed is not None and _prefix(fed, seen, blocks, outs) == "first.":
-            found[name] = role.replace("norm.mlp", "norm.first")
+            by_name[name] = role.replace("norm.mlp", "norm.first")
     for block in blocks:
-        found |= block.roles
+        by_name |= block.roles
     for event in events:
-        if is_linear(event) and not found[event.name] and not re.search(r"\.\d+(\.|$)", event.name):
+        if is_linear(event) and not by_name[event.name] and not re.search(r"\.\d+(\.|$)", event.name):
             tanh = torch.tanh(event.outputs[0])
             after = [out for each in events for out in each.outputs[:1] if each.end > event.end]
             if any(out.numel() == tanh.numel() and torch.equal(sample(out), sample(tanh)) for out in after):
-                found[event.name] = "pooler" if _of_last_layer(event.inputs[0], events) else ""
+                by_name[event.name] = "pooler" if _of_last_layer(event.inputs[0], events) else ""
     starts = {mark(event.inputs[0]) for event in events if re.search(r"\.0$", event.name) and event.inputs}
     for norm in norms:
-        if not found[norm.name] and not re.search(r"\.\d+(\.|$)", norm.name) and mark(norm.outputs[0]) in starts:
+        if not by_name[norm.name] and not re.search(r"\.\d+(\.|$)", norm.name) and mark(norm.outputs[0]) in starts:
             counted = _counted(norm)
-            found[norm.name] = "" if counted is None else f"norm.inputs{counted}"
-    found |= images(events)
+            by_name[norm.name] = "" if counted is None else f"norm.inputs{counted}"
+    by_name |= images(events)
     for name in attention:
-        found.pop(name, None)
-    return found
+        by_name.pop(name, None)
+    return by_name
 
 
 def images(events: Sequence[Event]) -> dict[str, str]:
     """What makes patches of an image, the table that is added to them, and the token that is put before them."""
-    whole = events[0]
-    given = [x for x in whole.inputs if x.is_floating_point() and x.numel() > SAMPLE]
+    call = events[0]
+    given = [x for x in call.inputs if x.is_floating_point() and x.numel() > SAMPLE]
     tables = {
-        name: p.detach().float() for name, p in whole.module.named_parameters() if p.requires_grad and 0 < p.ndim < 4
+        name: p.detach().float() for name, p in call.module.named_parameters() if p.requires_grad and 0 < p.ndim < 4
     }
-    path = f"{whole.name}." if whole.name else ""
-    found: dict[str, str] = {}
+    path = f"{call.name}." if call.name else ""
+    by_name: dict[str, str] = {}
     for event in events:
         weight = vars(event.module).get("_parameters", {}).get("weight")
         if weight is None or weight.ndim < 2 or not event.inputs or not event.outputs:
@@ -275,13 +275,13 @@ def images(events: Sequence[Event]) -> dict[str, str]:
                 continue
             added = x[len(x) - n :] - rows
             if float(added.abs().max()) < 1e-5:
-                found[event.name] = "patches"
+                by_name[event.name] = "patches"
             for name, table in tables.items():
                 if table.shape[-1] != d or table.numel() < n * d:
                     continue
                 table = table.reshape(-1, d)
                 if len(table) - n in (0, len(x) - n) and float((table[len(table) - n :] - added).abs().max()) < 1e-4:
-                    found |= {event.name: "patches", path + name: "positions"}
+                    by_name |= {event.name: "patches", path + name: "positions"}
                     first = x[0] - (table[0] if len(table) == len(x) else 0)
                     for token, values in tables.items():
                         same = (
@@ -289,8 +289,8 @@ def images(events: Sequence[Event]) -> dict[str, str]:
                             and values.numel() == d
                             and float((values.reshape(-1) - first).abs().max()) < 1e-4
                         )
-                        found |= {path + token: "class"} if same else {}
-    return found
+                        by_name |= {path + token: "class"} if same else {}
+    return by_name
 
 
 def _upwards(event: Event, events: Sequence[Event], unless: Sequence[Event]) -> Iterator[torch.Tensor]:
@@ -305,7 +305,7 @@ def _upwards(event: Event, events: Sequence[Event], unless: Sequence[Event]) -> 
 
 
 def _after(took: torch.Tensor, out: Event, events: Sequence[Event], attention: Mapping[str, str]) -> bool:
-    """Whether a norm took the sum of what attention read and what it gave: nothing has normalised what it read."""
+    """Whether a norm took the sum of attention's input and output, so that no norm came before attention."""
     made = out.outputs[0]
     if took.numel() != made.numel():
         return False
@@ -328,13 +328,13 @@ def _prefix(
     layer = network.down.name.rpartition(".")[0]
     while layer and not re.search(r"\.\d+$", layer):
         layer = layer.rpartition(".")[0]
-    beside = [each for each in seen if each is not network and each.down.name.startswith(layer + ".")]
-    if any(mark(each.down.outputs[0]) == mark(network.entered) for each in beside):
+    siblings = [each for each in seen if each is not network and each.down.name.startswith(layer + ".")]
+    if any(mark(each.down.outputs[0]) == mark(network.entered) for each in siblings):
         return None
     attends = [event for event in outs if event.name.startswith(layer + ".")]
-    if not attends or not beside or not layer:
+    if not attends or not siblings or not layer:
         return ""
-    later = any(each.start.start > attends[-1].end for each in beside)
+    later = any(each.start.start > attends[-1].end for each in siblings)
     return "first." if later and network.down.end < attends[0].start else ""
 
 
@@ -351,8 +351,8 @@ def _joins(made: torch.Tensor, by: Event, events: Sequence[Event], norms: Sequen
         for part in parts:
             for stream in list(streams.values())[-24:]:
                 if target is not stream and not proportional(stream, part) and not proportional(target, part):
-                    found = fitted(target, [stream, part])
-                    if found and min(map(abs, found)) > NOTHING:
+                    weights = fitted(target, [stream, part])
+                    if weights and min(map(abs, weights)) > NOTHING:
                         return True
     return False
 
@@ -414,7 +414,7 @@ def _stored(event: Event, role: str) -> str:
 
 
 def _of_stream(norm: Event, down: Event, events: Sequence[Event], norms: Sequence[Event]) -> str:
-    """The role of a norm before a network, by which of its input and output goes on beside the network."""
+    """The role of a norm before a network, by whether its input or its output is added to the network's output."""
     took, gave = norm.inputs[0], norm.outputs[0]
     outer = [event for event in events if inside(event, down) and norm.start < event.start and event.outputs]
     made = [x for x in (down.outputs[0], *(event.outputs[0] for event in outer)) if x.numel() == took.numel()]
@@ -457,9 +457,9 @@ def mixtures(events: Sequence[Event]) -> Iterator[Mixture]:
             continue
         seen.add(event.name)
         with suppress(Exception):  # it is called otherwise
-            if found := _experts(event.module, stacked, event.inputs[0].shape[-1]):
-                found = {f"{event.name}.{name}": role for name, role in found.items()}
-                yield Mixture(event, found | _choosing(event, events, len(next(iter(stacked.values())))))
+            if by_name := _experts(event.module, stacked, event.inputs[0].shape[-1]):
+                by_name = {f"{event.name}.{name}": role for name, role in by_name.items()}
+                yield Mixture(event, by_name | _choosing(event, events, len(next(iter(stacked.values())))))
 
 
 def _experts(module: Any, stacked: Mapping[str, Any], d: int) -> dict[str, str]:
@@ -522,7 +522,7 @@ def _choosing(experts: Event, events: Sequence[Event], count: int) -> dict[str, 
     blocks = [event for event in reversed(around) if event.inputs[0].numel() == experts.inputs[0].numel()]
     if not blocks:
         return {}
-    block, found = blocks[0], {}
+    block, by_name = blocks[0], {}
     calls: list[Any] = []
     hook = experts.module.register_forward_pre_hook(
         lambda _, args, kwargs: calls.append((*args, *kwargs.values())), with_kwargs=True
@@ -561,7 +561,7 @@ def _choosing(experts: Event, events: Sequence[Event], count: int) -> dict[str, 
                     with torch.no_grad():
                         tensor.copy_(kept)
             if right and tensor.ndim == 2:
-                found[where] = "router"
+                by_name[where] = "router"
             elif right:
                 both = []
                 for much in (5, 6):
@@ -570,9 +570,9 @@ def _choosing(experts: Event, events: Sequence[Event], count: int) -> dict[str, 
                     both.append(chosen()[1])
                     with torch.no_grad():
                         tensor.copy_(kept)
-                found[where] = "router.correction" if torch.equal(*both) else "router.bias"
+                by_name[where] = "router.correction" if torch.equal(*both) else "router.bias"
     except Exception:  # the block takes more than its input
-        return found
+        return by_name
     finally:
         hook.remove()
-    return found
+    return by_name

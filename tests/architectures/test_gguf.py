@@ -11,9 +11,21 @@ from safetensors.numpy import save_file
 
 import weightscope as ws
 from tests.support.commands import run
-from weightscope.architectures import as_published, decide
+from tests.support.files import write
+from weightscope.architectures import FAMILIES, as_published, decide
 from weightscope.architectures.computed import NONE, differences, stated
+from weightscope.architectures.gguf import (
+    RestoredTensor,
+    Undo,
+    _llama3_scaling,
+    _of_stack,
+    _scalars,
+    flat,
+    logarithm,
+    one_channel,
+)
 from weightscope.checkpoint import Checkpoint, ggml_blocks, open_checkpoint
+from weightscope.checkpoint.config import Config
 from weightscope.checkpoint.gguf import GRIDS
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
@@ -341,19 +353,22 @@ def test_values_of_a_block_lie_evenly_between_its_ends(kind, tmp_path):
     blocks = rng.integers(0, 256, (400, width), np.uint8)
     writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
     writer.add_tensor("x", blocks, raw_dtype=stored)
-    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
-        write()
+    for write_part in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        write_part()
     writer.close()
     tensor = open_checkpoint(tmp_path / "model.gguf").unchecked()["x"]
     first, last, levels = tensor.ends()
-    values, first, last = (each.read().astype(np.float64) for each in (tensor, first, last))
+    values = tensor.read().astype(np.float64)
+    first, last = (
+        np.repeat(each.read().astype(float), values.shape[1] // each.shape[1], axis=1) for each in (first, last)
+    )
     spread = np.isfinite(values + first + last) & (np.abs(last - first) > 1e-3 * np.abs(first))
     place = ((values - first) * (levels - 1))[spread] / (last - first)[spread]
-    found = set(np.rint(place))
+    levels_seen = set(np.rint(place))
     if kind == "TQ2_0":  # two bits hold a fourth code, which ggml does not write
-        found.discard(3.0)
+        levels_seen.discard(3.0)
     assert np.abs(place - np.rint(place)).max() < 0.01
-    assert found == set(range(levels))
+    assert levels_seen == set(range(levels))
 
 
 def test_feed_forward_networks_of_gguf_are_paired(tmp_path: Path) -> None:
@@ -367,3 +382,62 @@ def test_feed_forward_networks_of_gguf_are_paired(tmp_path: Path) -> None:
     shown = run("compare", converted, tmp_path / "original", "--all", "--out", tmp_path / "out")
     assert shown.exit_code == 0, shown.output
     assert f"Identical: all {len(weights)} compared tensors." in shown.output
+
+
+@pytest.mark.parametrize(
+    ("undo", "before", "after"),
+    [
+        (one_channel, (6, 4), (6, 1, 4)), (flat, (6, 1), (6,)), (flat, (2, 3), (6,)), (logarithm, (6, 1), (6,)),
+        (logarithm, (6, 4), (6, 4)),
+    ],
+)  # fmt: skip
+def test_what_converting_does_to_state_spaces_is_undone(
+    undo: Undo, before: tuple[int, ...], after: tuple[int, ...], tmp_path: Path
+) -> None:
+    """The values have the shape that is claimed, whole and by rows."""
+    values = -np.arange(1, 1 + np.prod(before), dtype=np.float32).reshape(before)
+    stored = open_checkpoint(write(tmp_path / "a.safetensors", {"a": values}))["a"]
+    restored = RestoredTensor(stored, undo, 1, 1)
+    expected = np.log(-values.astype(np.float64)).astype(np.float32) if undo is logarithm else values
+    np.testing.assert_array_equal(restored.read(), expected.reshape(after))
+    np.testing.assert_array_equal(restored.rows(1, 2), expected.reshape(after)[1:2])
+    assert restored.shape == after
+
+
+@pytest.mark.parametrize("original", [8, 64, 8192])
+def test_length_of_text_that_llama3s_rotations_are_for_is_read_from_their_factors(original: int) -> None:
+    """A pair that is scaled in part tells it; transformers' formula makes the factors."""
+    theta, factor, pairs = 10000.0, 8.0, 32
+    wavelengths = 2 * np.pi * theta ** (np.arange(pairs) / pairs)
+    smooth = np.clip((original / wavelengths - 1) / 3, 0, 1)
+    factors = (1 / ((1 - smooth) / factor + smooth)).astype(np.float32)
+    scaling = _llama3_scaling(factors, Config({"rope_theta": theta}, "a.gguf"))
+    assert (scaling["rope_type"], scaling["factor"]) == ("llama3", factor)
+    assert scaling["original_max_position_embeddings"] == original
+
+
+APERTUS = FAMILIES.row("apertus")
+
+
+@pytest.mark.parametrize("listed", [None, [0.5], [0.5, 1], ["a", "b"], 3, [0.5] * 3])
+def test_list_of_scalars_that_does_not_fit_the_layers_is_refused(listed: object, tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(write(tmp_path / "a.safetensors", {"a": np.zeros(1, np.float32)}))
+    keys = {key: [0.5, 0.25] for key in APERTUS.gguf.scalars} | {"xielu.beta": listed}
+    with pytest.raises(CheckpointError, match=r"xielu.beta.*a list of 2 numbers"):
+        _scalars(checkpoint.with_config(keys), APERTUS, APERTUS.gguf, 2)
+    tensors = _scalars(checkpoint.with_config(keys | {"xielu.beta": 0.5}), APERTUS, APERTUS.gguf, 2)
+    assert tensors["model.layers.1.mlp.act_fn.alpha_n"].read().tolist() == [0.25]
+    assert tensors["model.layers.1.mlp.act_fn.beta"].read().shape == ()
+
+
+def test_names_of_an_encoder_and_a_decoder_are_told_apart() -> None:
+    """The names of the gguf package's own map."""
+    row = FAMILIES.row("t5.decoder")
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.T5, 12)
+    for name in (
+        "encoder.block.11.layer.0.SelfAttention.q", "encoder.block.3.layer.1.DenseReluDense.wi_0",
+        "decoder.block.0.layer.0.SelfAttention.relative_attention_bias", "decoder.block.2.layer.1.EncDecAttention.o",
+        "decoder.block.2.layer.1.layer_norm", "decoder.block.2.layer.2.layer_norm", "encoder.final_layer_norm",
+    ):  # fmt: skip
+        assert _of_stack(f"{names.get_name(name)}.weight", row, row.gguf.whole) == ("", f"{name}.weight")
+    assert _of_stack("token_embd.weight", row, row.gguf.whole) is None

@@ -109,7 +109,7 @@ def written(case: Converted, path: Path, **more: np.ndarray) -> Path:
     writer.add_block_count(n_layers)
     writer.add_embedding_length(d)
     writer.add_head_count(heads)
-    writer.add_feed_forward_length(size(config, "intermediate_size") or 4 * d)
+    writer.add_feed_forward_length(size(config, "ffn_hidden_size", "intermediate_size") or 4 * d)
     writer.add_context_length(size(config, *KEYS["n_positions"]) or 64)
     if case.architecture not in ("gpt2", "gptneox", "mpt"):
         writer.add_head_count_kv(kv_heads)
@@ -261,7 +261,7 @@ def test_transformers_own_reader_finds_the_same_weights(case: Converted, tmp_pat
 
 
 def test_every_gguf_row_is_compared() -> None:
-    """Here, or with the converter's own files, of which docs/gguf.md has the verdicts."""
+    """Here, or with the converter's own files, whose verdicts are in docs/gguf.md."""
     rows = {name for row in FAMILIES if row.gguf is not None for name in row.gguf.architecture}
     table = (line.split(" | ") for line in PAGE.read_text().splitlines() if " | equal | " in line)
     assert rows - {case.architecture for case in CASES} <= {architecture for _, architecture, *_ in table}
@@ -325,7 +325,7 @@ def test_parallel_residual_follows_the_gguf_metadata(
 
 
 def test_olmo2_with_a_window_is_olmo3(tmp_path: Path) -> None:
-    """Both are called olmo2 there; without another base, layers that see a window have that of all others."""
+    """GGUF calls both olmo2; unless the file has a base for them, layers with a window use the base of all layers."""
     windowed = Converted("olmo2", "olmo2", {"attention.sliding_window": 4, "rope.freq_base": 5e5})
     model = ws.open_model(written(windowed, tmp_path / "model.gguf"))
     assert model.family.name == "olmo3"

@@ -1,7 +1,7 @@
 """Files under Meta's, Mistral's and Megatron's names have the roles, arrays and heads that transformers' names have.
 
-`to_meta` is transformers' convert_llama_weights_to_hf.py (and that of Mistral and Mixtral) read backwards; `to_mcore`
-is Megatron Core's order: queries of a group, its key, its value; all gates, then all that is gated.
+`to_meta` is transformers' convert_llama_weights_to_hf.py (and its like for Mistral and Mixtral) read backwards;
+`to_mcore` is Megatron Core's order: queries of a group, its key, its value; all gates, then all that is gated.
 """
 
 import json
@@ -78,15 +78,15 @@ def to_meta(tensors: dict[str, np.ndarray], kind: str) -> dict[str, np.ndarray]:
     top = {"model.embed_tokens": "tok_embeddings", "model.norm": "norm", "lm_head": "output"}
     for name, w in tensors.items():
         module = name.removesuffix(".weight")
-        found = re.fullmatch(r"model\.(layers\.\d+\.)(.+)", module)
-        if found is None:
+        match = re.fullmatch(r"model\.(layers\.\d+\.)(.+)", module)
+        if match is None:
             meta[f"{top[module]}.weight"] = w
             continue
-        if found[2] in ("self_attn.q_proj", "self_attn.k_proj"):
-            heads = config["num_attention_heads" if found[2].endswith("q_proj") else "num_key_value_heads"]
+        if match[2] in ("self_attn.q_proj", "self_attn.k_proj"):
+            heads = config["num_attention_heads" if match[2].endswith("q_proj") else "num_key_value_heads"]
             w = w.reshape(heads, 2, -1, w.shape[1]).swapaxes(1, 2).reshape(w.shape)
-        named = MODULES.get(found[2], found[2].replace("block_sparse_moe", "feed_forward"))
-        meta[f"{found[1]}{named}.weight"] = np.ascontiguousarray(w)
+        named = MODULES.get(match[2], match[2].replace("block_sparse_moe", "feed_forward"))
+        meta[f"{match[1]}{named}.weight"] = np.ascontiguousarray(w)
     return meta
 
 

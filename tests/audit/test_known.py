@@ -182,7 +182,7 @@ def test_a_baseline_is_as_an_audit_wrote_it(work: Path, tmp_path: Path) -> None:
         result = run("audit", work / "one", "--out", tmp_path / "out", "--baseline", tmp_path / name)
         assert result.exit_code == 2, result.output
         assert result.stderr == (
-            "weightscope: findings.csv: is not what .weightscope/manifest.json beside it records; copy the whole "
+            "weightscope: findings.csv: does not match .weightscope/manifest.json; copy the whole "
             "folder of an audit, or give a list of your own as --accept\n"
         )
 

@@ -1,4 +1,4 @@
-"""Parts beside the audited layers that are as initialised are told with `all_tensors`, trained ones are not."""
+"""With `all_tensors`, parts outside the audited layers are reported if they are as initialised."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ Weights = dict[str, np.ndarray]
 
 
 def findings_beside(folder: Path, weights: Weights) -> Findings:
-    """What is told of a file that also holds a tiny GPT-2."""
+    """What is reported of a file that also holds a tiny GPT-2."""
     path = write_checkpoint(folder, gpt2_weights(d=64) | weights)
     return Findings(untrained_parts(ws.open_model(path), read_everything(ws.open_model(path).checkpoint)))
 
@@ -58,7 +58,7 @@ def test_a_pooler_as_initialised_is_a_note(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", [projector, tower])
-def test_a_part_that_moved_is_not_told(part, tmp_path: Path) -> None:
+def test_a_part_that_moved_is_not_reported(part, tmp_path: Path) -> None:
     weights = part()
     for name in weights:
         if weights[name].ndim == 2 and "position" not in name:
@@ -80,7 +80,7 @@ def test_narrow_and_zero_weights_are_not_judged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_is_told_of_random_gains_and_biases(name: str) -> None:
+def test_nothing_is_reported_of_random_gains_and_biases(name: str) -> None:
     model = fixture(name).model
     assert not list(untrained_parts(model, read_everything(model.checkpoint)))
 
@@ -93,7 +93,7 @@ def test_the_pooler_of_minilm_was_never_trained() -> None:
 
 
 def test_one_tower_of_two_drawn_anew(tmp_path: Path) -> None:
-    """A real ViT beside a GPT-2, as it is and with all its parameters drawn anew."""
+    """A real ViT next to a GPT-2, as it is and with all its parameters drawn anew."""
     real = {f"vision_model.{name}": w for name, w in load_file(shared("vit-tiny") / "model.safetensors").items()}
     assert not findings_beside(tmp_path / "real", real)
     rng = np.random.default_rng(0)

@@ -47,7 +47,7 @@ def readings(folder: Path) -> tuple[list[ws.Model], str, dict[str, str]]:
             models.append(model)
         except CheckpointError as error:
             line = line_of(error, folder)
-            if stack and "tower" in line:  # asking for it says nothing: what it is not read for was said before
+            if stack and "tower" in line:  # refused by name; why it is not read was said before
                 line = problem or stack.refusal or line
             if stack and (start := stack.prefix + (stack.family.layer.split("{i}")[0] if stack.family else "")):
                 refused[start] = line

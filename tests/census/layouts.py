@@ -76,8 +76,8 @@ class LlamaCpp:
         types, waiting = dict[str, str](), list[str]()
         for line in body[: body.index("\n}")].split("\n"):
             waiting += re.findall(r"case LLM_ARCH_(\w+):", line)
-            if found := re.findall(r"LLAMA_ROPE_TYPE_(\w+)", line):
-                types |= dict.fromkeys(waiting, found[-1])
+            if rope_types := re.findall(r"LLAMA_ROPE_TYPE_(\w+)", line):
+                types |= dict.fromkeys(waiting, rope_types[-1])
                 waiting = []
         return types
 

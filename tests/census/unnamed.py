@@ -41,7 +41,7 @@ def places(names: Iterable[str], tensors: Tensors) -> str:
     inside: dict[str, None] = {}
     outside: dict[str, None] = {}
     for name in names:
-        match = next((found for layer in layers if (found := layer.match(name))), None)
+        match = next(filter(None, (layer.match(name) for layer in layers)), None)
         inner = name.removeprefix(next((start for start in ("model.", "base_model.") if name.startswith(start)), ""))
         (inside if match else outside)[match[1] if match else inner.partition(".")[0]] = None
     parts = (("in layers: ", [*inside]), ("elsewhere: ", [*outside]))

@@ -39,12 +39,12 @@ def assert_same(changes: TensorChanges, pairs: int) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_tensor_of_a_model_is_its_own_counterpart(name: str) -> None:
     model = fixture(name).model
-    found = list(counterparts(model, model))
+    pairs = list(counterparts(model, model))
     assert (
-        [each.a and each.a.name for each in found] == [each.b and each.b.name for each in found] == [*model.checkpoint]
+        [each.a and each.a.name for each in pairs] == [each.b and each.b.name for each in pairs] == [*model.checkpoint]
     )
-    unnamed = [each.a.name for each in found if each.a and not each.a.has_role]
-    assert [each.a.name for each in found if each.a and each.by == "name"] == unnamed
+    unnamed = [each.a.name for each in pairs if each.a and not each.a.has_role]
+    assert [each.a.name for each in pairs if each.a and each.by == "name"] == unnamed
 
 
 def llama() -> tuple[Weights, dict[str, object]]:
@@ -160,8 +160,8 @@ def test_tensors_that_no_row_names_are_paired_by_name(tmp_path: Path) -> None:
     more = {"adapter.weight": RNG.standard_normal((4, 5)).astype(np.float32)}
     a = saved(tmp_path / "a", weights | more, config)
     b = saved(tmp_path / "b", weights | {"adapter.weight": more["adapter.weight"] + 1, "b.only": np.ones(3)}, config)
-    found = list(counterparts(a, b))
-    assert [(each.label, each.by) for each in found if each.by != "role"] == [
+    pairs = list(counterparts(a, b))
+    assert [(each.label, each.by) for each in pairs if each.by != "role"] == [
         ("adapter.weight", "name"),
         ("b.only", ""),
     ]
@@ -175,9 +175,9 @@ def test_tensors_that_no_row_names_are_paired_by_name(tmp_path: Path) -> None:
 
 def test_tensors_of_one_name_and_different_roles_are_no_counterparts(tmp_path: Path) -> None:
     """Gemma 2's post_attention_layernorm follows attention, Llama's precedes the network."""
-    found = {each.label: each for each in counterparts(fixture("gemma2").model, fixture("llama").model)}
-    assert found["layer 0 norm.attention_output"].b is None
-    assert all(each.by != "name" for each in found.values())
+    by_label = {each.label: each for each in counterparts(fixture("gemma2").model, fixture("llama").model)}
+    assert by_label["layer 0 norm.attention_output"].b is None
+    assert all(each.by != "name" for each in by_label.values())
 
 
 def test_nothing_is_read_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

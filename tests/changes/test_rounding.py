@@ -64,3 +64,14 @@ def test_pruned_or_copied_values_lie_on_no_grid():
     x = np.random.default_rng(2).standard_normal((16, 256)).astype(np.float32)
     assert grid_of(np.where(np.abs(x) < 1.7, 0, x)) is None  # pruned
     assert grid_of(np.tile(x[:, :16], 8)) is None
+
+
+def test_float16_is_rounded_as_numpy_does():
+    """Every bfloat16, the ties of small float16 numbers, and random floats; the sign of zero too."""
+    every = (np.arange(1 << 16, dtype="<u4") << 16).view("<f4")
+    steps = (np.arange(-4096, 4096) / 2 * 2.0**-24).astype(np.float32)
+    drawn = np.random.default_rng(0).integers(0, 1 << 32, 1 << 20, dtype=np.uint64).astype("<u4").view("<f4")
+    for x in (every, every[np.abs(every) < 65504], steps, drawn, drawn[np.abs(drawn) < 65504], drawn[:0]):
+        with np.errstate(all="ignore"):
+            expected = x.astype(np.float16).astype(np.float32)
+            np.testing.assert_array_equal(CASTS["F16"](x).view("<u4"), expected.view("<u4"))

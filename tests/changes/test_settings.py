@@ -1,8 +1,11 @@
 """Equal weights under another config are another model: what decides the computation is compared key by key."""
 
+import inspect
 import json
+import re
 import shutil
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,7 @@ import weightscope as ws
 from tests.support.figures import undrawn
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.tiny_models import FIXTURES, NAMES, fixture
-from weightscope.architectures.computed import COMPUTATION, NONE, Difference, differences, stated
+from weightscope.architectures.computed import BY_SIGMOID, COMPUTATION, NONE, Difference, Stated, differences, stated
 from weightscope.cli import main
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
@@ -74,6 +77,59 @@ def test_key_without_effect_passes_the_gate_and_is_mentioned(name: str, key: str
     comparison = ws.compare(fixture(name).model, ws.open_model(copied(tmp_path / "b", name, **{key: value})))
     assert comparison.lead.startswith("Identical: ") and not comparison.findings
     assert f"without effect on what is computed also differ: {key}" in comparison.lead or key == "torch_dtype"
+
+
+# Keys of GGUF files, as llama.cpp's converter writes them of a config: key, value, config, the config's key.
+IN_GGUF = [
+    ("expert_shared_count", 2, {"n_shared_experts": 2}, "n_shared_experts"),
+    ("expert_shared_count", 2, {"moe_num_shared_experts": 2}, "moe_num_shared_experts"),
+    ("expert_used_count", 2, {"moe_k": 2}, "moe_k"),
+    ("expert_feed_forward_length", 28, {"intermediate_size": 56, "moe_intermediate_size": 28}, "moe_intermediate_size"),
+    ("expert_feed_forward_length", 28, {"intermediate_size": 28}, "intermediate_size"),
+    ("expert_weights_scale", 2.5, {"route_scale": 2.5}, "route_scale"),
+    ("expert_gating_func", 2, {"scoring_func": "sigmoid"}, "scoring_func"),
+    ("expert_group_count", 4, {"n_group": 4}, "n_group"),
+    ("expert_group_used_count", 3, {"topk_group": 3}, "topk_group"),
+    ("leading_dense_block_count", 1, {"first_k_dense_replace": 1}, "first_k_dense_replace"),
+    ("leading_dense_block_count", 1, {"moe_layer_start_index": 1}, "moe_layer_start_index"),
+    ("interleave_moe_layer_step", 2, {"moe_layer_interval": 2}, "moe_layer_interval"),
+    ("nextn_predict_layers", 1, {"num_nextn_predict_layers": 1}, "num_nextn_predict_layers"),
+    ("rope.freq_base_swa", 5e5, {"rope_parameters.sliding_attention.rope_theta": 5e5},
+     "rope_parameters.sliding_attention.rope_theta"),
+    ("shortconv.l_cache", 3, {"conv_L_cache": 3}, "conv_L_cache"),
+    ("ssm.inner_size", 192, {"mamba_expand": 2, "hidden_size": 96}, "ssm.inner_size"),
+    ("ssm.time_step_rank", 4, {"mamba_dt_rank": 4}, "mamba_dt_rank"),
+    ("ssm.time_step_rank", 4, {"mamba_n_heads": 4, "mamba_dt_rank": None}, "mamba_n_heads"),
+    ("expert_shared_feed_forward_length", 56, {"moe_num_shared_experts": 2, "moe_intermediate_size": 28},
+     "expert_shared_feed_forward_length"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "value", "config", "named"), IN_GGUF)
+def test_key_of_a_gguf_file_is_compared_with_the_configs_own(
+    key: str, value: Any, config: dict[str, Any], named: str
+) -> None:
+    original = Stated(config, present=frozenset(config))
+    same, higher = (Stated({}, metadata={f"m.{key}": number}) for number in (value, value + 1))
+    assert differences(original, same) == differences(same, original) == []
+    assert [(each.key, each.effect) for each in differences(original, higher)] == [(named, COMPUTATION)]
+
+
+def test_key_of_a_gguf_file_that_no_config_has_counts() -> None:
+    """What the file alone says is not taken for nothing: an unknown effect, or a known one."""
+    for key in ("expert_group_count", "shortconv.l_cache", "key_of_our_own"):
+        (difference,) = differences(Stated({}), Stated({}, metadata={f"m.{key}": 3}))
+        assert difference.key == f"m.{key}" and difference.effect != NONE
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("kind", BY_SIGMOID)
+def test_code_scores_experts_by_the_sigmoid(kind: str) -> None:
+    """The class that routes takes the sigmoid of its logits, and no softmax."""
+    transformers = pytest.importorskip("transformers", reason="the code is transformers', which is not installed")
+    module = import_module(f"{transformers.__name__}.models.{kind}.modeling_{kind}")
+    assert re.search(r"(router_logits\.sigmoid\(\)|sigmoid\(router_logits)", source := inspect.getsource(module))
+    assert not re.search(r"softmax\(router_logits|router_logits\.softmax", source)
 
 
 def test_digits_of_a_float32_are_no_difference() -> None:

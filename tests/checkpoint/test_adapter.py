@@ -144,8 +144,8 @@ REFUSED: dict[str, tuple[Edit, str]] = {
     "a convolution": (with_tensor(Q.format("A"), 4, 16, 3, 3), "a LoRA of a convolution, which is not read"),
     "another width": (with_tensor(Q.format("A"), 4, 17), "is for a weight of shape \\(16, 17\\); .* has \\(16, 16\\)"),
     "another rank": (with_tensor(Q.format("B"), 16, 5), "its lora_B \\(16, 5\\); adapter_config.json says rank 4"),
-    "another name": (renamed(Q.format("A"), "x.lora_A.weight"), "is not named as PEFT names what it saves"),
-    "nothing": (lambda settings, tensors: tensors.clear() or tensors.update(x=np.ones(1)), "not named as PEFT names"),
+    "another name": (renamed(Q.format("A"), "x.lora_A.weight"), "is not a name that PEFT saves"),
+    "nothing": (lambda settings, tensors: tensors.clear() or tensors.update(x=np.ones(1)), "name that PEFT saves"),
     "a tensor of no module": (with_tensor("base_model.model.model.norm.weight", 16), "is not a supported part"),
     "a bias untrained": (with_tensor("base_model.model.model.layers.0.bias", 16), "is not a supported part"),
 }  # fmt: skip

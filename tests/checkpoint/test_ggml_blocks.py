@@ -44,7 +44,7 @@ def needs_codebook(kind: str) -> None:
 def test_blocks_of_ggmls_quantiser_are_read_as_ggml_reads_them(kind: str, written: dict[str, np.ndarray]) -> None:
     needs_codebook(kind)
     theirs = written.get(f"{kind} by ggml")
-    assert (theirs is None) == (kind == "Q8_1")  # of which ggml has no reader
+    assert (theirs is None) == (kind == "Q8_1")  # ggml has no reader for it
     for fast in readers():
         ours = dequantise(written[kind], kind, fast)
         if theirs is not None:

@@ -20,7 +20,7 @@ MODELS = sorted(path.parent.name for path in GOLDEN.glob("*/original.json"))
 
 
 def packed_tensors(name: str) -> set[str]:
-    """The names of the packed tensors, by what mlx made of them."""
+    """The names of the packed tensors: mlx dequantised these."""
     return {*json.loads((GOLDEN / name / "expected.json").read_text())}
 
 

@@ -1,7 +1,7 @@
-"""Files by the writers of quantised formats, against digests of what the writers' own code makes of them.
+"""Files by the writers of quantised formats, against digests of the writers' own dequantisation.
 
 Each folder of tests/fixtures/WRITER/ with an expected.json has a model, the SHA-256 of each packed weight in float32
-and the versions that wrote them; scripts beside them write all. Equal digests are equal bits.
+and the versions that wrote them; the scripts there wrote them all. Equal digests are equal bits.
 """
 
 import hashlib

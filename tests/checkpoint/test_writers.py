@@ -1,7 +1,7 @@
-"""Files by the writers of quantised formats, against the writers' own dequantisation of them.
+"""Files by the writers of quantised formats, against the writers' own dequantisation.
 
 Each folder of tests/fixtures/WRITER/ has a model, its weights as the writer reads them back (expected.npz) and the
-versions that wrote them; make.py beside them writes all. A writer that computes in 16 bits rounds its weights: ours,
+versions that wrote them; its make.py wrote all of it. A writer that computes in 16 bits rounds its weights: ours,
 rounded in the same way, are equal to the bit.
 """
 

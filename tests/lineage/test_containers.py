@@ -1,4 +1,4 @@
-"""A container says nothing of where weights come from: what was fused is compared with what it was fused from."""
+"""A container says nothing of where weights come from: fused tensors are compared with the separate ones."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
-from weightscope.lineage.shared_tensors import find_shared_tensors
+from weightscope.lineage.shared_tensors import facts_of_both
 
 
 def fused(base: Path, folder: Path, scale: float = 0.0) -> ws.Model:
@@ -33,8 +33,9 @@ def test_fused_tensors_are_shared(base: Path, tmp_path: Path) -> None:
     suspect = fused(base, tmp_path / "fused")
     result = ws.lineage(suspect, base)
     assert [kind.evidence for kind in result.kinds] == ["Every value of 48 tensors equals the base's."]
-    shared = find_shared_tensors(suspect, ws.open_model(base))
-    assert (len(shared.equal), shared.compared, shared.share) == (28, 28, 1.0) and "layer 3 up" in shared.equal
+    here, there = ({fact.name: fact.digest for fact in side} for side in facts_of_both(suspect, ws.open_model(base)))
+    assert {name: there[name] for name in here} == here and len(here) == 28 and "layer 3 up" in here
+    assert result.parts["feed_forward"].lead == "same values in 5 of 5 layers"
 
 
 def test_changes_of_fused_tensors_are_measured(base: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from benchmarks.synthetic import Sizes, write
 from tests.support.tiny_models import FIXTURES
 from weightscope.changes import recomputed
 from weightscope.cli import main
+from weightscope.lineage.neurons import counterparts_of, networks_of
 from weightscope.lineage.sketches import fingerprint
 
 FOUND = ("derived", "related")  # an origin in common; `derived` where the direction shows
@@ -81,7 +82,7 @@ def stranger(base, tmp_path):
     weights = read_weights(base)
     rng = random_for(weights, 99)
     drawn = {part: w.std() * rng.standard_normal(w.shape) for part, w in weights.parts.items() if w.ndim == 2}
-    gains = {part: w * (1 + 0.01 * rng.standard_normal(w.shape)) for part, w in weights.parts.items() if w.ndim == 1}
+    gains = {part: rng.permutation(w) for part, w in weights.parts.items() if w.ndim == 1}
     write_weights(weights.but(drawn | gains), folder)
     return folder
 
@@ -326,7 +327,7 @@ def test_fingerprints_alone_do_not_claim_that_nothing_changed(base, made, tmp_pa
 @pytest.mark.parametrize(
     "common",
     [
-        lambda w: w + 2 * w.std() if w.ndim == 2 else w,
+        lambda w: w + 2 * w.std() if w.ndim == 2 else np.ones_like(w),
         lambda w: np.where(np.arange(w.size) == 7, 60.0, 1.0) if w.ndim == 1 else w,
         lambda w: np.exp(2 * np.random.default_rng(5).standard_normal(w.size)) if w.ndim == 1 else w,
     ],
@@ -520,3 +521,74 @@ def test_unrelated_needs_every_part_compared(base, stranger, tmp_path):
     fingerprint(base).save(tmp_path / "base.wsf")
     part = ws.lineage(stranger, tmp_path / "base.wsf")
     assert part.verdict == "undecided" and "a fingerprint does not hold them" in part.lead
+
+
+HEADS, NETWORKS = ("q.w", "k.w", "v.w", "o.w"), ("gate.w", "up.w", "down.w")
+PLANTED = {  # by the parts that are taken from another model
+    "attention": HEADS,
+    "feed_forward": NETWORKS,
+    "tokens": ("tokens",),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_part_that_was_taken_has_a_verdict_of_its_own(base, stranger, tmp_path, name):
+    weights, second = read_weights(base), read_weights(str(stranger))
+    taken = {part: w for part, w in weights.parts.items() if part[1] in PLANTED[name]}
+    lineage = ws.lineage(written(second.but(taken), tmp_path / "taken"), base)
+    expected = {part: "related" if part == name else "unrelated" for part in ("attention", "feed_forward", "tokens")}
+    assert {part: lineage.parts[part].verdict for part in expected} == expected
+    assert lineage.verdict == "related" and "same values" in lineage.lead
+    assert lineage.as_json()["parts"][name] == {"verdict": "related", "lead": lineage.parts[name].lead}
+
+
+@pytest.mark.parametrize(
+    ("names", "lead"),
+    [
+        (["neurons permuted"], "the same neurons in another order in 5 of 5 layers"),
+        (["drift 30 %"], "alike in 5 of 5 layers"),
+        (["two layers swapped"], "same values in 5 of 5 layers; layer 1 was 3, 3 was 1 in the base"),
+        (["neurons permuted", "two layers swapped", "drift 10 %"], "another order in 5 of 5 layers"),
+        (["norms folded"], "alike in 5 of 5 layers"),
+        (["stream rotated"], "alike in 5 of 5 layers"),
+    ],
+)
+def test_feed_forward_networks_are_found_without_their_heads(base, stranger, made, tmp_path, names, lead):
+    weights, second = read_weights(str(made(*names)[0])), read_weights(str(stranger))
+    rotated = "stream rotated" in names  # the rotation is found from the embeddings, with shared heads alone
+    heads = {} if rotated else {part: w for part, w in second.parts.items() if part[1] in (*HEADS, "tokens")}
+    lineage = ws.lineage(written(weights.but(heads), tmp_path / "taken"), base)
+    assert lead in lineage.parts["feed_forward"].lead
+    assert (lineage.parts["attention"].verdict, lineage.verdict) == ("related" if rotated else "unrelated", "related")
+
+
+def test_neurons_are_matched_as_two_assignments_agree(base, made):
+    """Zhu et al. (arXiv 2502.12292): rows of gate and of up are assigned apart; of one network both agree."""
+    from scipy.optimize import linear_sum_assignment
+    from scipy.stats import spearmanr
+
+    suspect, original = ws.open_model(made("neurons permuted", "drift 10 %")[0]), ws.open_model(base)
+    matched = counterparts_of(networks_of(suspect), networks_of(original))
+    for i in range(5):
+        for j in range(5):
+            orders = []
+            for role in ("gate", "up"):
+                x, y = (model.tensors[f"layer {k} {role}"].array() for model, k in ((suspect, i), (original, j)))
+                x, y = (w / np.linalg.norm(w, axis=1, keepdims=True) for w in (x, y))
+                orders.append(linear_sum_assignment(-(x @ y.T))[1])
+            assert (spearmanr(*orders).pvalue < 1e-6) == (i == j)
+        found = matched[i, None]
+        assert (found.place, found.likeness.is_sure, found.in_place) == ((i, None), True, False)
+
+
+def test_neurons_of_strangers_match_nothing(base, stranger):
+    matched = counterparts_of(networks_of(ws.open_model(stranger)), networks_of(ws.open_model(base)))
+    assert len(matched) == 5 and all(abs(each.likeness.z) < 5 for each in matched.values())
+
+
+def test_an_embedding_with_its_rows_in_another_order_is_found(base, stranger, tmp_path):
+    weights = read_weights(base)
+    order = np.random.default_rng(3).permutation(weights.size("vocabulary"))
+    shuffled = read_weights(str(stranger)).but({(None, "tokens"): weights.parts[None, "tokens"][order]})
+    lineage = ws.lineage(written(shuffled, tmp_path / "shuffled"), base)
+    assert "the same rows in another order" in lineage.parts["tokens"].lead

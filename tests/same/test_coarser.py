@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 
 from tests.support.files import write
+from weightscope.architectures.gguf import RestoredTensor, logarithm
 from weightscope.changes.pair import Pair
+from weightscope.changes.recomputed import Cells, _nearest_stored
 from weightscope.changes.rounding import CASTS
 from weightscope.changes.tensor import change_of, unchanged
 from weightscope.checkpoint import open_checkpoint
-from weightscope.same.coarser import quantised, rounded_twice
+from weightscope.same.coarser import exponentiated, quantised, rounded_twice
 
 RNG = np.random.default_rng(0)
 WEIGHTS = (0.02 * RNG.standard_normal((64, 256))).astype(np.float32)
@@ -40,6 +42,28 @@ def test_quantised_values_are_in_their_cells(kind, tmp_path):
     a, b = stored(tmp_path, WEIGHTS), stored(tmp_path, WEIGHTS, kind)
     assert judged(a, b) == (f"B quantised ({kind})", "every value in the cell of its original")
     assert judged(b, a) == (f"A quantised ({kind})", "every value in the cell of its original")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiled_cells_are_those_of_numpy(kind, tmp_path):
+    pytest.importorskip("numba")
+    changed = WEIGHTS.copy()
+    changed[3, 40] = 40 * np.abs(WEIGHTS).max()  # outside its cell
+    b = stored(tmp_path, WEIGHTS, kind)
+    for name, weights, inside in (("a", WEIGHTS, True), ("changed", changed, False)):
+        (tmp_path / name).mkdir()
+        a, sums = stored(tmp_path / name, weights), []
+        for fast in (False, True):
+            cells = Cells()
+            assert cells.add_all(_nearest_stored(a, b, fast)) == inside
+            sums.append(cells)
+        plain, compiled = sums
+        assert (plain.changed, plain.outer) == (compiled.changed, compiled.outer)
+        for each in ("squares", "squares_b", "moved"):
+            np.testing.assert_allclose(getattr(compiled, each), getattr(plain, each), rtol=1e-12)
+        if inside:
+            x, y = (tensor.read().astype(np.float64) for tensor in (a, b))
+            np.testing.assert_allclose(plain.moved, np.square(x - y).sum(), rtol=1e-12)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -105,3 +129,18 @@ def test_same_bytes_rests_on_bytes(zero, verdict, tmp_path):
         data[-4:] = np.float32(0.0 if path != file else zero).tobytes()
         path.write_bytes(data)
     assert ws.same(a, b).verdict == verdict
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (6, 1)])
+def test_state_space_stored_as_minus_exp(shape, tmp_path):
+    """Mamba's A_log (d, n) and Mamba 2's (H,), which GGUF files have as columns of A."""
+    logs = np.log(RNG.uniform(1, 16, shape)).astype(np.float32).squeeze()
+    file = open_checkpoint(write(tmp_path / "a.safetensors", {"a": logs}))
+    for worst, proof in ((0, "A to -exp in F32"), (1, "A to -exp in F32"), (4, None)):
+        decay = -np.exp(logs.astype(np.float64)).astype(np.float32).reshape(shape)
+        decay[3] += worst * np.spacing(decay[3])  # in units of the last place
+        newer = RestoredTensor(stored(tmp_path, decay), logarithm, 1, 1)
+        assert newer.shape == logs.shape
+        forwards = exponentiated(Pair(file["a"], newer))
+        assert (forwards and forwards.deed) == proof
+        assert (backwards := exponentiated(Pair(newer, file["a"]))) is None or backwards.deed == "B to -exp in F32"

@@ -1,14 +1,17 @@
 """The command `same`: sentences, exit codes, files, and bad input."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
 from tests.support.commands import Weights, is_one_line, run, with_tokenizer
 from tests.support.figures import undrawn
+from tests.support.tiny_models import FIXTURES
 
 
 def rounded(weights: Weights) -> None:
@@ -52,20 +55,20 @@ def test_the_first_line_is_the_sentence_of_the_json(folder: Path) -> None:
 
 
 def test_config_that_computes_something_else_is_a_difference(folder: Path, tmp_path: Path) -> None:
-    other = with_tokenizer("llama", tmp_path / "other")
-    config = json.loads((other / "config.json").read_text())
+    copy = with_tokenizer("llama", tmp_path / "other")
+    config = json.loads((copy / "config.json").read_text())
     config["rope_parameters"] = {"rope_type": "default", "rope_theta": 12345.0}
-    (other / "config.json").write_text(json.dumps(config))
-    value = json.loads(run("same", folder / "a", other, "--json").stdout)
+    (copy / "config.json").write_text(json.dumps(config))
+    value = json.loads(run("same", folder / "a", copy, "--json").stdout)
     assert value["verdict"] == "different"
     assert {"config": "rope_parameters.rope_theta", "b": 12345.0}.items() <= value["differences"][-1].items()
 
 
 def test_idle_config_keys_are_no_difference(folder: Path, tmp_path: Path) -> None:
-    other = with_tokenizer("llama", tmp_path / "other")
-    config = json.loads((other / "config.json").read_text()) | {"transformers_version": "0.0.1", "_name_or_path": "x"}
-    (other / "config.json").write_text(json.dumps(config))
-    same = ws.same(folder / "a", other)
+    copy = with_tokenizer("llama", tmp_path / "other")
+    config = json.loads((copy / "config.json").read_text()) | {"transformers_version": "0.0.1", "_name_or_path": "x"}
+    (copy / "config.json").write_text(json.dumps(config))
+    same = ws.same(folder / "a", copy)
     assert same.verdict == "same values"
     assert {each.key for each in same.settings.idle} >= {"transformers_version"}
 
@@ -97,11 +100,28 @@ def test_other_architectures_are_different_and_not_an_error(folder: Path) -> Non
 
 def test_a_checkpoint_of_no_known_architecture_is_compared_by_names(folder: Path, tmp_path: Path) -> None:
     for name in ("x", "y"):
-        other = with_tokenizer("llama", tmp_path / name)
-        (other / "config.json").write_text(json.dumps({"model_type": "nothing_known", "architectures": ["Nothing"]}))
+        copy = with_tokenizer("llama", tmp_path / name)
+        (copy / "config.json").write_text(json.dumps({"model_type": "nothing_known", "architectures": ["Nothing"]}))
     result = run("same", tmp_path / "x", tmp_path / "y")
     assert result.exit_code == 0, result.output
     assert "only the tensors of" in result.stderr
     config = {"model_type": "nothing_known", "some_depth": 3}
     (tmp_path / "y" / "config.json").write_text(json.dumps(config))
     assert ws.same(tmp_path / "x", tmp_path / "y").verdict == "undecided"
+
+
+@pytest.mark.parametrize(("fixture", "head", "tokens"), [
+    ("roberta", "lm_head.decoder.weight", "roberta.embeddings.word_embeddings.weight"),
+    ("bert", "cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"),
+    ("distilbert", "vocab_projector.weight", "distilbert.embeddings.word_embeddings.weight"),
+])  # fmt: skip
+def test_tied_head_of_an_encoder_written_out_is_the_same(fixture: str, head: str, tokens: str, tmp_path: Path) -> None:
+    """The names are those that transformers ties."""
+    weights = load_file(FIXTURES / fixture / "model.safetensors")
+    tokens = tokens if tokens in weights else tokens.partition(".")[2]
+    for name, factor in (("same", 1), ("other", 2)):
+        shutil.copytree(FIXTURES / fixture, tmp_path / name)
+        save_file(weights | {head: factor * weights[tokens]}, tmp_path / name / "model.safetensors")
+    assert ws.same(FIXTURES / fixture, tmp_path / "same").verdict == "same values"
+    other = ws.same(FIXTURES / fixture, tmp_path / "other")
+    assert [each.deed for each in other.differing] == ["head tied in config and not in file"]

@@ -1,4 +1,4 @@
-"""What preserves the function is told from what does not, and both are named."""
+"""Changes that preserve the function are recognised, changes that do not are not, and both are named."""
 
 import shutil
 from collections.abc import Callable

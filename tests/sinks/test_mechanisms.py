@@ -285,8 +285,8 @@ SINK = 5
 def planted(value_of_sink: Sequence[float], attention_to_sink: Sequence[float]) -> Activations:
     """Heads that give a sink a share of their attention, the rest spread evenly; token s is a long e_0.
 
-    W_V of each head passes e_1 .. e_3, and of e_0 so much that the sink's value has the norm asked for, that of the
-    other tokens being 1.
+    W_V of each head passes e_1 .. e_3, and so much of e_0 that the sink's value has the norm asked for; the values of
+    the other tokens have norm 1.
     """
     rng = np.random.default_rng(2)
     x = np.zeros((N, D))

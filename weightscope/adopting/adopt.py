@@ -243,7 +243,7 @@ def as_stanza(row: Family) -> str:
     return min((stanza_of(row, like) for like in (None, *roots)), key=len)
 
 
-def told(adopted: Adopted, checkpoint: Checkpoint, proof: str = PROOF) -> dict[str, Any]:
+def answer_of(adopted: Adopted, checkpoint: Checkpoint, proof: str = PROOF) -> dict[str, Any]:
     """What the command prints, and the file of rows that it saves, as text."""
     digest = digest_of(checkpoint.config)
     proof += f"; unproved beyond {_listed(adopted.beyond)}" if adopted.beyond else ""

@@ -24,7 +24,7 @@ import transformers
 from safetensors.torch import save_file
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from weightscope.adopting.adopt import adopt, told
+from weightscope.adopting.adopt import adopt, answer_of
 from weightscope.adopting.tiny_models import first_line
 from weightscope.compute.cores import end_with_parent
 from weightscope.errors import CheckpointError
@@ -48,7 +48,7 @@ class Order:
 
 
 def adopted_with(source: Source, code: str, attention: str, shows: bool) -> Mapping[str, Any]:
-    """The answer of a child process that imports the class: `told` of what was adopted."""
+    """The answer of a child process that imports the class: `answer_of` what was adopted."""
     module, colon, name = code.partition(":")
     if not colon or not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
         raise CheckpointError(f"`with` is '{code}'; it is module:Class, as Python imports it: training.model:Zephyrine")
@@ -85,7 +85,7 @@ def _carried_out(order: Order) -> dict[str, Any]:
         registered(user_class, checkpoint.config.raw, order.attention or "*")
     except (TypeError, AttributeError) as error:  # torch.nn.Module itself, or a class with a metaclass of its own
         raise CheckpointError(f"`with` {order.code} is no class that can be run: {first_line(error)}") from None
-    return told(adopt(checkpoint), checkpoint, f"{order.code} (PyTorch {torch.__version__})")
+    return answer_of(adopt(checkpoint), checkpoint, f"{order.code} (PyTorch {torch.__version__})")
 
 
 def imported(code: str, checkpoint_folder: Path) -> type:

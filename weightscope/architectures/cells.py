@@ -298,6 +298,12 @@ class Gguf:
     modules: Mapping[str, str] = cell(
         "the row's modules, or tensors, by ggml's names, where no role says it", make=dict
     )
+    whole: Mapping[str, str] = cell(
+        "whole names of tensors by ggml's, {i} for the layer, where a file has several stacks", make=dict
+    )
+    scalars: Mapping[str, str] = cell(
+        'tensors of one value, by the key of the header that lists those of all layers; "as (1,)" of vectors', make=dict
+    )
     halves: bool = cell("rows of queries and keys are reordered, since ggml rotates neighbours", False)
     config: Callable[[Config, Collection[str]], dict[str, Any]] = cell(
         "values of config.json that have no key of their own in a GGUF file", nothing_more

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from math import isclose
+from math import isclose, prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,7 +66,10 @@ PLAIN_TURNS = ("default", "axial")  # kinds of rotation that nothing scales
 # What transformers takes for a key without a value where another key has one: key -> (other, its value, what is taken).
 IMPLIED = {"num_ln_in_parallel_attn": ("new_decoder_architecture", True, 2)}
 FOLLOWS = {"qk_head_dim", "head_dim"}  # computed of other keys wherever it is
-# What a GGUF file has besides the sizes: its key -> the names that configs may have for it.
+KV_HEADS = "num_key_value_heads"  # no code reads it where the row does not
+GATING = "expert_gating_func"
+# What a GGUF file has besides the sizes: its key -> the names that configs may have for it, the first that a config
+# has counts; or a product of such names.
 BESIDES = {
     "logit_scale": ("logits_scaling", "logit_scale"),
     "attn_logit_softcapping": ("attn_logit_softcapping",),
@@ -75,18 +78,38 @@ BESIDES = {
     "embedding_scale": ("embedding_multiplier",),
     "attention.scale": ("attention_multiplier",),
     "attention.sliding_window": ("sliding_window",),
+    "rope.freq_base_swa": ("rope_parameters.sliding_attention.rope_theta",),
     "expert_count": ("num_experts", "num_local_experts"),
-    "expert_used_count": ("num_experts_per_tok",),
-    "expert_feed_forward_length": ("moe_intermediate_size",),
-    "expert_shared_feed_forward_length": ("shared_expert_intermediate_size",),
-    "expert_weights_scale": ("routed_scaling_factor",),
-    "expert_weights_norm": ("norm_topk_prob",),
-}
+    "expert_used_count": ("num_experts_per_tok", "moe_k"),
+    "expert_feed_forward_length": ("moe_intermediate_size", "intermediate_size"),
+    "expert_shared_count": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
+    "expert_shared_feed_forward_length": (
+        "shared_expert_intermediate_size", "shared_intermediate_size", "moe_num_shared_experts * moe_intermediate_size"
+    ),
+    "expert_weights_scale": ("routed_scaling_factor", "route_scale"),
+    "expert_weights_norm": ("norm_topk_prob", "route_norm"),
+    GATING: ("score_function", "scoring_func", "score_func", "moe_router_activation_func"),
+    "expert_group_count": ("n_group",),
+    "expert_group_used_count": ("topk_group",),
+    "leading_dense_block_count": ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"),
+    "interleave_moe_layer_step": ("interleave_moe_layer_step", "moe_layer_interval"),
+    "nextn_predict_layers": ("num_nextn_predict_layers",),
+    "shortconv.l_cache": ("conv_L_cache",),
+    "ssm.conv_kernel": ("mamba_d_conv",),
+    "ssm.state_size": ("mamba_d_state",),
+    "ssm.group_count": ("mamba_n_groups",),
+    "ssm.inner_size": ("mamba_expand * hidden_size",),
+    "ssm.time_step_rank": ("mamba_dt_rank", "mamba_n_heads"),
+}  # fmt: skip
+GATES = {1: "softmax", 2: "sigmoid", 4: "sqrtsoftplus"}  # how experts are scored, by the number in a GGUF file
+# Types whose code scores experts by the sigmoid without a key that says it.
+BY_SIGMOID = ("glm4_moe", "glm4_moe_lite", "hy_v4", "laguna", "lfm2_moe")
 PATTERN = "attention.sliding_window_pattern"  # of a GGUF file: which layers have a window
 # Keys of a GGUF file that the config is made from, that tensors' shapes show, or that say nothing of the computation.
 NOTHING_MORE = re.compile(
-    r"rope\.(dimension_count|scaling\.(type|factor|finetuned|attn_factor|original_context_length))|vocab_size"
-    r"|attention\.(value_length|max_alibi_bias|clamp_kqv|causal)|use_parallel_residual|pooling_type|tensor_data_layout",
+    r"rope\.(dimension_count|scaling\.(type|factor|finetuned|attn_factor|original_context_length|yarn_beta_(fast|slow)))"
+    r"|attention\.((key|value)_length_mla|value_length|max_alibi_bias|clamp_kqv|causal)|use_parallel_residual|vocab_size"
+    r"|pooling_type|tensor_data_layout",
     re.ASCII,
 )
 # Scalings of rotations in which the longest text has no part. A model that was tuned computes the same with another
@@ -99,7 +122,7 @@ COMPUTATION, UNKNOWN, NONE = "computation", "unknown", "none"
 KNOWN = re.compile(
     r".*(multiplier|scal(e|ing)|softcap(ping)?|logit_scale|window|rope|rotary|eps|epsilon|hidden_act|activation\w*"
     r"|experts_per_tok|top_?k|layer_types|bias|norm\w*|tie_word_embeddings|num_\w+|\w+_size|\w+_dim|causal).*"
-    r"|auto_map(\..*)?|model_type|query_pre_attn_scalar|(scale_)?attn_\w+|(original_)?max_position_embeddings|is_decoder|add_cross_attention",
+    r"|auto_map(\..*)?|model_type|query_pre_attn_scalar|relative_attention_\w+|(scale_)?attn_\w+|(original_)?max_position_embeddings|is_decoder|add_cross_attention",
     re.ASCII,
 )
 
@@ -160,14 +183,32 @@ def _of_files(a: Stated, b: Stated, read: frozenset[str]) -> Iterator[Difference
     file, config = (b, a) if a.metadata is None else (a, b)
     for key, value in sorted((file.metadata or {}).items()):
         plain_key = key.partition(".")[2]
-        names = BESIDES.get(plain_key, ())
         is_listed = plain_key == PATTERN and isinstance(value, list)  # as the list of layers, then, which is compared
-        if is_listed or plain_key in OF_GGUF.values() or NOTHING_MORE.fullmatch(plain_key) or file.present & {*names}:
+        if is_listed or plain_key in OF_GGUF.values() or NOTHING_MORE.fullmatch(plain_key):
             continue
-        name = next((name for name in config.values if name.rpartition(".")[2] in names), key)
-        x, y = _plain(name, shortest(value)), _plain(name, config.values.get(name))
-        if not _same(x, y):
-            yield Difference(config.spelled.get(name, name), *((x, y) if file is a else (y, x)), _effect(name, read))
+        known = _besides(plain_key, config.values)
+        name, in_config = known or (key, None)
+        x = _plain(name, GATES.get(value, value) if plain_key == GATING else shortest(value))
+        y = _plain(name, in_config)
+        is_compared = name in file.present and _same(x, _plain(name, file.values.get(name)))  # as a key of the config
+        if not (is_compared or _same(x, y)):
+            effect = COMPUTATION if known else _effect(name, read)
+            yield Difference(config.spelled.get(name, name), *((x, y) if file is a else (y, x)), effect)
+
+
+def _besides(key: str, values: Mapping[str, Any]) -> tuple[str, Any] | None:
+    """The first name that a config has for a GGUF file's key, and its value; of a product the key itself."""
+    known: list[tuple[str, Any]] = []
+    for names in BESIDES.get(key, ()):
+        factors = [
+            next((path for path in values if f".{path}".endswith(f".{name}")), "") for name in names.split(" * ")
+        ]
+        numbers = [values.get(path) for path in factors]
+        if len(factors) == 1 and factors[0]:
+            known.append((factors[0], numbers[0]))
+        elif sizes := [number for number in numbers if isinstance(number, int)]:
+            known += [(key, prod(sizes))] if len(sizes) == len(factors) else []
+    return next((each for each in known if each[1] is not None), next(iter(known), None))
 
 
 def stated(checkpoint: Checkpoint, row: Family) -> Stated:
@@ -189,8 +230,9 @@ def stated(checkpoint: Checkpoint, row: Family) -> Stated:
     if isinstance(checkpoint.files[0], GgufFile):
         keys = checkpoint.files[0].config
         start = f"{keys.get('general.architecture')}."
-        metadata = {key: value for key, value in keys.items() if key.startswith(start)}
-        # Several model_types share an architecture of GGUF files, few of which have a list of layers.
+        in_config = {start + key for key in row.gguf.keys.values()} if row.gguf else set()
+        metadata = {key: value for key, value in keys.items() if key.startswith(start) and key not in in_config}
+        # Several model_types share one architecture in GGUF, and few of these files list their layers' types.
         present -= {"model_type"} if f"{start}{PATTERN}" in metadata else {"model_type", row.config.listed}
     before = f"{path}." if path else ""
     turns = {value for key, value in values.items() if key.startswith(before + GIVEN) and key.endswith("rope_type")}
@@ -198,6 +240,7 @@ def stated(checkpoint: Checkpoint, row: Family) -> Stated:
     sizes = ("vocab_size", "n_positions") if any_length else ("vocab_size",)
     idle = {before + name for size in sizes for name in row.size_keys.get(size, ())}
     words = frozenset(re.findall(r"[a-z_]\w+", stanza_of(row)))
+    idle |= {before + KV_HEADS} - {before + name for name in (*row.names, *words)}
     return Stated(values, spelled, frozenset(present), frozenset(follows), words, metadata, frozenset(idle))
 
 
@@ -264,6 +307,8 @@ def _normal(whole: Config, row: Family, section: Config, kind: str, chosen: Conf
         if isinstance(family.rope, Rope):
             present |= _rotation(values, spelled, section, family.rope, config.get(GIVEN))
         break
+    if kind in BY_SIGMOID:
+        values.setdefault("scoring_func", "sigmoid")
     if not any(key.startswith(f"{GIVEN}.") for key in values):
         _as_stated(values, spelled, section)
     for key, (condition, wanted, implied) in IMPLIED.items():

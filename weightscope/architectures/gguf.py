@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from weightscope.checkpoint import Checkpoint, Tensor
 from weightscope.checkpoint.checkpoint import DerivedTensor, StoredTensor, WholeTensor
 from weightscope.checkpoint.config import Config
 from weightscope.checkpoint.gguf import GgufTensor
+from weightscope.checkpoint.storage import Storage
 from weightscope.errors import CheckpointError
 
 # What converting to ggml's format does to matrices, undone: functions of an array and of head counts.
@@ -56,6 +58,40 @@ def channels_second(kernel: np.ndarray, n_heads: int, n_kv_heads: int) -> np.nda
     return np.moveaxis(kernel, -1, 1)
 
 
+def one_channel(kernels: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
+    """Convolutions of each channel alone, (d, k), have an axis of one channel, (d, 1, k)."""
+    return kernels[:, None]
+
+
+def flat(values: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
+    """Vectors that are stored as columns, or in groups."""
+    return values.reshape(-1)
+
+
+def logarithm(decay: np.ndarray, n_heads: int, n_kv_heads: int) -> np.ndarray:
+    """State spaces have log(-A), ggml A, to the last digit of exp: Mamba 2's (H,) as a column (H, 1)."""
+    decay = decay[..., 0] if decay.shape[-1] == 1 else decay
+    with np.errstate(all="ignore"):  # a broken file's are NaN
+        return np.log(-decay.astype(np.float64)).astype(np.float32)
+
+
+# Of tensors outside attention and the network, by ggml's names.
+UNDONE: dict[str, Undo] = {
+    "shortconv.conv": one_channel, "ssm_conv1d": one_channel, "ssm_a": logarithm, "ssm_d": flat, "ssm_norm": flat,
+}  # fmt: skip
+AXES: dict[Undo, int] = {turned: 2, one_channel: 2}  # that a tensor has at least; others 1
+# The shape that values become; of others the same.
+SHAPES: dict[Undo, Callable[[tuple[int, ...]], tuple[int, ...]]] = {
+    turned: lambda shape: shape[::-1],
+    one_channel: lambda shape: (shape[0], 1, *shape[1:]),
+    flat: lambda shape: (prod(shape),),
+    channels_second: lambda shape: (shape[0], shape[-1], *shape[1:-1]),
+    logarithm: lambda shape: shape[:-1] if shape[-1] == 1 else shape,
+}
+
+OF_ROWS: tuple[Undo, ...] = (queries_in_halves, keys_in_halves, in_groups)  # rows stay whole
+
+
 # What of config.json stands under no key of its own in a GGUF file, by architecture.
 
 OF_27_BILLION = (46, 62)  # layers of the largest Gemma 2 and Gemma 3
@@ -93,12 +129,25 @@ def granite_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
     return {key: float(str(np.float32(scale))) for key, scale in scales.items() if isinstance(scale, float)}
 
 
+def t5_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
+    """The farthest distance that has a bias of its own: no key has it, llama.cpp takes 128."""
+    if any(re.fullmatch(r"(enc|dec)\.blk\.[1-9]\d*\.attn_rel_b\.weight", name, re.ASCII) for name in names):
+        raise CheckpointError("has biases by distance in every layer, as UMT5; such files are not read", file=keys.file)
+    return {"relative_attention_max_distance": 128}
+
+
+def lfm2_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
+    """The width of the network is as it is adjusted."""
+    return {"block_auto_adjust_ff_dim": False}
+
+
 def falcon_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
     """Which of Falcon's layouts it is: no key says so, the norms and the number of key-value heads do."""
     kv_heads, two = keys.inside("own").get("attention.head_count_kv"), "attn_norm_2.weight" in names
+    width: dict[str, Any] = {"intermediate_size": None}  # that of the network is ffn_hidden_size here
     if not two and kv_heads in (None, 1):
-        return {"new_decoder_architecture": False, "multi_query": True}
-    return {"new_decoder_architecture": True, "num_kv_heads": kv_heads, "num_ln_in_parallel_attn": 1 + two}
+        return {**width, "new_decoder_architecture": False, "multi_query": True}
+    return {**width, "new_decoder_architecture": True, "num_kv_heads": kv_heads, "num_ln_in_parallel_attn": 1 + two}
 
 
 def mpt_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
@@ -217,6 +266,7 @@ EPSILONS = ("layer_norm_epsilon", "norm_epsilon", "norm_eps")  # other names tha
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 MOST_FACTORS = 4096
 LOW, HIGH, ORIGINAL = 1.0, 4.0, 8192  # of the rotations of every Llama 3; only the factor differs
+LEAST_SHARE = 0.01  # of a pair that tells for which length of text the rotations are
 
 
 def as_published(checkpoint: Checkpoint, families: Callable[[], Sequence[Family]]) -> Checkpoint:
@@ -234,21 +284,22 @@ def as_published(checkpoint: Checkpoint, families: Callable[[], Sequence[Family]
     for name, stored in checkpoint.items():
         if name in ROPE_FACTORS:
             continue
-        module, full = _published_name(name, row, modules)
+        module, full = _of_stack(name, row, gguf.whole) or _published_name(name, row, modules)
         if full in tensors:
             raise CheckpointError("has two tensors that mean the same", file=file, tensor=name)
         renamed = replace(stored, name=full) if isinstance(stored, GgufTensor) else stored
         undo = undone.get(module)
         if (
             undo is None
-            or (undo is less_one and full.endswith(".bias"))
-            or len(stored.shape) < (2 if undo is turned else 1)
+            or (undo in (less_one, one_channel) and full.endswith(".bias"))
+            or len(stored.shape) < AXES.get(undo, 1)
         ):
             tensors[full] = renamed
         else:
             tensors[full] = RestoredTensor(renamed, undo, *heads)
     if row.heads.layout is latent:
         _join_latents(tensors, row, file)
+    tensors |= _scalars(checkpoint, row, gguf, config["num_hidden_layers"])
     config |= _factors(checkpoint, Config(config, file))
     tokens = tensors.get(row.prefixes[0] + row.inputs.tokens)
     config["vocab_size"] = tokens.shape[0] if tokens is not None and tokens.shape else None
@@ -277,7 +328,8 @@ def _row_of(keys: Config, families: Sequence[Family]) -> tuple[Family, Gguf]:
 
 def modules_of(row: Family, gguf: Gguf) -> dict[str, str]:
     """The row's modules by ggml's names."""
-    roles = {"gate": (modules := row.roles).get("gate+up"), "up": modules.get("gate+up"), **modules}
+    fused = row.roles.get("gate+up")
+    roles = {**({"gate": fused, "up": fused} if fused else {}), **row.roles}
     for role, names in row.also.items():
         if role not in roles and names and not {" ", "{"} & {*names[0]}:  # stored as it was, and not an expert's
             roles[role] = names[0]
@@ -304,7 +356,15 @@ def _undone(row: Family, gguf: Gguf) -> dict[str, Undo]:
     undone |= {norm.module: less_one for norm in norms if norm and norm.offset}
     if qk_norm and qk_norm.offset:
         undone |= {qk_norm.query: less_one, qk_norm.key: less_one}
-    return undone
+    return undone | {gguf.modules[name]: undo for name, undo in UNDONE.items() if name in gguf.modules}
+
+
+def _of_stack(name: str, row: Family, whole: Mapping[str, str]) -> tuple[str, str] | None:
+    """`enc.blk.3.attn_q.weight`: encoder.block.3.layer.0.SelfAttention.q.weight."""
+    parts = re.fullmatch(r"((?:\w+\.)*?)(?:(\d{1,7})\.)?(\w+)\.(weight|bias)", name, re.ASCII)
+    if not parts or not (known := whole.get(f"{parts[1]}{'{i}.' if parts[2] else ''}{parts[3]}")):
+        return None
+    return "", f"{row.prefixes[0]}{known.format(i=parts[2] and int(parts[2]))}.{parts[4]}"
 
 
 def _published_name(name: str, row: Family, modules: Mapping[str, str]) -> tuple[str, str]:
@@ -312,10 +372,12 @@ def _published_name(name: str, row: Family, modules: Mapping[str, str]) -> tuple
 
     A q/k-norm that the row does not name is put into the attention module, where it is refused rather than left out.
     """
-    parts = re.fullmatch(r"(?:blk\.(\d{1,7})\.)?(\w+)\.(weight|bias)", name, re.ASCII)
+    parts = re.fullmatch(r"(?:blk\.(\d{1,7})\.)?(\w+(?:\.\w+)?)\.(weight|bias)", name, re.ASCII)
+    if not parts:
+        parts = re.fullmatch(r"(?:blk\.(\d{1,7})\.)?(\w+)()", name, re.ASCII)
     if not parts:
         return "", name
-    if tensor := modules.get(f"{parts[2]}.{parts[3]}"):
+    if tensor := modules.get(f"{parts[2]}.{parts[3]}".rstrip(".")):
         stem = f"{row.prefixes[0]}{row.layer.format(i=int(parts[1]))}" if parts[1] else row.prefixes[0]
         return tensor, stem + tensor
     module = modules.get(parts[2], "")
@@ -418,10 +480,10 @@ def _by_type(values: dict[str, Any], row: Family, gguf: Gguf, own_keys: Mapping[
         return
     as_global = row.rope.local is not None and row.rope.local[0] == "rope_theta"
     if as_global or (local is not None and not row.rope.local and "sliding_attention" in values.get("layer_types", ())):
-        whole, scaling = values.pop("rope_theta", None), values.pop("rope_scaling", {})
-        local = whole if local is None else shortest(local)
+        base, scaling = values.pop("rope_theta", None), values.pop("rope_scaling", {})
+        local = base if local is None else shortest(local)
         values["rope_parameters"] = {
-            "full_attention": {"rope_type": "default", "rope_theta": whole, **scaling},
+            "full_attention": {"rope_type": "default", "rope_theta": base, **scaling},
             "sliding_attention": {"rope_type": "default", "rope_theta": local},
         }
 
@@ -447,21 +509,43 @@ def shortest(value: Any) -> Any:
     return float(str(np.float32(value))) if type(value) is float else value
 
 
+def _scalars(checkpoint: Checkpoint, row: Family, gguf: Gguf, n_layers: int) -> dict[str, Tensor]:
+    """Tensors of one value, of which the header lists every layer's."""
+    tensors: dict[str, Tensor] = {}
+    for key, module in gguf.scalars.items():
+        listed = checkpoint.config.get(key)
+        listed = [listed] * n_layers if type(listed) is float else listed
+        if not isinstance(listed, list) or len(listed) != n_layers or not all(type(x) is float for x in listed):
+            raise checkpoint.config.error(key, f"a list of {n_layers} numbers, one for each layer")
+        name, _, is_vector = module.partition(" as ")
+        for index, value in enumerate(listed):
+            full = f"{row.prefixes[0]}{row.layer.format(i=index)}{name}"
+            tensors[full] = HeaderTensor(full, checkpoint.files[0], np.full((1,) if is_vector else (), value, "f4"))
+    return tensors
+
+
 def _llama3_scaling(stored: np.ndarray, config: Config) -> dict[str, Any]:
-    """Llama 3's scaling of rotations: a file has the factors it amounts to, which tell it and are checked by it."""
+    """Llama 3's scaling of rotations: a file has the factors it amounts to, which tell it and are checked by it.
+
+    Most are trained for texts of 8192; of others a pair that is scaled in part tells it.
+    """
     factors = stored.reshape(-1).astype(np.float64)
     theta, factor = config.number("rope_theta", default=10000.0, smallest=1.001), float(factors.max(initial=1.0))
     if not len(factors) or factors.min() <= 0:
         raise CheckpointError("scales its rotations by factors that are not above 0", file=config.file)
     wavelengths = 2 * np.pi * theta ** (np.arange(len(factors)) / len(factors))
-    smooth = np.clip((ORIGINAL / wavelengths - LOW) / (HIGH - LOW), 0, 1)
-    if not np.allclose(1 / factors, (1 - smooth) / factor + smooth, rtol=1e-3):  # other bounds: by each pair's factor
-        lists = dict.fromkeys(("short_factor", "long_factor"), factors.tolist())
-        return {"rope_type": "longrope", **lists, "attention_factor": 1.0}
-    return {
-        "rope_type": "llama3", "factor": factor, "low_freq_factor": LOW, "high_freq_factor": HIGH,
-        "original_max_position_embeddings": ORIGINAL,
-    }  # fmt: skip
+    share = (1 / factors - 1 / factor) / max(1 - 1 / factor, 1e-9)  # of each pair that is not scaled
+    in_part = (share > LEAST_SHARE) & (share < 1 - LEAST_SHARE)
+    told = wavelengths[in_part] * (LOW + share[in_part] * (HIGH - LOW))
+    for original in (ORIGINAL, *map(int, np.rint(told[np.isfinite(told)][:1]))):
+        smooth = np.clip((original / wavelengths - LOW) / (HIGH - LOW), 0, 1)
+        if np.allclose(1 / factors, (1 - smooth) / factor + smooth, rtol=1e-3):
+            return {
+                "rope_type": "llama3", "factor": factor, "low_freq_factor": LOW, "high_freq_factor": HIGH,
+                "original_max_position_embeddings": original,
+            }  # fmt: skip
+    lists = dict.fromkeys(("short_factor", "long_factor"), factors.tolist())  # other bounds: by each pair's factor
+    return {"rope_type": "longrope", **lists, "attention_factor": 1.0}
 
 
 @dataclass(frozen=True)
@@ -486,10 +570,7 @@ class RestoredTensor(DerivedTensor, WholeTensor):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        out, *rest = shape = self.stored.shape
-        if self.undo is channels_second:
-            return out, rest[-1], *rest[:-1]
-        return shape[::-1] if self.undo is turned else shape
+        return SHAPES[self.undo](self.stored.shape) if self.undo in SHAPES else self.stored.shape
 
     @property
     def noted(self) -> set[str] | None:  # type: ignore[override]
@@ -499,8 +580,11 @@ class RestoredTensor(DerivedTensor, WholeTensor):
         return replace(self, stored=self.stored.unchecked(noted))
 
     def ends(self) -> tuple[Tensor, Tensor, int | tuple[float, ...]] | None:
-        ends = self.stored.ends()
-        return ends and (replace(self, stored=ends[0]), replace(self, stored=ends[1]), ends[2])
+        ends = None if self.undo is logarithm else self.stored.ends()  # which would change places
+        if ends is None:
+            return None
+        first, last = (end if self.undo in OF_ROWS else Spread(end, self.stored.shape) for end in ends[:2])
+        return replace(self, stored=first), replace(self, stored=last), ends[2]
 
     def read(self) -> np.ndarray:
         return np.ascontiguousarray(self.undo(self.stored.read(), self.n_heads, self.n_kv_heads))
@@ -509,7 +593,8 @@ class RestoredTensor(DerivedTensor, WholeTensor):
     def _pieces(self) -> int:
         """Of how many pieces of rows each is undone by itself; 0 where rows of the whole are mixed."""
         pieces: dict[Undo, int] = {
-            queries_in_halves: self.n_heads, keys_in_halves: self.n_kv_heads, less_one: self.shape[0]
+            queries_in_halves: self.n_heads, keys_in_halves: self.n_kv_heads, less_one: self.shape[0],
+            one_channel: self.shape[0],
         }  # fmt: skip
         return pieces.get(self.undo, 0)
 
@@ -535,6 +620,50 @@ class RestoredTensor(DerivedTensor, WholeTensor):
         self.check_rows(0, 0)
         for start in range(0, self.shape[0], n_rows):
             yield start, self.rows(start, min(start + n_rows, self.shape[0]))
+
+
+@dataclass(frozen=True)
+class HeaderTensor(WholeTensor):
+    """A tensor whose values are in the header."""
+
+    name: str
+    file: Storage
+    values: np.ndarray = field(compare=False)
+    noted: set[str] | None = field(default=None, compare=False)
+    dtype = "F32"
+    parts = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.values.shape
+
+    def unchecked(self, noted: set[str]) -> Tensor:
+        return replace(self, noted=noted)
+
+    def read(self) -> np.ndarray:
+        return self.check_finite(self.values)
+
+
+@dataclass(frozen=True)
+class Spread(DerivedTensor, WholeTensor):
+    """The values that neighbours share, once for each."""
+
+    stored: Tensor
+    full: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.full
+
+    @property
+    def noted(self) -> set[str] | None:  # type: ignore[override]
+        return self.stored.noted
+
+    def unchecked(self, noted: set[str]) -> Tensor:
+        return replace(self, stored=self.stored.unchecked(noted))
+
+    def read(self) -> np.ndarray:
+        return np.repeat(self.stored.read(), self.full[-1] // self.stored.shape[-1], axis=-1)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@
 | norm.before, norm.after | before attention; of a layer's output in post-norm models |
 | norm.mlp, norm.after_attention | before the network; between attention and the network in post-norm models |
 | norm.attention_output, norm.mlp_output | of what attention or the network gives, before it joins the stream |
-| norm.mlp_inner, mlp_scale | of the network's hidden units; LayerScale of what it gives |
+| norm.mlp_inner, mlp_scale | of the network's hidden units; LayerScale of its output |
 | norm.inputs, norm.outputs, norm.memory | of embeddings; before the unembedding; of cross-attention's second input |
 | tokens, positions, types, class, registers, patches, mask | what enters the first layer |
 | relative_positions | a table of biases by distance |
@@ -69,12 +69,12 @@ OF_GGUF = {
     "ffn_gate_shexp": "shared_expert.gate", "ffn_up_shexp": "shared_expert.up", "ffn_down_shexp": "shared_expert.down",
     "ffn_gate_inp_shexp": "shared_expert.router",
 }  # fmt: skip
-# Where MLX has a mixture's experts, beside or at the module that has them in transformers: all in one tensor there.
+# Modules in which MLX keeps a mixture's experts, in or next to transformers' own: one tensor holds them all.
 OF_MLX = ("switch_mlp", "experts", "experts.switch_glu")
 OF_ANY_WIDTH = ("norm.inputs", "norm.outputs", "norm.mlp_inner")  # norms of other widths than the model's
 TRANSPOSED, ALTERNATING, FROM_ZERO = "(in, out)", "alternating", "counted from 0"
 HOW = (TRANSPOSED, ALTERNATING, FROM_ZERO)  # what a cell of `also` may say after "as"
-ABOVE = "../"  # before a module of `also` that is beside what the row calls a layer
+ABOVE = "../"  # before a module of `also` one level above the row's layer
 UNNAMED = "no row names it"
 OF_EXPERT = re.compile(r"(.*)expert (\d{1,6}) (.+)", re.ASCII)
 
@@ -98,7 +98,7 @@ class NamedTensor:
 
     @property
     def has_role(self) -> bool:
-        """Whether a row knows what it is."""
+        """Whether a row names it."""
         return self.role != self.name
 
     @property
@@ -121,7 +121,7 @@ class NamedTensor:
         return ConvertedTensor(self.tensor, self) if self.undone is None else self.tensor
 
     def in_convention(self) -> Tensor:
-        """The tensor in the convention of `array`: that of the file where nothing is changed."""
+        """The tensor in the convention of `array`: the stored one where nothing changes."""
         return self.tensor if self.undone == () else ConvertedTensor(self.tensor, self)
 
     def array(self) -> np.ndarray:
@@ -169,7 +169,9 @@ class ConvertedTensor(DerivedTensor, WholeTensor):
         if expert is None or not self.named.is_slice or (ends := self.stored.ends()) is None:
             return None
         first, last = (
-            ConvertedTensor(end, replace(self.named, read=partial(_expert, end, expert), is_slice=False))
+            ConvertedTensor(
+                end, replace(self.named, read=partial(_expert, end, expert), is_slice=False, shape=end.shape[1:])
+            )
             for end in ends[:2]
         )
         return first, last, ends[2]
@@ -281,7 +283,7 @@ class Tensors:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Every role with its place, those of fused tensors' parts too; experts of one tensor are not listed."""
+        """Every role with its place, parts of fused tensors included; experts that one tensor stacks are not listed."""
         return tuple(self._by_label)
 
     def parts(self, tensor: NamedTensor) -> tuple[NamedTensor, ...]:
@@ -386,7 +388,8 @@ class _Reader:
                     tied = "also the unembedding (tied)" if self.is_tied and matched[0].role == "tokens" else ""
                     yield self._tensor(name, *matched, None, self.config, row, tied)
         ends = [i + 1 for i, letter in enumerate(self.prefix) if letter == "."]
-        names = [self.prefix[:end] + name for end in (*ends, 0) for name in (row.outputs.tokens if row.outputs else ())]
+        heads = row.outputs.tokens if row.outputs else row.also.get("unembedding", ())
+        names = [self.prefix[:end] + name for end in (*ends, 0) for name in heads]
         for name in dict.fromkeys((*names, *(name.removesuffix(".weight") + ".bias" for name in names))):
             if name in checkpoint:
                 role = "unembedding.bias" if name.endswith(".bias") else "unembedding"
@@ -531,8 +534,8 @@ class _Reader:
 
     def parts(self, fused: NamedTensor) -> tuple[NamedTensor, ...]:
         """The tensors that one tensor of the file fuses."""
-        whole, bias = fused.role.removesuffix(".bias"), ".bias" * fused.role.endswith(".bias")
-        kind, dot, rest = whole.rpartition(".")
+        plain, bias = fused.role.removesuffix(".bias"), ".bias" * fused.role.endswith(".bias")
+        kind, dot, rest = plain.rpartition(".")
         roles, parts = rest.split("+"), []
         for i, role in enumerate(roles):
             if role in ("gate", "up"):

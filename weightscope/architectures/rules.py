@@ -320,6 +320,17 @@ def grouping_stages(config: Config) -> Mapping[str, Any]:
     }
 
 
+def adjusted_width(config: Config) -> dict[str, object]:
+    """LFM2: two thirds of the network's width, times a factor, up to a whole number of blocks."""
+    if not config.get("block_auto_adjust_ff_dim"):
+        return {}
+    width = int(2 * config.size("intermediate_size") / 3)
+    if config.has("block_ffn_dim_multiplier"):
+        blocks = config.size("block_multiple_of", default=256)
+        width = -(int(config.number("block_ffn_dim_multiplier") * width) // -blocks) * blocks
+    return {"intermediate_size": width, "block_auto_adjust_ff_dim": False}
+
+
 def half_the_heads(config: Config) -> dict[str, int]:
     """The encoder's attention to text has half as many heads as its attention to the image."""
     return {"text_enhancer_heads": config.size("encoder_attention_heads") // 2}

@@ -54,6 +54,7 @@ DIGEST = re.compile(r"([0-9a-f]{16})?", re.ASCII)
 NORMS = {"rms": False, "layer": True}  # by name: whether it centres
 EXPERT = "{e}"  # in the cell `also`: an expert's index
 BRACES = re.compile(r"([^{}]*)\{([^{}]*)\}([^{}]*)")
+LISTED = re.compile(r"\{([^{}]*,[^{}]*)\}")  # and not {i}
 BARE = re.compile(r"[A-Za-z0-9_-]+")
 NULL = "null"
 ABOUT = ("like", "name", "types", "alias")  # what a stanza says of itself; nothing of it is inherited
@@ -100,12 +101,13 @@ NAMED: dict[str, tuple[Callable[..., Any], ...]] = {
     "sizes": (listed_sizes, rules.own_heads, rules.twice_where_sliding, rules.global_sizes, rules.groups_by_layer),
     "derived": (
         rules.OfHalf, rules.heads_of_64, rules.Stage, rules.grouping_stages, rules.half_the_heads, rules.of_fusion,
-        rules.heads_of_attn_config,
+        rules.heads_of_attn_config, rules.adjusted_width,
     ),
     "stored_layer": (rules.same_layer, rules.half, rules.shared_groups),
     "config": (
         cells.nothing_more, gguf.gemma_scalar, gguf.stablelm_config, gguf.granite_config,
         gguf.falcon_config, gguf.mpt_config, gguf.neox_config, gguf.bert_config, gguf.latent_config, gguf.glm4_config,
+        gguf.lfm2_config, gguf.t5_config,
     ),
 }  # fmt: skip
 
@@ -364,8 +366,21 @@ def read_changes(given: Mapping[str, Any], where: str) -> dict[str, Any]:
         elif name == "in_transformers":
             changes[name] = read_changes(value, place)
         else:
+            if name == "gguf" and isinstance(value, Mapping) and isinstance(value.get("whole"), Mapping):
+                value = {**value, "whole": dict(_one_by_one(value["whole"], f"{place}.whole"))}
             changes |= {f"{name}__{cell}": part for cell, part in _parts(groups()[name], value, place).items()}
     return changes
+
+
+def _one_by_one(given: Mapping[str, Any], where: str) -> Iterator[tuple[str, str]]:
+    """Pairs of names, those that differ in braces one by one: "{enc,dec}.norm" = "{encoder,decoder}.norm"."""
+    for pair in given.items():
+        (ours, theirs) = (LISTED.split(str(side)) for side in pair)
+        choices = [side[1].split(",") if len(side) == 3 else [""] for side in (ours, theirs)]
+        if len(choices[0]) != len(choices[1]):
+            raise MisfitError(where, " = ".join(map(str, pair)), "as many names on both sides")
+        for a, b in zip(*choices, strict=True):
+            yield a.join(ours[::2]), b.join(theirs[::2])
 
 
 def _also(given: Any, where: str) -> dict[str, tuple[str, ...]]:

@@ -110,7 +110,7 @@ class AuditOptions:
         whys = {"accept": "accepted", "baseline": "in the baseline"}
         entries = {name: read_entries(self.lists[name], why) for name, why in whys.items() if name in self.lists}
         if self.baseline is not None and not OutputFolder(Path(self.baseline)).recorded(BASELINE):
-            problem = f"is not what {HIDDEN}/manifest.json beside it records; copy the whole folder of an audit"
+            problem = f"does not match {HIDDEN}/manifest.json; copy the whole folder of an audit"
             problem += ", or give a list of your own as `accept`"
             raise CheckpointError(problem, file=self.lists["baseline"])
         return entries
@@ -253,8 +253,8 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
         directions, notes = directions_of(unchecked, heads, options.directions)
         findings = with_tokens(findings_of(unchecked, heads, standing), directions)
         removed, undecided = removed_directions(unchecked, heads.layers.tolist(), options.all_tensors)
-        beside = beside_findings(model.checkpoint.weight_files)
-        findings = Findings([*findings, *removed_findings(unchecked, removed), *beside])
+        unread_files = beside_findings(model.checkpoint.weight_files)
+        findings = Findings([*findings, *removed_findings(unchecked, removed), *unread_files])
     unread = f"The row of {model.unread}." if model.unread else ""
     notes = (
         model.checkpoint.note,

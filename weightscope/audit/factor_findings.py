@@ -104,7 +104,7 @@ def _mean(values: np.ndarray, axis: int) -> np.ndarray:
 
 
 @finding("mixed_factors", "factors that do not belong together", severity="warning", rank=60,
-         look_next="Check the conversion: some of its tensors may be those of another layer, or of another "
+         look_next="Check the conversion: some of its tensors may belong to another layer, or to another "
                    "checkpoint.")  # fmt: skip
 @finding("untrained_layer", "layer as initialised", severity="warning", rank=70,
          look_next="Check whether the layer was added or reset on purpose, and whether it was trained "
@@ -134,8 +134,8 @@ def _unrelated(model: Model, heads: MeasuredHeads) -> Iterator[tuple[int, Findin
 
 
 @finding("untrained", "weights as initialised", severity="warning", rank=65, tried=Tried(planted=9, found=9, healthy=9),
-         look_next="If they should be trained, see under which names they were saved: transformers draws anew what it "
-                   "finds under no name that it knows.")  # fmt: skip
+         look_next="If they should be trained, check the names they were saved under: transformers initialises anew "
+                   "every tensor that it does not find under the name it expects.")  # fmt: skip
 def untrained(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
     """Whether all measured layers are as initialised: random factors, and one value in each gain and bias.
 
@@ -194,7 +194,7 @@ def _unrelated_pairs(heads: MeasuredHeads, known: set[int]) -> Iterator[Finding]
 
 
 def looks_random(model: Model, heads: MeasuredHeads) -> bool:
-    """Whether all measured layers may be random, as those of narrow heads always may."""
+    """Whether all measured layers may be random; layers of narrow heads always may."""
     return all(_random(model, heads, i) for i in range(len(heads.layers)))
 
 

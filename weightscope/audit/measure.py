@@ -1,4 +1,4 @@
-"""The measures of a head: the arrays that are computed of each layer, and the table of numbers made of them.
+"""The measures of a head: the arrays computed for each layer, and the table of numbers made from them.
 
 Each projection is read once, for its Gram matrix, its triangle and its sketch. Every spectrum of a head, rotated or
 not, is then the spectrum of a small core. Heads are spread over threads with one BLAS thread each: on such small

@@ -116,7 +116,7 @@ class TensorChanges:
         order = sorted(range(len(self.changes)), key=lambda i: -np.nan_to_num(self.changes[i].change, nan=np.inf))
         shown = [i for i in order if self.changes[i].kind != "identical"][:n]
         table = self.table.select("tensor", "kind", "detail", "change", "rank").take(shown)
-        names, kinds = ([getattr(self.changes[i], f"shown_{what}") for i in shown] for what in ("name", "kind"))
+        names, kinds = [self.changes[i].shown_name for i in shown], [self.changes[i].shown_kind for i in shown]
         columns = [Column("tensor", names), Column("kind", kinds), *table.columns[2:]]
         filled = [column for column in columns if any(map(column.shown, column.values))]
         return Table(filled, "All are in tensors.csv.")
@@ -146,7 +146,7 @@ COLUMNS = (
     Column("dtype_a", symbol="dtype before"), Column("dtype_b", symbol="dtype after"),
     Column("shape_a", symbol="shape before"), Column("shape_b", symbol="shape after"),
     Column("tensor_b", symbol="tensor after", meaning="Its name in the last checkpoint."),
-    Column("paired_by", symbol="paired by", meaning="Role, or name alone where no row knows what it is."),
+    Column("paired_by", symbol="paired by", meaning="Role, or only the name where no row knows the tensor."),
 )  # fmt: skip
 
 
@@ -182,9 +182,9 @@ def compare_tensors(a: Model | TensorsOnly, b: Model | TensorsOnly) -> TensorCha
 
     Memory is a few blocks of a million values per core and, where a rank is looked for, two matrices of 144 columns.
     """
-    found = list(counterparts(a, b))
-    pairs = [pair for each in found if (pair := each.pair())]
-    return TensorChanges([*changes_with_directions(a, b, pairs), *(_lacking(each) for each in found if not each.by)])
+    entries = list(counterparts(a, b))
+    pairs = [pair for each in entries if (pair := each.pair())]
+    return TensorChanges([*changes_with_directions(a, b, pairs), *(_lacking(each) for each in entries if not each.by)])
 
 
 def _lacking(only: Counterparts) -> Change:

@@ -35,7 +35,7 @@ class Counterparts(NamedTuple):
 
 
 def counterparts(a: Model | TensorsOnly, b: Model | TensorsOnly) -> Iterator[Counterparts]:
-    """Every tensor of two checkpoints: those of both in the order of A, then what only A has, then what only B has.
+    """Every tensor of two checkpoints: shared ones in the order of A, then what only A has, then what only B has.
 
     Tensors of one role and place are counterparts, and so are a part of a fused tensor, or an expert of a stacked one,
     and the tensor that holds it alone. What no row names is paired by its name.
@@ -75,7 +75,7 @@ class _Side:
         self.add(*(tensor for tensor in self.tensors if tensor.name in names))
 
     def label(self, tensor: NamedTensor) -> str:
-        """What a tensor is found by."""
+        """The key under which a tensor is looked up."""
         return self.tensors.label(replace(tensor, layer=None) if self.of_any_layer else tensor)
 
     def add(self, *tensors: NamedTensor) -> None:
@@ -96,7 +96,7 @@ class _Side:
         return f"{reader.stack} {tensor.name.removeprefix(reader.prefix)}" if reader else tensor.name
 
     def split(self, other: "_Side") -> None:
-        """Put parts in the place of tensors that the other side has in parts."""
+        """Replace tensors by their parts where the other side has the parts."""
         wanted = {label for tensor in other.left.values() for label in other.labels(tensor)}
         for label, tensor in [*self.left.items()]:
             if label not in other.left and len(parts := self.cover(tensor, wanted)) > 1:
@@ -111,11 +111,11 @@ class _Side:
                 yield from self.labels(part)
 
     def divisions(self, tensor: NamedTensor) -> tuple[tuple[NamedTensor, ...], ...]:
-        """The ways in which a tensor is made of others: of experts, or of what it fuses."""
+        """The ways to divide a tensor: into experts, or into the tensors that it fuses."""
         return tensor.experts, self.tensors.parts(tensor)
 
     def cover(self, tensor: NamedTensor, wanted: Collection[str]) -> list[NamedTensor]:
-        """The fewest tensors that one is made of, most of them with labels that are wanted; itself where none is."""
+        """The fewest tensors that make one up, most with labels that are wanted; itself where none is wanted."""
         if self.label(tensor) in wanted:
             return [tensor]
         covers = [[each for part in parts for each in self.cover(part, wanted)] for parts in self.divisions(tensor)]

@@ -61,9 +61,17 @@ class Basis(ShowsShapes):
         return w if self.rotation is None else Factored(self.turned(w.left), self.turned(w.right))
 
 
-def basis_by_tokens(a: Model, b: Model) -> Basis:
-    """The rotation by orthogonal Procrustes over the tokens that both have (Schoenemann 1966)."""
+def basis_by_tokens(a: Model, b: Model, order: tuple[np.ndarray, np.ndarray] | None = None) -> Basis:
+    """The rotation by orthogonal Procrustes over the tokens that both have (Schoenemann 1966).
+
+    `order` has the ids of counterparts in a and in b, if their numbers differ.
+    """
     x, y = a.embeddings, b.embeddings
+    if order is not None:
+        rows = (m.into_stream(m.embeddings.rows(ids)) for m, ids in zip((a, b), order, strict=True))
+        of_a, of_b = (each.astype(np.float64) for each in rows)
+        u, _, vt = np.linalg.svd(of_a.T @ of_b)
+        return Basis((u @ vt).astype(np.float32))
     n = min(x.n_tokens, y.n_tokens)
     cross = np.zeros((a.config.d_model,) * 2)
     for (_, of_a), (_, of_b) in zip(x.blocks(0, n), y.blocks(0, n), strict=True):

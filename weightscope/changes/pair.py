@@ -36,7 +36,7 @@ class Pair:
 
     @property
     def is_converted(self) -> bool:
-        """Whether one of them is converted from how it is stored: it is read whole, with what it is a part of."""
+        """Whether either is converted from how it is stored; it is then read whole, as is the tensor that holds it."""
         return isinstance(self.a, ConvertedTensor) or isinstance(self.b, ConvertedTensor)
 
     @property
@@ -74,9 +74,16 @@ class Pair:
 
 
 def few_rows_each(size: int, width: int) -> Iterator[slice]:
-    """Of the values of a block, those of a few rows after those of others; all where they are no whole rows."""
+    """A block's values a few rows at a time; all at once where the block does not consist of whole rows."""
     step = max(1, AT_ONCE // width) * width if width and size % width == 0 else size
     yield from (slice(start, start + step) for start in range(0, size, step or 1))
+
+
+def first_rows_of(part: Part) -> Part:
+    """The first few rows of a block; all of one that is read whole."""
+    pair, start, stop = part
+    rows = next(few_rows_each(stop - start, row_width(pair.a.shape)), slice(0, 0))
+    return part if 0 in (pair.a.piece, pair.b.piece) else (pair, start, min(start + rows.stop, stop))
 
 
 class Paired(NamedTuple):

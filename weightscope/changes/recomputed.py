@@ -4,8 +4,11 @@ Rounded values lie in the cells of a float's numbers or of a grid, anywhere in t
 near them. Every value is checked, which is what a search for a grid among some rows (`rounding`) does not do.
 """
 
+import sys
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import reduce
+from importlib import import_module
 from math import prod, sqrt
 from typing import NamedTuple
 
@@ -15,6 +18,7 @@ from weightscope.changes.pair import Pair, few_rows_each, whole
 from weightscope.changes.rounding import CASTS, FRACTION, SMALLEST
 from weightscope.checkpoint import Tensor
 from weightscope.checkpoint.blocks import Block, row_width
+from weightscope.compute.fast import numba_may_run
 from weightscope.tensors.measure import BITS
 
 OUTER = 0.4  # of a step: a rounded value may be this far from the one it was rounded from, and a fifth of them are
@@ -38,7 +42,8 @@ TINY = 2.0**-25  # and its absolute error among the smallest
 FIRST, SAMPLED = 4, 64  # groups that show that a matrix has no grid, and which it has
 LARGEST_SVD = 1 << 24  # values of a matrix whose singular values are computed
 
-CellBlock = tuple[np.ndarray, np.ndarray] | None  # which values changed, and which far; None: one is outside its cell
+NUMBA = "weightscope.changes.cells_numba"
+WORTH_NUMBA = 1 << 23  # values: less takes NumPy a fraction of a second, and importing numba half a second
 
 
 @dataclass
@@ -47,20 +52,28 @@ class Cells:
 
     changed: int = 0
     outer: int = 0
+    squares: float = 0.0  # sums of squares on stored grids: of the older tensor, the newer, and their difference
+    squares_b: float = 0.0
+    moved: float = 0.0
 
-    def add(self, changed: np.ndarray, outer: np.ndarray) -> None:
+    def add(self, changed: np.ndarray, outer: np.ndarray) -> "Cells":
+        """Count values that changed, and those far out in their cells."""
         self.changed += int(np.count_nonzero(changed))
         self.outer += int(np.count_nonzero(changed & outer))
+        return self
 
-    def add_all(self, blocks: Iterable[CellBlock]) -> bool:
-        """Add every block, unless one of them is outside its cells."""
+    def add_all(self, blocks: "Iterable[Cells | None]") -> bool:
+        """Add every block, unless one of them, a None, has a value outside its cell."""
         more = Cells()
         for block in blocks:
             if block is None:
                 return False
-            more.add(*block)
-        self.changed, self.outer = self.changed + more.changed, self.outer + more.outer
+            more = more + block
+        vars(self).update(vars(self + more))
         return True
+
+    def __add__(self, more: "Cells") -> "Cells":
+        return Cells(*(getattr(self, each.name) + getattr(more, each.name) for each in fields(Cells)))
 
     @property
     def are_filled(self) -> bool:
@@ -129,59 +142,112 @@ def _is_quantised(older: Tensor, newer: Tensor, cells: Cells) -> bool:
     return False
 
 
-def _nearest_stored(older: Tensor, newer: Tensor) -> Iterator[CellBlock]:
-    """The same as `_nearest` of each block, on the grids that are stored with the newer one's values."""
-    for stored in stored_cells(older, newer):
-        is_outside = (stored.off > stored.room) | (stored.beyond > CLIPPED * stored.end + stored.lost)
-        changed = (stored.off > 0) | (stored.beyond > 0)
-        yield None if is_outside.any() else (changed, stored.off > 2 * OUTER * stored.half)
+class Grids(NamedTuple):
+    """The stored grids of groups of neighbours, (n, 1) each, or (n, group) where the levels are uneven."""
+
+    least: np.ndarray
+    most: np.ndarray
+    half: np.ndarray  # half of the step to the next level on a value's side
+    end: np.ndarray  # half of the last step before the end
+    room: np.ndarray  # how far off a value may be
+    lost: np.ndarray  # how much of the grid's reach the rounding of its own scale may have cost
+
+
+class OnGrids(NamedTuple):
+    """Values of the older and the newer tensor, (n, group), and the grids that are stored with the newer."""
+
+    x: np.ndarray
+    y: np.ndarray
+    grids: Grids
 
 
 class StoredCells(NamedTuple):
-    """How values lie on the stored grids of what they were rounded to, (n,) each."""
+    """How values lie on the stored grids of what they were rounded to, (n, group)."""
 
-    off: np.ndarray  # how far a value, within its grid's ends, is from what it became
+    off: np.ndarray  # how far a value, within its grid's ends, is from its rounded value
     beyond: np.ndarray  # how far it is beyond the end
-    half: np.ndarray  # half of the step to the next level on its side
-    end: np.ndarray  # half of the last step before the end
-    room: np.ndarray  # how far off it may be
-    lost: np.ndarray  # how much of the grid's reach the rounding of its own scale may have cost
+    grids: Grids
+
+
+def _nearest_stored(older: Tensor, newer: Tensor, fast: bool | None = None) -> Iterator[Cells | None]:
+    """The same as `_nearest` of each block, on the grids that are stored with the newer one's values; `fast`: with
+    numba, by default where that is worth it.
+    """
+    if fast is None:
+        fast = (prod(newer.shape) >= WORTH_NUMBA or NUMBA in sys.modules) and numba_may_run()
+    if fast and isinstance((newer.ends() or (0,))[-1], int):
+        count = import_module(NUMBA).count
+        for x, y, grids in _on_grids(older, newer, few=False):
+            far, bound = 2 * OUTER * grids.half, CLIPPED * grids.end + grids.lost
+            counted = count(x, y, grids.least, grids.most, grids.room, far, bound)
+            yield None if counted is None else Cells(*counted)
+        return
+    for x, y, grids in _on_grids(older, newer):
+        off, beyond, _ = _placed(x, y, grids)
+        if (off > grids.room).any() or (beyond > CLIPPED * grids.end + grids.lost).any():
+            yield None
+        else:
+            sums = (float(np.vdot(each, each)) for each in (x, y, x - y))
+            yield Cells(0, 0, *sums).add((off > 0) | (beyond > 0), off > 2 * OUTER * grids.half)
 
 
 def stored_cells(older: Tensor, newer: Tensor) -> Iterator[StoredCells]:
     """Every value of the older tensor on the grid that the newer one stores with it, a few rows at a time."""
+    return (_placed(*each) for each in _on_grids(older, newer))
+
+
+def _placed(x: np.ndarray, y: np.ndarray, grids: Grids) -> StoredCells:
+    inside = np.clip(x, grids.least, grids.most)
+    return StoredCells(np.abs(inside - y), np.abs(x - inside), grids)
+
+
+def _on_grids(older: Tensor, newer: Tensor, *, few: bool = True) -> Iterator[OnGrids]:
+    """Both with the grids that the newer one stores: a few rows at a time in float64, or blocks as they are read."""
     first, last, levels = newer.ends() or (newer, newer, (0.0, 1.0))
+    group = max(prod(newer.shape), 1) // max(prod(first.shape), 1)
+    for _, start, stop in Pair(older, newer).blocks():
+        x, y = (Block(tensor, start, stop).values().reshape(-1, group) for tensor in (older, newer))
+        low, high = (Block(end, start // group, stop // group).values()[:, None] for end in (first, last))
+        for rows in few_rows_each(stop - start, row_width(newer.shape)) if few else (slice(0, stop - start),):
+            groups = slice(rows.start // group, rows.stop // group)
+            p, q = (
+                each[groups].astype(np.float64 if few else np.result_type(each, np.float32), copy=False)
+                for each in (x, y)
+            )
+            least, most = (end[groups].astype(np.float64) for end in (low, high))
+            yield OnGrids(p, q, _grids(p, q, least, most, newer.dtype, levels))
+
+
+def _grids(
+    x: np.ndarray, y: np.ndarray, low: np.ndarray, high: np.ndarray, kind: str, levels: int | tuple[float, ...]
+) -> Grids:
+    """The grids from the first to the last value, (n, 1) each, on which values y lie that were x, (n, group) both."""
     places = np.linspace(0, 1, levels) if isinstance(levels, int) else np.array(levels)
     places = (places - places[0]) / np.ptp(places)
     steps = np.diff(places)
     largest = len(places) if isinstance(levels, int) else max(map(abs, levels))
-    codes = SCALE_CODES.get(newer.dtype)
-    for _, start, stop in Pair(older, newer).blocks():
-        block = [Block(tensor, start, stop).values() for tensor in (older, newer, first, last)]
-        for rows in few_rows_each(stop - start, row_width(newer.shape)):
-            x, y, low, high = (values[rows].astype(np.float64) for values in block)
-            span, size = np.abs(high - low), np.maximum(np.abs(low), np.abs(high))
-            fine = lost = SCALE * (span + size) + largest * TINY
-            quantum = np.zeros(1)  # of the reach of a grid
-            if codes is not None and len(x) % SUPER_BLOCK == 0:
-                reach = (span, np.abs(low)) if newer.dtype in WITH_MINIMUM else (span,)
-                most = [np.repeat(each.reshape(-1, SUPER_BLOCK).max(axis=1), SUPER_BLOCK) for each in reach]
-                quantum, lost = most[0] / codes, fine + sum(most) / (2 * codes)
-            inside = np.clip(x, np.minimum(low, high), np.maximum(low, high))
-            if isinstance(levels, int):
-                half = end = span * steps[0] / 2
-            else:
-                step = np.where(span > 0, high - low, 1.0)
-                nearest = np.searchsorted((places[1:] + places[:-1]) / 2, (y - low) / step)
-                is_up = (inside - y) / step > 0
-                half = span * steps[np.clip(nearest - ~is_up, 0, len(steps) - 1)] / 2
-                end = span * np.where(nearest > len(steps) / 2, steps[-1], steps[0]) / 2
-            end = end + quantum / 2 * (steps[0] / 2)  # as it was before its scale was rounded
-            yield StoredCells(np.abs(inside - y), np.abs(x - inside), half, end, half * (1 + 1e-4) + fine, lost)
+    least, most = np.minimum(low, high), np.maximum(low, high)
+    span, size = most - least, np.maximum(np.abs(low), np.abs(high))
+    fine = lost = SCALE * (span + size) + largest * TINY
+    quantum, codes = np.zeros(1), SCALE_CODES.get(kind)  # of the reach of a grid
+    if codes is not None and y.size % SUPER_BLOCK == 0:
+        reach, groups = (span, np.abs(low)) if kind in WITH_MINIMUM else (span,), SUPER_BLOCK // y.shape[1]
+        longest = [reduce(np.maximum, each.reshape(-1, groups).T).repeat(groups)[:, None] for each in reach]
+        quantum, lost = longest[0] / codes, fine + sum(longest) / (2 * codes)
+    if isinstance(levels, int):
+        half = end = span * steps[0] / 2
+    else:
+        step = np.where(span > 0, high - low, 1.0)
+        nearest = np.searchsorted((places[1:] + places[:-1]) / 2, (y - low) / step)
+        is_up = (np.clip(x, least, most) - y) / step > 0
+        half = span * steps[np.clip(nearest - ~is_up, 0, len(steps) - 1)] / 2
+        end = span * np.where(nearest > len(steps) / 2, steps[-1], steps[0]) / 2
+    end = end + quantum / 2 * (steps[0] / 2)  # as it was before its scale was rounded
+    return Grids(least, most, half, end, half * (1 + 1e-4) + fine, lost)
 
 
-def _nearest(x: np.ndarray, y: np.ndarray, fine: float) -> CellBlock:
-    """Which values changed, and which lie far out in the cell of the level that they were rounded to; None where one
+def _nearest(x: np.ndarray, y: np.ndarray, fine: float) -> Cells | None:
+    """How many values changed, and lie far out in the cell of the level that they were rounded to; None where one
     lies outside it, or y, of this relative precision, is on no grid: x, y (groups, width).
     """
     below, above = _even_cells(y, fine)
@@ -198,7 +264,7 @@ def _nearest(x: np.ndarray, y: np.ndarray, fine: float) -> CellBlock:
     slack = (2 * SCALE + fine) * np.abs(y) + np.minimum(4 * SCALE * least, OF_MINIMUM * room)
     if (off > room * (1 + 1e-4 + SCALE) + slack).any():
         return None
-    return d != 0, off > 2 * OUTER * np.where(np.isfinite(room), room, np.inf)
+    return Cells().add(d != 0, off > 2 * OUTER * np.where(np.isfinite(room), room, np.inf))
 
 
 def _even_cells(y: np.ndarray, fine: float) -> tuple[np.ndarray, np.ndarray]:

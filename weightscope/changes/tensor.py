@@ -265,17 +265,20 @@ def _change_of_rows(pair: Pair, x: np.ndarray, y: np.ndarray, width: int, likely
         for letter, order in (("A", (x, y)), ("B", (y, x))):
             tried = [cast for cast, rounded in likely if rounded == letter]
             casts |= {(cast, letter) for cast in casts_between(*order, tried)}
-    unequal = (x != y) & ~((x != x) & (y != y))
+    unequal = x != y
+    d = y.astype(np.float64) - x if unequal.any() else np.zeros(1)
+    moved = float(np.vecdot(d, d))
+    if not np.isfinite(moved):  # NaN is as NaN was
+        unequal &= ~((x != x) & (y != y))
     if not unequal.any():
         return replace(unchanged(pair.a, pair.b), squares=squares, squares_b=squares, casts=casts)
-    d = y.astype(np.float64) - x
     return replace(
         unchanged(pair.a, pair.b),
         values_changed=int(np.count_nonzero(unequal)),
         rows_changed=int(np.count_nonzero(unequal.reshape(-1, width).any(axis=1))),
         squares=squares,
         squares_b=float(row_squares(y.reshape(-1, width))[0].sum()),
-        moved=float(np.vecdot(d, d)),
+        moved=moved,
         largest=float(np.abs(d).max()),
         casts=casts,
     )

@@ -22,8 +22,9 @@ THAN_MAPS = 3.0  # times the change of their products: a tuned head's factors mo
 # How alike: cosines.
 LIKELY_SAME = 0.99  # of sketches of two heads' spaces, from which the heads are compared exactly: equal ones have 1
 SHARED_ROWS = 0.5  # of sampled rows outside heads: strangers' never reach it
+SHARED_GAINS = 0.9  # of a norm's gains, apart from their mean, for most of the norms
 MAYBE_SHARED = 0.2  # of the same, from which it is no longer called chance
-NEAR_COPY = 0.3  # of matrices of two layers of one checkpoint, one of which may be a copy: strangers' have 0
+NEAR_COPY = 0.3  # of matrices of two layers of one checkpoint, where one may copy the other: strangers have 0
 COPIED_AND_TUNED = 0.9  # of rows, from which an expert, or a neuron in another place, comes from the one it is held to
 TUNED = 0.5  # of a matrix before and after: weights that were trained apart have about 0
 PARALLEL = 0.99  # of two directions that are called one

@@ -68,6 +68,8 @@ class Tensor(ABC):
     def ends(self) -> "tuple[Tensor, Tensor, int | tuple[float, ...]] | None":
         """The first and the last value that each value's stored block can hold, and the levels from one to the other:
         how many, where they are even, else where they lie; None where no such blocks are stored.
+
+        Where the last axis of the first two is shorter than the tensor's, neighbours share one of their values.
         """
         return None
 

@@ -97,7 +97,7 @@ CODE = re.compile(
     r"_?(attn|experts)_implementation(_internal)?|auto_map|custom_pipelines|transformers_weights|distributed_config"
     r"|use_kernels?|kernel_config|_?name_or_path|_commit_hash|use_pretrained_backbone"
 )
-QUANTISED_BY = ("backend", "tokenizer", "dataset")  # of quantization_config: how it is computed, what it was made from
+QUANTISED_BY = ("backend", "tokenizer", "dataset")  # of quantization_config: how it is computed, and from what
 DEQUANTISED = ("fp8", "mxfp4")  # transformers decodes these itself if it must not fetch a kernel for them
 
 
@@ -150,7 +150,8 @@ class Config(Mapping[str, Any]):
     raw: Mapping[str, Any] = field(repr=False)
     file: object  # named in errors
     notes: tuple[str, ...] = field(default=(), kw_only=True, repr=False)  # which of several readings was taken
-    stored: tuple[int, str] | None = field(default=None, kw_only=True, repr=False)  # bytes and SHA-256 of config.json
+    # Name, bytes and SHA-256 of each file that it was read from
+    stored: tuple[tuple[str, int, str], ...] = field(default=(), kw_only=True, repr=False)
 
     def __getitem__(self, key: str) -> Any:
         return self.raw[key]

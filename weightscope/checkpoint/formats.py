@@ -116,7 +116,7 @@ def other_format(path: Path, start: bytes, size: int) -> str:
 
 
 def of_other_formats(folder: Path, names: Sequence[str]) -> tuple[str, str]:
-    """The file with the weights of a folder without a checkpoint of ours, and what it is; both empty without one."""
+    """The weight file of a folder in a format that is not read, and that format; both empty without one."""
     weights = [name for name in names if name.endswith((*PICKLED, *BY_SUFFIX)) or PART.fullmatch(name)]
     sizes = {name: (folder / name).stat().st_size for name in weights if (folder / name).is_file()}
     if not (models := {name: size for name, size in sizes.items() if not NO_WEIGHTS.fullmatch(name)} or sizes):

@@ -5,7 +5,7 @@ are, and which function reads the scales. A code means code - offset or, on an u
 
     weight = scale * (code - offset) - minimum
 
-Codes are stored in planes: n bytes hold the low bits of n weights, then those of the next n, and so on (`run` is n).
+Codes are stored in planes: n bytes hold the low bits of n weights, the next n bytes of n more, and so on (`run` is n).
 The I-quants store vectors of 4 or 8 weights as numbers of entries of a codebook, with signs; the gguf package has the
 codebooks. Values equal the gguf package's to the bit, as each is rounded in the same order there.
 """
@@ -65,7 +65,7 @@ class Layout:
     bytes: int
     low: Plane
     scales: Callable[[np.ndarray], Scales]
-    high: Plane | None = None  # the bits above those of `low`
+    high: Plane | None = None  # the bits above `low`
     offset: int = 0
     levels: tuple[int, ...] = ()
 
@@ -223,13 +223,13 @@ class Codebook:
 
     bytes: int
     vectors: Callable[[np.ndarray], Vectors]
-    of: str  # the type that the package has the codebook under
+    name: str  # the type that the gguf package keeps the codebook under
     weights: int = 256
     shifts: tuple[float, ...] = (0.0,)  # the codebook has its entries once for each, with this added
 
     def entries(self) -> np.ndarray:
         """(entries, v) as float32."""
-        return _entries(self.of, self.shifts)
+        return _entries(self.name, self.shifts)
 
     def unpack(self, blocks: np.ndarray, out: np.ndarray) -> None:
         """Write the weights of blocks (B, bytes) into out (B, 256)."""
@@ -244,14 +244,14 @@ class Codebook:
 
 
 @cache
-def _entries(of: str, shifts: tuple[float, ...]) -> np.ndarray:
+def _entries(name: str, shifts: tuple[float, ...]) -> np.ndarray:
     try:
         import gguf.quants
     except ImportError:
         raise CheckpointError(
             "needs the gguf package, which has the codebooks of ggml's I-quants: pip install gguf"
         ) from None
-    kind = getattr(gguf.quants, of)
+    kind = getattr(gguf.quants, name)
     kind.init_grid()
     return np.concatenate([kind.grid[0, 0] + np.float32(shift) for shift in shifts])
 
@@ -384,6 +384,14 @@ PLAIN = {"F32": 4, "F16": 2, "F64": 8, "BF16": 2, "I8": 1, "I16": 2, "I32": 4, "
 def size_of(kind: str) -> tuple[int, int]:
     """Weights and bytes of a block."""
     return (1, PLAIN[kind]) if kind in PLAIN else (LAYOUTS[kind].weights, LAYOUTS[kind].bytes)
+
+
+@cache
+def group_of(kind: str) -> int:
+    """How many neighbours of a block share a scale."""
+    layout = LAYOUTS[kind]
+    assert isinstance(layout, Layout)
+    return layout.weights // layout.scales(np.zeros((1, layout.bytes), np.uint8))[0].shape[1]
 
 
 Unpack = Callable[[np.ndarray, np.ndarray], None]  # of blocks (B, bytes) into weights (B, weights)

@@ -77,10 +77,10 @@ def _even(
     for b in range(scale.shape[0]):
         for g in range(groups):
             for p in range(g * per_group, (g + 1) * per_group):
-                at = places[p]
+                place = places[p]
                 _sixteen(
-                    low, (b * strides[0] + at[0], at[1], at[2], at[3]),
-                    high, (b * strides[1] + at[4], at[5], at[6], at[7]),
+                    low, (b * strides[0] + place[0], place[1], place[2], place[3]),
+                    high, (b * strides[1] + place[4], place[5], place[6], place[7]),
                     sign, offset, scale[b, g], minimum[b, g], out, (b * pieces + p) * LANES,
                 )  # fmt: skip
 
@@ -158,10 +158,11 @@ def _unpack_of_even(layout: Layout) -> Unpack:
 def _unpack_of_table(layout: Layout) -> Unpack:
     low, n = layout.low, layout.weights
     if isinstance(layout, Ternary):
-        rows = [(start + j, k) for start, of, digits in layout.PARTS for k in range(digits) for j in range(0, of, 4)]
+        rows = [(start + j, k) for start, n_bytes, digits in layout.PARTS for k in range(digits)
+                for j in range(0, n_bytes, 4)]  # fmt: skip
         levels = np.frombuffer(b"".join(digits_of_bytes()), np.int8).reshape(-1, 256)
     else:
-        rows = [(at, shift // low.bits) for at, shift in _places(low, n, 4)]
+        rows = [(start, shift // low.bits) for start, shift in _places(low, n, 4)]
         shifts = low.bits * np.arange(8 // low.bits)[:, None]
         levels = np.array(layout.levels, np.int8)[np.arange(256) >> shifts & (1 << low.bits) - 1]  # (shifts, 256)
     places, table = np.array(rows), levels.astype(np.float32)

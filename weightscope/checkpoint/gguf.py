@@ -6,7 +6,7 @@ reader of the gguf package maps the file and trusts its counts, so the header is
 
 import struct
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +16,18 @@ import numpy as np
 from weightscope.checkpoint.checkpoint import StoredTensor, Tensor
 from weightscope.checkpoint.config import LONGEST_KEY, Config
 from weightscope.checkpoint.formats import START, refuse_other_format
-from weightscope.checkpoint.ggml_blocks import FLOAT4, LAYOUTS, NUMBERS, PLAIN, UNEVEN, Codebook, dequantise, size_of
+from weightscope.checkpoint.ggml_blocks import (
+    FLOAT4,
+    LAYOUTS,
+    NUMBERS,
+    PLAIN,
+    UNEVEN,
+    Codebook,
+    Layout,
+    dequantise,
+    group_of,
+    size_of,
+)
 from weightscope.checkpoint.storage import MAX_OFFSET, HeaderDigest, OpenFile, TensorEntry
 from weightscope.errors import CheckpointError
 
@@ -34,19 +45,19 @@ class Stored(NamedTuple):
 
     levels: int | tuple[int, ...]  # how many are evenly spread, or which they are
     scales: tuple[slice, ...]  # a block's bytes that hold scales and minima; the others hold codes
-    first: int = 0x00  # the byte of two codes, or of one, of the first level, and of the last
-    last: int = 0xFF
+    least: int = 0  # the first of even levels
 
 
 SIGNED4 = tuple(sorted({*FLOAT4}))
 GRIDS = {
-    "Q4_0": Stored(16, (slice(0, 2),)), "Q4_1": Stored(16, (slice(0, 4),)), "Q5_0": Stored(32, (slice(0, 2),)),
-    "Q5_1": Stored(32, (slice(0, 4),)), "Q8_0": Stored(256, (slice(0, 2),), 0x80, 0x7F),
-    "Q2_K": Stored(4, (slice(0, 16), slice(80, 84))), "Q3_K": Stored(8, (slice(96, 110),)),
-    "Q4_K": Stored(16, (slice(0, 16),)), "Q5_K": Stored(32, (slice(0, 16),)), "Q6_K": Stored(64, (slice(192, 210),)),
+    "Q4_0": Stored(16, (slice(0, 2),), -8), "Q4_1": Stored(16, (slice(0, 4),)), "Q5_0": Stored(32, (slice(0, 2),), -16),
+    "Q5_1": Stored(32, (slice(0, 4),)), "Q8_0": Stored(256, (slice(0, 2),), -128),
+    "Q2_K": Stored(4, (slice(0, 16), slice(80, 84))), "Q3_K": Stored(8, (slice(96, 110),), -4),
+    "Q4_K": Stored(16, (slice(0, 16),)), "Q5_K": Stored(32, (slice(0, 16),)),
+    "Q6_K": Stored(64, (slice(192, 210),), -32),
     "IQ4_NL": Stored(UNEVEN, (slice(0, 2),)), "IQ4_XS": Stored(UNEVEN, (slice(0, 8),)),
-    "MXFP4": Stored(SIGNED4, (slice(0, 1),), 0xFF, 0x77), "NVFP4": Stored(SIGNED4, (slice(0, 4),), 0xFF, 0x77),
-    "TQ1_0": Stored(3, (slice(52, 54),)), "TQ2_0": Stored(3, (slice(64, 66),), 0x00, 0xAA),
+    "MXFP4": Stored(SIGNED4, (slice(0, 1),)), "NVFP4": Stored(SIGNED4, (slice(0, 4),)),
+    "TQ1_0": Stored(3, (slice(52, 54),), -1), "TQ2_0": Stored(3, (slice(64, 66),), -1),
 }  # fmt: skip
 
 # Value types by number, as struct codes; 8 is a string, 9 an array.
@@ -222,12 +233,13 @@ class GgufFile(OpenFile):
 class GgufTensor(StoredTensor):
     """A tensor of one of ggml's types."""
 
-    fill: int | None = None  # instead of the bytes that hold places on the grid
-
     def ends(self) -> tuple[Tensor, Tensor, int | tuple[float, ...]] | None:
         if (stored := GRIDS.get(self.dtype)) is None:
             return None
-        return replace(self, fill=stored.first), replace(self, fill=stored.last), stored.levels
+        levels = stored.levels
+        ends = (stored.least, stored.least + levels - 1) if isinstance(levels, int) else (levels[0], levels[-1])
+        first, last = (GridEnd(self.name, self.entry, self.file, self.noted, level) for level in ends)
+        return first, last, levels
 
     def check_readable(self) -> None:
         layout = LAYOUTS.get(self.dtype)
@@ -248,12 +260,24 @@ class GgufTensor(StoredTensor):
     def decode(self, raw: np.ndarray) -> np.ndarray:
         if self.dtype in PLAIN:
             return super().decode(raw)
-        if not len(raw):
-            return np.empty(0, np.float32)
-        if self.fill is not None:
-            blocks = raw.reshape(-1, size_of(self.dtype)[1])
-            filled = np.full_like(blocks, self.fill)
-            for scales in GRIDS[self.dtype].scales:
-                filled[:, scales] = blocks[:, scales]
-            raw = filled.reshape(-1)
-        return dequantise(raw, self.dtype)
+        return dequantise(raw, self.dtype) if len(raw) else np.empty(0, np.float32)
+
+
+@dataclass(frozen=True)
+class GridEnd(GgufTensor):
+    """The first or last value that each group of neighbours can hold, one for each group."""
+
+    level: int = 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        *leading, width = self.entry.shape
+        return *leading, width // group_of(self.dtype)
+
+    def decode(self, raw: np.ndarray) -> np.ndarray:
+        layout = LAYOUTS[self.dtype]
+        assert isinstance(layout, Layout)
+        with np.errstate(over="ignore", invalid="ignore"):  # as in `dequantise`
+            scale, minimum = layout.scales(raw.reshape(-1, layout.bytes))
+            ends = scale * np.float32(self.level)
+            return (ends if minimum is None else ends - minimum).reshape(-1)

@@ -209,7 +209,7 @@ class Adapter:
         for name, entry in self.file.tensors.items():
             tensor = StoredTensor(name, entry, self.file)
             if not name.startswith(PREFIX) or len(name) > LONGEST_MODULE:
-                raise tensor.refuse(f"is not named as PEFT names what it saves ({PREFIX}...)")
+                raise tensor.refuse(f"is not a name that PEFT saves ({PREFIX}...)")
             tensors[name.removeprefix(PREFIX)] = tensor
         return tensors
 

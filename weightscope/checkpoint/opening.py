@@ -160,10 +160,13 @@ def config_of(folder: Path) -> Config:
     if not os.path.lexists(path):
         return Config({}, path)
     text = read_small(path, MAX_BYTES)
-    values = parse_json(text, file=path)
-    if os.path.lexists(folder / SETTINGS_FILE) and values.keys().isdisjoint(SETTINGS):
-        values |= {KEY: settings_of(read_json(folder / SETTINGS_FILE))}
-    return Config(values, path, stored=(len(text), sha256(text).hexdigest()))
+    values, stored = parse_json(text, file=path), [(path.name, len(text), sha256(text).hexdigest())]
+    settings = folder / SETTINGS_FILE
+    if os.path.lexists(settings) and values.keys().isdisjoint(SETTINGS):
+        text = read_small(settings, MAX_BYTES)
+        values |= {KEY: settings_of(parse_json(text, file=settings))}
+        stored.append((settings.name, len(text), sha256(text).hexdigest()))
+    return Config(values, path, stored=tuple(stored))
 
 
 # What a source names

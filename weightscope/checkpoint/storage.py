@@ -119,9 +119,9 @@ class Storage(Protocol):
 
 
 def is_same_file(x: Storage, y: Storage) -> bool:
-    """Whether two are one file, by path or inode, or have the same digest on the Hub; nothing is read."""
-    if digest := etag_digest(x.published):
-        return digest == etag_digest(y.published)
+    """Whether two are one file, by path or inode, or have the same digest where it is known; nothing is read."""
+    if x.sha256 and y.sha256:
+        return x.sha256 == y.sha256
     if x.published is not None or y.published is not None:
         return False
     with suppress(OSError):
@@ -331,7 +331,9 @@ class OpenFile:
         return self._digest if self.size > WHOLE and "_digest" in vars(self) else ""
 
     def read_digest(self, step: Callable[[int], object] = lambda count: None) -> None:
-        """Read the whole file for its SHA-256; refused where the Hub says that it is another."""
+        """Read the whole file, once, for its SHA-256; refused where the Hub says that it is another."""
+        if self._whole:
+            return
         digest = hashlib.sha256()
         for start in range(0, self.size, READ):
             digest.update(self.read(start, min(start + READ, self.size)))

@@ -163,7 +163,7 @@ ESTIMATED = (
 class Accuracy:
     """What the heads did in a run, and how well the names agree."""
 
-    heads: Table  # measured.csv: one row per head, what it did
+    heads: Table  # measured.csv: one row per head, its behaviour
     table: Table  # accuracy.csv: one row per score
     text: str  # What it was measured on
 

@@ -1,5 +1,8 @@
-"""The commands lineage and fingerprint."""
+"""The commands lineage, verify and fingerprint."""
 
+import json
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +10,18 @@ import click
 
 from weightscope.cli import options
 from weightscope.cli.command import command
-from weightscope.cli.terminal import end_with, headline
+from weightscope.cli.terminal import end_with, headline, print_json, show, write_text
+from weightscope.errors import CheckpointError
+
+FORMATS = ("cyclonedx", "spdx")
+
+PROBE_KEY = options.file_to_read(
+    "--probe-key", "Secret that fingerprints' probes are drawn from; compare with it only."
+)
 
 
 @command(
-    "Find where a checkpoint comes from, and what was done to it. Reads each once.",
+    "Find where a checkpoint comes from, and what was done to it. Reads each twice.",
     [
         "weightscope lineage suspect/ base/ --out lineage/",
         "weightscope lineage suspect/ base/ tuned/ other/ --out lineage/ --json",
@@ -25,34 +35,70 @@ from weightscope.cli.terminal import end_with, headline
 @options.tower
 @options.families
 @options.digest
+@click.option("--base", "adapted", help="Base model of SUSPECT, a LoRA adapter whose config does not name it.")
+@PROBE_KEY
+@click.option("--nonce", help="Draw the probes of an earlier result, whose lineage.json has its nonce.")
+@options.file_to_write("--attest", help="Also write a claim that others can check with `weightscope verify`.")
+@options.file_to_read("--sign-key", "Private key in PEM to sign the claim with (needs the extra attest).")
+@click.option("--sbom", type=click.Choice(FORMATS), help="Also write an SBOM of SUSPECT into --out.")
 @options.json
 def lineage_command(
     suspect: str, bases: tuple[str, ...], out: Path, tower: str | None, families: str | None, digest: bool,
-    as_json: bool,
+    adapted: str | None, probe_key: Path | None, nonce: str | None, attest: Path | None, sign_key: Path | None,
+    sbom: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Find out from the weights alone whether SUSPECT and a BASE share an origin, and how they differ.
 
     SUSPECT and BASE are checkpoints or fingerprint files (.wsf, see `weightscope fingerprint`). A BASE may also be a
-    folder of fingerprint files; those most like the suspect are compared.
+    folder of fingerprint files; those most like the suspect are compared. --attest and --sbom read all files whole, for
+    their digests.
     """
+    from weightscope.claims.claim import Options, statement
+    from weightscope.claims.sbom import FILES, sbom_of
+    from weightscope.claims.verify import signatures
     from weightscope.files import OutputFolder
     from weightscope.lineage.lineage import RESULTS, lineage
     from weightscope.lineage.sketches import is_fingerprint
     from weightscope.lineage.verdict import prints_in
     from weightscope.sources import Source
 
-    def opened(source: str) -> Any:
+    digest = digest or attest is not None or sbom is not None
+    if sign_key is not None and attest is None:
+        raise click.UsageError("--sign-key needs --attest")
+    if attest is not None or sbom is not None:
+        _refuse_prints(suspect, bases)
+
+    def opened(source: str, base: str | None = None) -> Any:
         if is_fingerprint(source) or prints_in(source):
             return source
-        return options.opened_model(Source.named(source, tower=tower, families=families, digest=digest))
+        return options.opened_model(Source.named(source, tower=tower, families=families, digest=digest, base=base))
 
-    folder = OutputFolder(out, names=RESULTS)
+    key = sign_key and signatures().signing_key(sign_key)  # a wrong key ends the command before anything is read
+    folder = OutputFolder(out, names=(*RESULTS, *([FILES[sbom]] if sbom else [])))
     folder.refuse_foreign()
-    models = [opened(source) for source in (suspect, *bases)]  # fail on a wrong name before anything is read
+    models = [opened(suspect, adapted), *map(opened, bases)]  # fail on a wrong name before anything is read
     with folder:
-        result = lineage(models[0], models[1:])
+        result = lineage(models[0], models[1:], probe_key=probe_key, nonce=nonce)
         result.write_files(folder)
+        if sbom is not None:
+            folder.json(FILES[sbom], sbom_of(result, sbom))
+    if attest is not None:
+        claim = statement(result, Options(tower, file_digest(families)))
+        write_text(json.dumps(claim if key is None else signatures().signed(claim, key), indent=1) + "\n", attest)
     end_with(result, out, as_json)
+
+
+def _refuse_prints(suspect: str, bases: Sequence[str]) -> None:
+    """Refuse what a claim or an SBOM cannot be about."""
+    from weightscope.lineage.sketches import is_fingerprint
+    from weightscope.lineage.verdict import prints_in
+
+    if is_fingerprint(suspect):
+        problem = "is a fingerprint; --attest and --sbom are about files, so the suspect's weights are needed"
+        raise CheckpointError(problem, file=suspect)
+    if registry := next(filter(prints_in, bases), None):
+        problem = "is a folder of fingerprints; for --attest and --sbom, name each BASE"
+        raise CheckpointError(problem, file=registry)
 
 
 @command(
@@ -67,23 +113,26 @@ def lineage_command(
     "--out", type=click.Path(path_type=Path), required=True, callback=options.writable,
     help="Fingerprint file to write (.wsf); for a list of sources, the folder for their fingerprints.",
 )  # fmt: skip
+@PROBE_KEY
 @options.with_engine
-def fingerprint_command(named: Any, source: str, out: Path, engine: Any) -> None:
+def fingerprint_command(named: Any, source: str, out: Path, probe_key: Path | None, engine: Any) -> None:
     """Write a fingerprint: what `weightscope lineage` needs to know about a checkpoint, without its weights.
 
     SOURCE may be a text file (.txt) that lists one source per line; the fingerprints then go into the folder --out.
     """
-    from weightscope.errors import CheckpointError, counted
+    from weightscope.errors import counted
+    from weightscope.lineage.probes import PUBLIC, keyed_probes
     from weightscope.lineage.sketches import SUFFIX, fingerprint
     from weightscope.lineage.verdict import make_prints
     from weightscope.sources import folder_names, is_list, read_list
 
+    probes = keyed_probes(probe_key) if probe_key else PUBLIC
     if not is_list(source):
         if out.suffix != SUFFIX:
             raise click.BadParameter(
                 f"{out} does not end in {SUFFIX}, the suffix of fingerprint files", param_hint="--out"
             )
-        sketches = fingerprint(named(source).open())
+        sketches = fingerprint(named(source).open(), probes)
         sketches.save(out)
         options.say_digests(sketches.read)
         headline(f"{sketches.name}: {counted(len(sketches.layer), 'head')}, {out.stat().st_size / 1e3:,.0f} kB")
@@ -91,9 +140,66 @@ def fingerprint_command(named: Any, source: str, out: Path, engine: Any) -> None
         return
     sources = read_list(Path(source))
     failed = 0
-    for name, problem, read in make_prints([named(each) for each in sources], folder_names(sources), out, engine):
+    for name, problem, read in make_prints(
+        [named(each) for each in sources], folder_names(sources), out, engine, probes
+    ):
         failed += bool(problem)
         options.say_digests(read)
         click.echo(f"weightscope: {name}: {problem}" if problem else out / f"{name}{SUFFIX}", err=bool(problem))
     if failed:
         raise CheckpointError(f"{counted(failed, 'source')} of {len(sources)} could not be read")
+
+
+@command(
+    "Check the claim of a lineage by computing it again, offline.",
+    [
+        "weightscope verify claim.json suspect/ base/",
+        "weightscope verify claim.json suspect/ base.wsf --key issuer.pub --json",
+    ],
+)
+@click.argument("claim", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("suspect", shell_complete=options.complete_source)
+@click.argument("bases", nargs=-1, required=True, metavar="BASE [BASE ...]", shell_complete=options.complete_source)
+@options.file_to_read("--key", "Public key in PEM that the claim must be signed by.")
+@options.families
+@options.json
+def verify_command(
+    claim: Path, suspect: str, bases: tuple[str, ...], key: Path | None, families: str | None, as_json: bool
+) -> None:
+    """Compute the lineage that CLAIM states again, from SUSPECT and every BASE, and compare each field.
+
+    CLAIM is what `weightscope lineage --attest` wrote, signed or not. A BASE may be a fingerprint file (.wsf): then the
+    claim is "indexed", not "verified by weights". Exit status 0 if it holds, 3 if not, 2 if something cannot be read.
+    """
+    from weightscope.claims.verify import read_claim, verify
+    from weightscope.lineage.sketches import is_fingerprint
+    from weightscope.sources import Source
+
+    made_with = read_claim(claim)[0].options
+
+    def opened(source: str) -> Any:
+        if is_fingerprint(source):
+            return source
+        try:
+            return options.opened_model(Source.named(source, tower=made_with.tower, families=families))
+        except CheckpointError as error:
+            by_claim = f" (opened with --tower {made_with.tower}, as the claim says)" if made_with.tower else ""
+            raise CheckpointError(f"{error}{by_claim}") from None
+
+    models = [opened(source) for source in (suspect, *bases)]
+    result = verify(claim, models[0], models[1:], key=key, options=made_with._replace(families=file_digest(families)))
+    if as_json:
+        print_json(result.as_json())
+    else:
+        show(*result.printed())
+    if not result.holds:
+        sys.exit(3)
+
+
+def file_digest(file: str | None) -> str | None:
+    """SHA-256 of a file of rows, by which claims name it."""
+    from hashlib import sha256
+
+    from weightscope.checkpoint.config import MAX_BYTES, read_small
+
+    return file and sha256(read_small(Path(file), MAX_BYTES)).hexdigest()

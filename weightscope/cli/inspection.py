@@ -103,7 +103,7 @@ def adopt_command(
     from weightscope.runner.loading import import_torch
 
     import_torch()
-    from weightscope.adopting.adopt import adopt, told
+    from weightscope.adopting.adopt import adopt, answer_of
     from weightscope.adopting.user_class import adopted_with
 
     opened = named(source)
@@ -111,7 +111,7 @@ def adopt_command(
     if code is not None:
         answer = adopted_with(replace(opened, digest=False), code, attention or "", shows=not is_quiet())
     else:
-        answer = told(adopt(checkpoint), checkpoint)
+        answer = answer_of(adopt(checkpoint), checkpoint)
     options.say_digests(source_of(checkpoint))
     rows, proof = answer["stanzas"], answer["proof"]
     these = f"these {len(rows)} rows" if len(rows) > 1 else "this row"
@@ -202,7 +202,7 @@ def inspect(named: Any, source: str, check: bool, by_role: bool, as_json: bool) 
 
 
 def _list_tensors(source: "Source", as_json: bool) -> None:
-    """Print every tensor under its role, as far as a row knows it; why heads are not read stands in the first line."""
+    """Print every tensor under its role, as far as a row knows it; the first line says why heads are not read."""
     from weightscope.provenance import Provenance
 
     opened = source.open_tensors()

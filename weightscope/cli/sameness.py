@@ -8,8 +8,7 @@ import click
 from weightscope.cli import options
 from weightscope.cli.command import command
 from weightscope.cli.terminal import print_json, show
-
-UP_TO = ("values", "rounding", "rounded", "quantisation", "quantised", "function")
+from weightscope.same.verdicts import UP_TO
 
 
 @command(
@@ -23,7 +22,7 @@ UP_TO = ("values", "rounding", "rounded", "quantisation", "quantised", "function
 )
 @click.argument("a", metavar="A", shell_complete=options.complete_source)
 @click.argument("b", metavar="B", shell_complete=options.complete_source)
-@click.option("--up-to", type=click.Choice(UP_TO), default="function", show_default=True, metavar="VERDICT",
+@click.option("--up-to", type=click.Choice([*UP_TO]), default="function", show_default=True, metavar="VERDICT",
               help="Weakest verdict that passes: values, rounding, quantisation or function.")  # fmt: skip
 @click.option("--sample", type=click.FloatRange(0, 1, min_open=True), default=1.0, metavar="SHARE",
               help="Read this share of the values only, for a first look.")  # fmt: skip

@@ -179,7 +179,7 @@ def compare(
             for model, label in zip(models[1:], labels[1:], strict=True)
             if model is not a
         ],
-        beside=[
+        unread_files=[
             finding
             for model, label in dict(zip(models, labels, strict=True)).items()
             for finding in beside_findings(model.checkpoint.weight_files, label)
@@ -265,7 +265,7 @@ class Comparison(Result):
     everything: TensorChanges | None = None  # with `all_tensors`, from the first checkpoint to the last
     limited: dict[str, float] = field(default_factory=dict)  # of these, how far each changed that a limit applies to
     settings: Sequence[SettingsChange] = ()  # how config and tokenizer of each later one differ from the first's
-    beside: Sequence[Finding] = ()  # weight files next to those that were read
+    unread_files: Sequence[Finding] = ()  # weight files next to those that were read
     find_circuits: Callable[[], CircuitChanges | None] | None = None  # computes `circuits` on first use
     deed: str = ""  # what was done from the first to the last, in a sentence; empty where it is no one thing
     provenance: Provenance = field(default_factory=Provenance, repr=False)
@@ -494,7 +494,7 @@ def comparison_findings(comparison: Comparison) -> Findings:
             *_permuted(comparison),
             *comparison.edits,
             *(finding for change in comparison.settings for finding in change.findings()),
-            *comparison.beside,
+            *comparison.unread_files,
             *_unmoved_layers(comparison),
             *_of_tensors(comparison),
         ]

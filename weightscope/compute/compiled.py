@@ -7,12 +7,12 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 
-def compiled(function: Any) -> Any:
+def compiled(function: Any, **options: Any) -> Any:
     """Compile a function; cache the result next to its file or in the user's cache, if one is writable."""
     try:
-        return njit(function, nogil=True, cache=True)
+        return njit(function, nogil=True, cache=True, **options)
     except RuntimeError:
-        return njit(function, nogil=True)
+        return njit(function, nogil=True, **options)
 
 
 @intrinsic  # type: ignore[untyped-decorator]

@@ -20,6 +20,8 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
+KEPT = 32 << 20  # bytes; the most that M_MMAP_THRESHOLD takes
 WATCH = 0.5  # seconds between looks at the parent, where the system does not report its end
 
 _share: int | None = None
@@ -123,6 +125,16 @@ def in_threads(
                 yield under_way.popleft().result()
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def keep_freed() -> None:
+    """Let the C library, where it can, keep freed blocks for later instead of handing each back to the system.
+
+    It does so of small ones only: a process that works in blocks of megabytes spends most of its time on new pages.
+    """
+    with suppress(OSError, AttributeError, TypeError):
+        for parameter in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD):
+            ctypes.CDLL(None).mallopt(parameter, KEPT)
 
 
 def hand_back() -> None:

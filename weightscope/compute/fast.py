@@ -1,4 +1,4 @@
-"""Whether numba, the extra `fast`, may be used; what it compiles needs `compute.compiled`."""
+"""Whether numba, the extra `fast`, may be used; code that it compiles needs `compute.compiled`."""
 
 import os
 from functools import cache

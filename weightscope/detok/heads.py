@@ -247,7 +247,7 @@ class BigramAuroc(Result):
             return ""
         return (
             f"Bigrams of {self.counts.tokens:,} tokens were counted, in the {self.counts.documents} works in the "
-            "public domain that come with weightscope; those of a larger corpus say more (`weightscope bigrams`)."
+            "public domain that come with weightscope; a larger corpus says more (`weightscope bigrams`)."
         )
 
     @property

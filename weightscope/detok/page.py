@@ -72,7 +72,7 @@ def auroc_sections(files: Files, auroc: BigramAuroc, curves: Sequence[TokenRoc] 
     text = f"{plain(counts.origin)}. {scored} tokens {which}."
     caption = (
         "Bigram AUROC of $T^ee$ by head, best first. "
-        "Dot: mean over tokens; bars: the middle half and the middle 90 % of them."
+        "Dot: mean over tokens; bars: the middle half and the middle 90 % of tokens."
     )
     drawn = Figure(save(figures.auroc_figure(auroc), files, "auroc"), caption)
     measured = table if of_paper else Filed(table, "heads.csv")

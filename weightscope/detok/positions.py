@@ -274,7 +274,6 @@ def recency(scores: np.ndarray) -> float:
     return float(spearmanr(np.arange(len(scores)), scores).statistic)
 
 
-def near_mass(attention: np.ndarray, share: float = 0.1) -> np.ndarray:
-    """Attention that the nearest tenth of the positions gets; a tenth where position does not matter: attention (...,
-    n)."""
-    return attention[..., -max(1, round(share * attention.shape[-1])) :].sum(axis=-1)
+def near_mass(attention: np.ndarray) -> np.ndarray:
+    """Attention (..., n) to the nearest tenth of the positions; a tenth where position does not matter."""
+    return attention[..., -max(1, round(0.1 * attention.shape[-1])) :].sum(axis=-1)

@@ -29,6 +29,7 @@ from weightscope.lineage.matching import Match
 from weightscope.lineage.sketches import Sketches
 from weightscope.model import Model
 from weightscope.progress import bar
+from weightscope.same.stored import equal_bytes, same_files
 
 ROUNDED = "A to "  # how a change says that the base, rounded to a dtype, gives the suspect
 FOLDED = "In {layers}, the norm's gain is constant and folded into the weights after it."
@@ -109,7 +110,8 @@ def _basis_of(suspect: Model, base: Model, match: Match) -> Basis:
         return Basis()
     if match.route == "spectra" or suspect.config.d_model != base.config.d_model:
         return Basis(known=False)
-    return basis_by_tokens(base, suspect)
+    order = match.order
+    return basis_by_tokens(base, suspect, (order.base, order.suspect) if order else None)
 
 
 def _outside(suspect: Model, base: Model) -> TensorsOfBoth:
@@ -133,6 +135,9 @@ def structure_kinds(suspect: Sketches, base: Sketches, match: Match) -> Iterator
     if a["vocabulary"] and b["vocabulary"] and a["vocabulary"] != b["vocabulary"]:
         what = "extended" if b["vocabulary"] > a["vocabulary"] else "cut"
         yield Kind(f"vocabulary {what}", [], f"{a['vocabulary']:,} tokens in the base, {b['vocabulary']:,} here.")
+    if match.order is not None:
+        text = f"{match.order.share:.0%} of the compared tokens have a counterpart with another number."
+        yield Kind("vocabulary renumbered", [], text, match.order.share)
     if a["d_model"] != b["d_model"]:
         what = "cut" if b["d_model"] < a["d_model"] else "extended"
         sizes = f"{a['d_model']} dimensions in the base, {b['d_model']} here"
@@ -199,7 +204,7 @@ def _head_kinds(suspect: Sketches, base: Sketches, match: Match) -> Iterator[Kin
         sizes = f"{base.about['heads']} heads in a layer of the base; here, {left} of a layer write anything"
         yield Kind("heads removed", fewer, f"{sizes}.", len(fewer) / n)
     if more:
-        sizes = f"{base.about['heads']} heads in the base, of which fewer write anything than of the suspect's"
+        sizes = f"{base.about['heads']} heads in a layer of the base; of the suspect's, more write anything"
         yield Kind("heads added", more, f"{sizes}.", len(more) / n)
     if permuted:
         yield Kind("heads permuted", permuted, f"In {counted(len(permuted), 'layer')}, heads are in another order.",
@@ -215,10 +220,10 @@ def _head_kinds(suspect: Sketches, base: Sketches, match: Match) -> Iterator[Kin
 # What weights show
 
 
-def weight_kinds(weights: WeightChanges, structure: set[str]) -> list[Kind]:
+def weight_kinds(weights: WeightChanges, structure: set[str], suspect: Model, base: Model) -> list[Kind]:
     """Kinds that weights show; `structure` names those that the match of layers already shows."""
     if not structure and _untouched(weights):
-        return [_same_values(weights)]
+        return [_same_values(weights, same_files(base.checkpoint, suspect.checkpoint))]
     kinds = [
         *_basis(weights),
         *_of_layers(weights),
@@ -239,15 +244,22 @@ def _untouched(weights: WeightChanges) -> bool:
     return weights.basis.same and all(change.kind == "identical" for _, change in weights.every) and not moved
 
 
-def _same_values(weights: WeightChanges) -> Kind:
+def _same_values(weights: WeightChanges, are_copies: bool) -> Kind:
     n, unpaired = len(weights.every), len(weights.lost) + len(weights.gained)
     dtypes = Counter(change.dtypes for _, change in weights.every if change.dtypes[0] != change.dtypes[1])
+    pairs = [change.pair for _, change in weights.every if change.pair is not None]
+    name, how = "same bytes", ""
+    if dtypes or any(pair.is_converted for pair in pairs):
+        name = "same values in another format"
+    elif not all(equal_bytes(pair.a, pair.b) for pair in pairs):  # as with zeros of another sign
+        name = "same values"
+    elif not are_copies:
+        name, how = "same bytes in other files", ", byte for byte"
     more = f"; {unpaired} more are in only one of the two checkpoints" if unpaired else ""
-    text = f"Every value of {counted(n, 'tensor')} equals the base's{more}"
+    text = f"Every value of {counted(n, 'tensor')} equals the base's{how}{more}"
     if dtypes:
         (before, after), times = dtypes.most_common(1)[0]
         text += f"; {dtypes.total()} are stored in another format, {times} in {after} instead of {before}"
-    name = "same values in another format" if dtypes else "same bytes"
     return Kind(name, [layer.layer for layer in weights.layers], f"{text}.", n / (n + unpaired))
 
 

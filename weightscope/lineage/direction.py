@@ -19,7 +19,8 @@ from weightscope.tensors.measure import BITS, why_unread
 
 COMPARED_ROWS = 64  # rows by which two layers' matrices are held to each other
 HOW = {  # as a kind of change, and as a map
-    "cast": "rounding to a coarser float", "quantised": "rounding to a grid", "pruned": "setting values to zero",
+    "cast": "rounding to a coarser float", "quantised": "rounding to a grid",
+    "pruned": "setting values to zero",
     "rank cut": "dropping the smallest singular values", "direction removed": "projecting out a direction",
     "layers removed": "leaving out layers",
 }  # fmt: skip

@@ -1,6 +1,6 @@
 """Where a checkpoint comes from: the verdict, the layers that match, and what was done, as one result."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import exp, log
@@ -9,16 +9,19 @@ from typing import Any
 
 import numpy as np
 
+from weightscope.changes.head import Basis
 from weightscope.changes.thresholds import EXPLAINED
 from weightscope.errors import CheckpointError, counted, printable
 from weightscope.findings import listed, spans
 from weightscope.lineage.differences import Kind, WeightChanges, structure_kinds, weight_changes, weight_kinds
 from weightscope.lineage.direction import HOW, Proof, prove, without_layers
-from weightscope.lineage.matching import BACKGROUND, ROUTES
-from weightscope.lineage.shared_tensors import SharedTensors, find_shared_tensors
+from weightscope.lineage.matching import BACKGROUND, ROUTES, Match
+from weightscope.lineage.parts import CALLED, NOTHING, Part, compare_parts, unread_parts
+from weightscope.lineage.probes import PUBLIC, Probes, keyed_probes
+from weightscope.lineage.shared_tensors import NORMS
 from weightscope.lineage.shares import Shares, shares_of
 from weightscope.lineage.sketches import Sketches
-from weightscope.lineage.verdict import Base, ComparedBase, Related, candidates, judge, print_of, sources
+from weightscope.lineage.verdict import CLEARLY, Base, ComparedBase, Related, candidates, judge, sources
 from weightscope.model import Model
 from weightscope.progress import progress_shown
 from weightscope.provenance import Provenance
@@ -34,6 +37,10 @@ TABLES: dict[str, Callable[["Lineage"], Any]] = {
     "alignment.csv": lambda lineage: lineage.alignment,
 }
 RESULTS = (*TABLES, "report.html", "lineage.png", "lineage.svg", "lineage.figure.csv")
+BY_PRINTS = {  # by whether the signs were drawn from a key
+    False: " This rests on fingerprints, and a checkpoint can be made to fit public probes; its weights would decide.",
+    True: " This rests on fingerprints, drawn with a key.",
+}
 UNKNOWN_ORDER = "the weights do not show which came first"
 COMPARED_TOO = "Feed-forward networks, embeddings and norms were compared too: nothing is shared."
 OUT_OF_REACH = (
@@ -41,15 +48,22 @@ OUT_OF_REACH = (
 )
 
 
-def lineage(suspect: Base, bases: Base | Iterable[Base], *, progress: bool = False) -> "Lineage":
+def lineage(
+    suspect: Base, bases: Base | Iterable[Base], *, probe_key: str | Path | None = None, nonce: str | None = None,
+    progress: bool = False,
+) -> "Lineage":  # fmt: skip
     """Find out from weights whether a checkpoint has an origin in common with one of several others, and what differs.
 
     Parameters
     ----------
-    suspect : Model, str or Path
-        A model, anything that `open_model` opens, or a fingerprint file (`weightscope fingerprint`).
-    bases : Model, str or Path, or several
+    suspect : Model, Sketches, str or Path
+        A model, anything that `open_model` opens, a fingerprint or its file (`weightscope fingerprint`).
+    bases : Model, Sketches, str or Path, or several
         The same, or a folder of fingerprint files; those most like the suspect are compared.
+    probe_key : str or Path, optional
+        The key file that fingerprints were made with (`weightscope fingerprint --probe-key`).
+    nonce : str, optional
+        What the probes of checkpoints are drawn with, to make an earlier result again; drawn anew without it.
     progress : bool
         Show a progress bar.
 
@@ -71,46 +85,67 @@ def lineage(suspect: Base, bases: Base | Iterable[Base], *, progress: bool = Fal
     >>> result.verdict, [kind.kind for kind in result.kinds]
     ('related', ['same bytes'])
     """
-    named = [bases] if isinstance(bases, Model | str | Path) else list(bases)
+    named = [bases] if isinstance(bases, Model | Sketches | str | Path) else list(bases)
     if not named:
         raise CheckpointError("lineage needs at least one base")
     with progress_shown(progress):
-        result = _lineage(suspect, named)
+        result = _lineage(suspect, named, keyed_probes(probe_key) if probe_key else PUBLIC, nonce)
     read = [result.suspect.read, *(each.base.read for each in result.compared)]
     return replace(result, provenance=result.provenance.of_all(read))
 
 
-def _lineage(suspect: Base, named: Sequence[Base]) -> "Lineage":
+def _lineage(suspect: Base, named: Sequence[Base], key: Probes, nonce: str | None) -> "Lineage":
     """The same without the files that were read."""
-    sketches = print_of(suspect)
-    compared_with, looked_at, unread = candidates(sketches, named)
-    compared = [judge(sketches, base) for base in compared_with]
+    pairs, looked_at, unread, probes = candidates(suspect, named, key, nonce)
+    compared = [judge(sketches, base) for sketches, base in pairs]
+    return replace(_judged(pairs[0][0], compared, looked_at, unread), probes=probes)
+
+
+def _judged(sketches: Sketches, compared: list[ComparedBase], looked_at: int, unread: list[str]) -> "Lineage":
+    """The verdict on all bases."""
     comparisons = max(1, looked_at) * len(ROUTES)
     log_p = min((each.log_p for each in compared), default=0.0) + log(comparisons)
     p = exp(min(0.0, max(-700.0, log_p)))
     related = sorted((Related(j.base, j.match) for j in compared if j.match), key=lambda each: -each.weight)
     if related:
         return replace(_related(sketches, compared, related, p, comparisons), unread=unread)
-    tensors = [_shared_tensors(sketches, each.base) for each in compared]
-    taken = [(each.base, shared) for each, shared in zip(compared, tensors, strict=True) if shared and shared.is_shared]
-    if taken:
-        shared = max(taken, key=lambda each: each[1].share)
-        return Lineage(sketches, compared, None, "related", p, comparisons, unread=unread, shared=shared)
-    why = [
-        each.doubt or (shared.doubt if shared else NOT_IN_PRINTS)
-        for each, shared in zip(compared, tensors, strict=True)
+    parts = [_parts_without_heads(sketches, each) for each in compared]
+    shared = [
+        (each.base, of)
+        for each, of in zip(compared, parts, strict=True)
+        if any(part.is_shared for name, part in of.items() if name != NORMS)
     ]
-    doubts = [f"{printable(each.base.name)}: {doubt}" for each, doubt in zip(compared, why, strict=True) if doubt]
+    if shared:
+        base, of_base = max(shared, key=lambda each: sum(part.share for part in each[1].values()))
+        return Lineage(sketches, compared, None, "related", p, comparisons, unread=unread, parts=of_base, sharing=base)
+    doubts = [
+        f"{printable(each.base.name)}: {'; '.join(said)}" for each, of in zip(compared, parts, strict=True)
+        if (said := list(dict.fromkeys(_said_of(of, "undecided", "related"))))  # norms alone do not decide it
+    ]  # fmt: skip
     doubts += [listed(unread, NAMED)] if unread else []
     verdict = "undecided" if doubts else "unrelated"
-    return Lineage(sketches, compared, None, verdict, p, comparisons, doubts=doubts, unread=unread)
+    least = {name: min((of[name] for of in parts if name in of), key=lambda part: part.verdict) for name in parts[0]}
+    return Lineage(sketches, compared, None, verdict, p, comparisons, doubts=doubts, unread=unread, parts=least)
 
 
-def _shared_tensors(suspect: Sketches, base: Sketches) -> SharedTensors | None:
-    """What both share outside their heads, if the weights of both are there."""
+def _parts_without_heads(suspect: Sketches, compared: ComparedBase) -> dict[str, Part]:
+    """What each part shares with a base whose heads were not found."""
+    attention = Part("undecided", compared.doubt) if compared.doubt else Part("unrelated", NOTHING)
+    return _parts(suspect, compared.base, attention)
+
+
+def _parts(suspect: Sketches, base: Sketches, attention: Part, basis: Basis | None = None) -> dict[str, Part]:
+    """What each part shares with a base, if the weights of both are there."""
     if suspect.source is None or base.source is None:
-        return None
-    return find_shared_tensors(suspect.source, base.source)
+        return unread_parts(attention, NOT_IN_PRINTS)
+    return compare_parts(suspect.source, base.source, attention, basis)
+
+
+def _said_of(parts: Mapping[str, Part], *verdicts: str) -> list[str]:
+    """What is said of the parts with one of these verdicts; a doubt about heads is a sentence already."""
+    bare = {part.lead for name, part in parts.items() if part.verdict == "undecided" and name == "attention"}
+    return [part.lead if part.lead in {*bare, NOT_IN_PRINTS} else f"{CALLED[name]}: {part.lead}"
+            for name, part in parts.items() if part.verdict in verdicts]  # fmt: skip
 
 
 TURNED = "stream rotated or permuted"  # where weights do not tell which
@@ -133,16 +168,18 @@ def _related(
 ) -> "Lineage":
     """How the suspect differs from the first of these bases, or from several, and which came first."""
     first, of_layers = related[0], sources(suspect, related)
-    shares, drift, older, verdict = Shares({}), {}, None, "related"
+    shares, drift, older, verdict, basis = Shares({}), {}, None, "related", Basis(known=first.match.route != "spectra")
+    attention = _attention(first.match)
     if len({each.base.name for each in of_layers if each is not None}) > 1:
         kinds, shares = _layers_of_several(suspect, of_layers)
     else:
         kinds = list(structure_kinds(suspect, first.base, first.match))
         if suspect.source is not None and first.base.source is not None:
             weights = weight_changes(suspect.source, first.base.source, first.match)
-            drift = {layer.layer: layer.drift.maps for layer in weights.layers}
+            drift, basis = {layer.layer: layer.drift.maps for layer in weights.layers}, weights.basis
+            attention = _attention(first.match, weights)
             structure = {kind.kind for kind in kinds}
-            done = weight_kinds(weights, structure)
+            done = weight_kinds(weights, structure, suspect.source, first.base.source)
             shares = shares_of(suspect.source, _summands(first, compared)) if first.match.route == "direct" else shares
             if shares.weights:
                 kinds.append(_merge(suspect, shares))
@@ -158,9 +195,23 @@ def _related(
                 done = _as_proved(done, reverse, suspect, "base")
             kinds += done
     kinds += _unnamed(suspect, first, kinds)
+    parts = _parts(suspect, first.base, attention, basis)
+    if verdict == "derived":
+        parts = {name: replace(part, verdict=verdict) if part.is_shared else part for name, part in parts.items()}
     return Lineage(
-        suspect, compared, first, verdict, p, comparisons, kinds, shares.weights, drift, [], of_layers, proof=older
-    )
+        suspect, compared, first, verdict, p, comparisons, kinds, shares.weights, drift, [], of_layers, proof=older,
+        parts=parts,
+    )  # fmt: skip
+
+
+def _attention(match: Match, weights: WeightChanges | None = None) -> Part:
+    """What heads share, by their match, and whether their tensors are equal."""
+    count, total = sum(j is not None for j in match.layers), len(match.layers)
+    matrices = [change for _, change in weights.every if change.name_a in weights.attention] if weights else []
+    if matrices and count == total and all(change.kind == "identical" for change in matrices):
+        return Part("related", f"same values in {count} of {counted(total, 'layer')}", 1.0)
+    lead = f"{count} of {counted(total, 'layer')} have a counterpart (likeness {match.mean:.2f})"
+    return Part("related", lead, count / total)
 
 
 def _proved(suspect: Sketches, first: Related, weights: WeightChanges, structure: set[str], which: str) -> Proof | None:
@@ -266,7 +317,9 @@ class Lineage(Result):
     sources: list[Related | None] = field(default_factory=list)  # the base that has each layer's counterpart
     unread: list[str] = field(default_factory=list)  # fingerprints of a folder that were skipped, and why
     proof: Proof | None = None  # how the newer can be recomputed from the older, if the weights show it
-    shared: tuple[Sketches, SharedTensors] | None = None  # a base that shares no heads but other tensors, and which
+    parts: dict[str, Part] = field(default_factory=dict)  # "attention", "feed_forward", "tokens", "norms", perhaps more
+    sharing: Sketches | None = None  # a base that shares no heads but another part
+    probes: Probes = PUBLIC  # where the signs of sketches of the pairs come from whose weights are both there
     provenance: Provenance = field(default_factory=Provenance, repr=False)
 
     @property
@@ -276,8 +329,8 @@ class Lineage(Result):
     @property
     def base(self) -> str | None:
         """The name of the base that the suspect shares weights with, or None."""
-        if self.shared is not None:
-            return self.shared[0].name
+        if self.sharing is not None:
+            return self.sharing.name
         return None if self.origin is None else self.origin.base.name
 
     @property
@@ -286,12 +339,16 @@ class Lineage(Result):
         name, n = printable(self.suspect.name), len(self.compared)
         bases = printable(self.compared[0].base.name) if n == 1 else f"any of {counted(n, 'base')}"
         none = f"No shared attention heads were found between {name} and {bases}"
-        if self.shared is not None:
-            base, tensors = self.shared
-            none = f"No shared attention heads were found between {name} and {printable(base.name)}"
-            return f"{none}, but they share an origin: {tensors.text}. {UNKNOWN_ORDER.capitalize()}."
+        if self.sharing is not None:
+            both = f"{name} and {printable(self.sharing.name)}"
+            known = f"No shared attention heads were found between {both}, but they share an origin"
+            if self.parts["attention"].is_shared:
+                known = f"{both} share an origin, although other norms make other heads of their attention"
+            return f"{known}: {'; '.join(_said_of(self.parts, 'related'))}. {UNKNOWN_ORDER.capitalize()}."
         if self.verdict == "undecided":
-            return f"{none}. It is undecided whether they share anything else: {'; '.join(self.doubts)}."
+            cleared = listed([printable(each.base.name) for each in self.compared if self.is_cleared(each.base)], NAMED)
+            nothing = f" Nothing is shared with {cleared}." if cleared else ""
+            return f"{none}.{nothing} It is undecided whether they share anything else: {'; '.join(self.doubts)}."
         if self.origin is None:
             return f"{none}. {COMPARED_TOO} {OUT_OF_REACH}"
         match, base_name = self.origin.match, printable(self.origin.base.name)
@@ -301,14 +358,50 @@ class Lineage(Result):
             f"{count} of {counted(len(match.layers), 'layer')} have a counterpart, with a mean likeness of "
             f"{match.mean:.2f} ({p}, {counted(self.comparisons, 'comparison')})"
         )
-        what = f"{self._difference}."
+        what = f"{self._difference}.{self._parts_apart}{self._caution}"
         if self.verdict == "derived" and self.proof is not None:
             how = f"it can be recomputed from {base_name} by {self.proof.how}"
             return f"{name} was derived from {base_name}: {how}, and {numbers}. {what}"
         order = UNKNOWN_ORDER
         if self.proof is not None:
             order = f"{base_name} can be recomputed from {name} by {self.proof.how}, so {name} came first"
+        if len(self.weights) > 1:
+            parents = " and ".join(f"{printable(base)} ({share:.2f})" for base, share in self.weights.items())
+            return f"{name} shares its origin with {parents}, as a merge does: {numbers}; {order}. {what}"
         return f"{name} and {base_name} share an origin: {numbers}; {order}. {what}"
+
+    def is_cleared(self, base: Sketches) -> bool:
+        """Whether a base was compared wholly, and nothing is shared with it."""
+        return self.verdict in ("unrelated", "undecided") and not any(
+            doubt.startswith(f"{printable(base.name)}: ") for doubt in self.doubts
+        )
+
+    @cached_property
+    def ties(self) -> list[str]:
+        """Other bases that the suspect is as near to as to the first one."""
+        first = self.origin
+        if first is None or self.weights:
+            return []
+        related = [Related(each.base, each.match) for each in self.compared if each.match]
+        return [
+            each.base.name for each in related
+            if each.base is not first.base and each.match.route == first.match.route
+            and each.weight >= first.weight - CLEARLY
+        ]  # fmt: skip
+
+    @property
+    def _caution(self) -> str:
+        """What else fits as well, and what rests on fingerprints alone."""
+        assert self.origin is not None
+        base, text = self.origin.base, ""
+        if self.ties:
+            text += f" {printable(listed(self.ties, NAMED))} {'fits' if len(self.ties) == 1 else 'fit'} as well."
+        if base.source is not None and self.suspect.source is not None:
+            return text
+        text += BY_PRINTS[bool(self.origin.base.probes.seed)]
+        if base.source is None:
+            text += f" {printable(base.name)} is what the fingerprint calls itself."
+        return text
 
     @property
     def _difference(self) -> str:
@@ -323,6 +416,14 @@ class Lineage(Result):
         if self.suspect.source is not None and self.origin.base.source is not None:
             return "No known kind of change explains how they differ"
         return "To see how they differ, compare the weights: fingerprints hold too little for that"
+
+    @property
+    def _parts_apart(self) -> str:
+        """The parts that the match of heads says nothing of: those without an origin in common."""
+        apart = {name: part for name, part in self.parts.items() if part.verdict in ("unrelated", "undecided")}
+        if not apart or self.suspect.source is None or self.sharing is not None:
+            return ""
+        return f" By part: {'; '.join(f'{CALLED[name]}: {part.lead}' for name, part in self.parts.items())}."
 
     @cached_property
     def alignment(self) -> Table:
@@ -360,6 +461,12 @@ class Lineage(Result):
         return Table.of_rows(BACKGROUND_COLUMNS, rows)
 
     @cached_property
+    def part_table(self) -> Table:
+        """One row per part of the suspect."""
+        rows = [(CALLED[name], part.verdict, part.lead) for name, part in self.parts.items()]
+        return Table.of_rows(PARTS, rows)
+
+    @cached_property
     def no_evidence(self) -> Table:
         """What the suspect and the bases say about themselves; this proves nothing."""
         names = ("family", "layers", "heads", "kv_heads", "d_model", "vocabulary", "config")
@@ -367,13 +474,23 @@ class Lineage(Result):
         rows = [(p.name, *(str(p.about.get(name, "")) for name in names)) for p in prints]
         return Table.of_rows([Column("name"), *map(Column, names)], rows)
 
+    def _judged_alone(self, compared: ComparedBase) -> dict[str, Any]:
+        """What is known of one base by itself, whatever the others show."""
+        base, match = compared.base, compared.match
+        return {
+            "name": base.name, "heads": "related" if match else "undecided" if compared.doubt else "unrelated",
+            "likeness": match.mean if match else None, "doubt": compared.doubt,
+            "known_by": "weights" if base.source is not None else "fingerprint",
+            "heads_sha256": base.about.get("heads_sha256"),
+        }  # fmt: skip
+
     def printed(self) -> list[str | Table]:
         """What the terminal shows, from top to bottom."""
-        parts: list[str | Table] = [printable(self.lead)]
-        parts += [f"{kind.kind}: {printable(kind.evidence)}" for kind in self.kinds]
+        lines: list[str | Table] = [printable(self.lead)]
+        lines += [f"{kind.kind}: {printable(kind.evidence)}" for kind in self.kinds]
         if self.unread and self.origin:
-            parts.append(f"Not compared: {listed(self.unread, NAMED)}.")
-        return [*parts, self.alignment if self.origin else self.background]
+            lines.append(f"Not compared: {listed(self.unread, NAMED)}.")
+        return [*lines, self.part_table, self.alignment if self.origin else self.background]
 
     def __str__(self) -> str:
         return "\n".join(part if isinstance(part, str) else part.text() for part in self.printed())
@@ -386,13 +503,20 @@ class Lineage(Result):
         """What `weightscope lineage --json` prints and lineage.json holds."""
         return dict(as_json(self.provenance.envelope(self.lead) | {
             "suspect": self.suspect.name, "verdict": self.verdict, "base": self.base, "p_value": self.p_value,
+            "parts": {name: {"verdict": part.verdict, "lead": part.lead} for name, part in self.parts.items()},
             "kinds": [vars(kind) for kind in self.kinds], "weights": self.weights,
             "doubts": self.doubts, "comparisons": self.comparisons, "alignment": self.alignment.records(),
             "background": self.background.records(), "no_evidence": self.no_evidence.records(),
-            "unread": self.unread,
+            "bases": [self._judged_alone(each) for each in self.compared], "ties": self.ties,
+            "unread": self.unread, "probe_seed": self.probes.seed if self.probes.nonce else None,
+            "nonce": self.probes.nonce or None, "probe_digests": self.probes.digests,
         }))  # fmt: skip
 
 
+PARTS = (
+    Column("part"), Column("verdict"),
+    Column("evidence", meaning="What the suspect shares with the base in this part."),
+)  # fmt: skip
 ALIGNMENT = (
     Column("layer", meaning="The suspect's layer."), Column("base", meaning="The base that has its counterpart."),
     Column("base_layer", symbol="base's layer", format=".0f"),

@@ -13,8 +13,8 @@ from weightscope.tables import Column, Table
 def write_lineage_page(files: Files, lineage: Lineage) -> None:
     """Write the picture as PNG and SVG, and report.html."""
     picture = save(lineage_figure(lineage), files, "lineage")
-    caption = "Top: each layer of the suspect and its counterpart. Bottom: their likeness, and that of all other pairs."
-    sections = [Section("Layers", parts=[Figure(picture, caption)])]
+    caption = "Top: each layer of the suspect and its counterpart. Bottom: how alike these and all other pairs are."
+    sections = [Section("By part", parts=[lineage.part_table]), Section("Layers", parts=[Figure(picture, caption)])]
     if lineage.kinds:
         sections.append(Section("What differs", parts=[kinds_table(lineage)]))
     if lineage.origin is not None:

@@ -1,5 +1,6 @@
-"""What two checkpoints share outside their attention heads: feed-forward networks, embeddings, norms and biases."""
+"""Tensors of two checkpoints, read once each: their size, digest and a sample."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
@@ -8,30 +9,33 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weightscope.architectures.names import NamedTensor
 from weightscope.changes.counterparts import counterparts
-from weightscope.changes.thresholds import MAYBE_SHARED, SAME_SIZE, SAME_SIZES, SHARED_ROWS
 from weightscope.checkpoint import Tensor
 from weightscope.checkpoint.blocks import Block, blocks_of, row_width
-from weightscope.errors import counted, printable
-from weightscope.findings import listed
 from weightscope.model import Model
 from weightscope.progress import bar
 from weightscope.tensors.measure import why_unread
 
-SAMPLED = {"feed-forward networks": 1 << 13, "embeddings": 1 << 16}  # values of a matrix's first rows: those that a cut
-# or extended vocabulary keeps; the cosine of strangers' is 0, give or take 0.03 in the smallest
 SMALLEST = 1000  # values of a matrix that is compared by its cosine, and whose equality is evidence by itself
+SAMPLED = 1 << 13  # values of a matrix's first rows: the cosine of strangers' is 0, give or take 0.03 in the smallest
+SAMPLED_OF_TOKENS = 1 << 16  # the same of a table of tokens; a cut or extended vocabulary keeps the first rows
 DISTINCT = 16  # values that a tensor must hold: ones, zeros and masks are equal without any origin
 WAVES = 0.5, 1e-3  # mean square of a table of sines and cosines, which strangers share, and how near to it
-NETWORKS, EMBEDDINGS, VECTORS = "feed-forward networks", "embeddings", "norms and biases"
-NAMED = 3  # tensors in a sentence
+ATTENTION, FEED_FORWARD, TOKENS, NORMS, OTHERS = "attention", "feed_forward", "tokens", "norms", "others"
+PART_OF = {  # by role, the first that matches
+    FEED_FORWARD: re.compile(r"(first\.|shared_expert\.|expert\.)?(gate|up|down|router)\b.*"),
+    TOKENS: re.compile("tokens|unembedding"),
+    NORMS: re.compile(r"norm\..*|.*_norm(\..*)?"),
+}
 
 
 class Facts(NamedTuple):
-    """A tensor outside heads, after reading it once."""
+    """A tensor after reading it once."""
 
     name: str
-    part: str
+    part: str  # ATTENTION, FEED_FORWARD, TOKENS, NORMS or OTHERS
+    layer: int | None
     shape: tuple[int, ...]
     digest: bytes
     rms: float
@@ -41,97 +45,53 @@ class Facts(NamedTuple):
     def size(self) -> int:
         return prod(self.shape)
 
-
-class SharedTensors(NamedTuple):
-    """What is shared outside heads, and why something may have been missed."""
-
-    equal: Sequence[str]  # tensors of the suspect that the base has too, value by value
-    alike: Sequence[str]  # and those whose rows are alike
-    cosine: float  # the least of these
-    share: float  # of the suspect's values outside attention matrices
-    compared: int
-    doubt: str
-
     @property
-    def is_shared(self) -> bool:
-        """Whether the two have an origin in common."""
-        return bool(self.share)
-
-    @property
-    def text(self) -> str:
-        """What is shared, as part of a sentence."""
-        what = []
-        if self.equal:
-            what.append(f"{_named(self.equal, self.compared)} equal, value by value")
-        if self.alike:
-            what.append(f"{_named(self.alike, self.compared)} alike (cosine of rows at least {self.cosine:.3g})")
-        return " and ".join(what) + f": {self.share:.0%} of the values that are not attention's"
+    def is_matrix(self) -> bool:
+        """Whether it is a matrix that is large enough to be evidence by itself."""
+        return len(self.shape) > 1 and self.size >= SMALLEST
 
 
-def _named(names: Sequence[str], total: int) -> str:
-    verb = "is" if len(names) == 1 else "are"
-    return f"{len(names)} of {counted(total, 'other tensor')} ({printable(listed(list(names), NAMED))}) {verb}"
+def facts_of_both(suspect: Model, base: Model, *, heads: bool = False) -> tuple[list[Facts], list[Facts]]:
+    """Those of the suspect and of the base; where one stores in parts what the other fuses, of these parts.
+
+    Of attention matrices only with `heads`.
+    """
+    apart = [(each, pair) for each in counterparts(suspect, base) if (pair := each.pair()) and pair.is_converted]
+    return (
+        list(_facts(suspect, [(each.label, each.a, pair.a) for each, pair in apart if each.a], heads=heads)),
+        list(_facts(base, [(each.label, each.b, pair.b) for each, pair in apart if each.b], heads=heads)),
+    )
 
 
-def find_shared_tensors(suspect: Model, base: Model) -> SharedTensors:
-    """Compare all tensors outside attention matrices, whatever layer they are in."""
-    stored_apart = [pair for each in counterparts(suspect, base) if (pair := each.pair()) and pair.is_converted]
-    here = list(facts_of(suspect, [(pair.part or pair.a.name, pair.a) for pair in stored_apart]))
-    there = list(facts_of(base, [(pair.part or pair.b.name, pair.b) for pair in stored_apart]))
-    digests = {(fact.shape, fact.digest) for fact in there}
-    equal = [fact for fact in here if (fact.shape, fact.digest) in digests]
-    rest = [fact for fact in here if (fact.shape, fact.digest) not in digests and fact.sample.size]
-    cosines = _cosines(rest, there)
-    alike = [fact for fact in rest if cosines[fact.name] >= SHARED_ROWS]
-    matrices = [fact for fact in here if fact.size >= SMALLEST and len(fact.shape) > 1]
-    is_evidence = bool(alike) or any(fact in matrices for fact in equal)
-    shared = [*equal, *alike] if is_evidence else []
-    doubt = _doubt(here, there, equal, cosines, matrices)
-    share = sum(fact.size for fact in shared) / max(1, sum(fact.size for fact in here))
-    least = min((cosines[fact.name] for fact in alike), default=1.0)
-    names = [fact.name for fact in equal], [fact.name for fact in alike]
-    return SharedTensors(*names, least, share, len(here), doubt)
-
-
-def _doubt(
-    here: Sequence[Facts], there: Sequence[Facts], equal: Sequence[Facts], cosines: dict[str, float],
-    matrices: Sequence[Facts],
-) -> str:  # fmt: skip
-    """Why something shared may have been missed; empty if every part was compared."""
-    if equal:
-        return f"{_named([fact.name for fact in equal], len(here))} equal, value by value, and no matrix is"
-    near = max(cosines.values(), default=0.0)
-    if near >= MAYBE_SHARED:
-        return f"rows of other tensors are more alike than strangers' (cosine {near:.2g})"
-    sizes = {shape: np.array([fact.rms for fact in there if fact.shape == shape]) for shape in {f.shape for f in there}}
-    same = [m for m in matrices if m.shape in sizes and (np.abs(sizes[m.shape] / (m.rms or 1) - 1) < SAME_SIZE).any()]
-    if matrices and len(same) > SAME_SIZES * len(matrices):
-        return "matrices outside the heads have equal norms, as they have after a change of basis"
-    widths = {(fact.part, fact.shape[-1]) for fact in there}
-    for part in (NETWORKS, EMBEDDINGS):
-        ours = [fact for fact in here if fact.part == part]
-        if ours and any(fact.part == part for fact in there) and not any((part, f.shape[-1]) in widths for f in ours):
-            return f"{part} could not be compared: their sizes differ"
-    return ""
-
-
-def facts_of(model: Model, converted: Sequence[tuple[str, Tensor]] = ()) -> Iterator[Facts]:
-    """Every tensor that is no attention matrix, nor the same in all models; some as they were converted, by name."""
+def _facts(
+    model: Model, converted: Sequence[tuple[str, NamedTensor, Tensor]], *, heads: bool
+) -> Iterator[Facts]:  # fmt: skip
+    """Every tensor that is not the same in all models; some as they were converted."""
     attention = {tensor.name for i in model.attention_layers for tensor in model.attention_tensors(i)}
-    inside = {name for i in range(model.config.n_layers) for name in model.checkpoint.names_under(model.stem(i))}
-    replaced = {tensor.name for _, tensor in converted}
-    stored = [(name, tensor) for name, tensor in model.checkpoint.items() if name not in replaced]
-    tensors = [each for each in (*stored, *converted) if not (each[1].name in attention and len(each[1].shape) > 1)]
-    for name, tensor in bar(tensors, "other tensors", "tensor"):
+    inside = {name: i for i in range(model.config.n_layers) for name in model.checkpoint.names_under(model.stem(i))}
+    replaced = {tensor.name for _, tensor, _ in converted}
+    stored = [(tensor.name, tensor, model.checkpoint.get(tensor.name) or tensor.tensor)
+              for tensor in model.unchecked().tensors if tensor.name not in replaced]  # fmt: skip
+    for name, named, tensor in bar([*stored, *converted], "tensors outside heads", "tensor"):
         if not tensor.shape or tensor.dtype.startswith(("I", "U", "BOOL")) or why_unread(tensor):
             continue
-        part = VECTORS if len(tensor.shape) < 2 else NETWORKS if tensor.name in inside else EMBEDDINGS
-        fact = _fact(name, tensor, part)
+        of_heads = named.name in attention and len(tensor.shape) > 1
+        if of_heads and not heads:
+            continue
+        part = ATTENTION if of_heads else _part_of(named, len(tensor.shape), is_inside=named.name in inside)
+        fact = _fact(name, part, inside.get(named.name, named.layer), tensor)
         if fact is not None:
             yield fact
 
 
-def _fact(name: str, tensor: Tensor, part: str) -> Facts | None:
+def _part_of(named: NamedTensor, n_axes: int, *, is_inside: bool) -> str:
+    """What a tensor belongs to, by its role; a matrix in a layer that no row names counts as feed-forward."""
+    if named.has_role:
+        return next((part for part, roles in PART_OF.items() if roles.fullmatch(named.role)), OTHERS)
+    return FEED_FORWARD if is_inside and n_axes > 1 else OTHERS
+
+
+def _fact(name: str, part: str, layer: int | None, tensor: Tensor) -> Facts | None:
     """A tensor's digest, size and sample; None if it says nothing of where it comes from."""
     digest, squares, largest, distinct = blake2b(digest_size=16), 0.0, 0.0, 0
     for block in blocks_of(tensor):
@@ -146,39 +106,45 @@ def _fact(name: str, tensor: Tensor, part: str) -> Facts | None:
         return None
     if not (len(tensor.shape) > 1 or tensor.name.endswith((".weight", ".bias"))):
         return None  # frequencies, slopes
-    sample = _sample(tensor, part) if size >= SMALLEST and len(tensor.shape) > 1 else np.empty(0)
-    return Facts(name, part, tensor.shape, digest.digest(), sqrt(mean), sample)
+    return Facts(name, part, layer, tensor.shape, digest.digest(), sqrt(mean), _sample(tensor, part))
 
 
 def _sample(tensor: Tensor, part: str) -> np.ndarray:
-    """Some of the first rows, centred, as one vector of unit length; empty if nothing is left."""
-    width = row_width(tensor.shape)
-    if not width:
-        return np.empty(0)
-    rows = min(prod(tensor.shape) // width, max(2, SAMPLED[part] // width))
-    taken = Block(tensor, 0, rows * width).values().reshape(rows, width).astype(np.float64)
-    taken -= taken.mean(axis=0)
+    """Some of the first rows, centred, as one vector of unit length; empty if nothing is left.
+
+    Of a vector, such as a norm's gain, all values.
+    """
+    if len(tensor.shape) == 1:
+        taken = Block(tensor, 0, prod(tensor.shape)).values().astype(np.float64)[None]
+    else:
+        width = row_width(tensor.shape)
+        if not width or prod(tensor.shape) < SMALLEST:
+            return np.empty(0)
+        rows = min(prod(tensor.shape) // width, max(2, (SAMPLED_OF_TOKENS if part == TOKENS else SAMPLED) // width))
+        taken = Block(tensor, 0, rows * width).values().reshape(rows, width).astype(np.float64)
+        taken -= taken.mean(axis=0)
     taken -= taken.mean(axis=1, keepdims=True)
     length = float(np.linalg.norm(taken))
-    return (taken.ravel() / length).astype(np.float32) if length > 0 and taken.size >= SMALLEST else np.empty(0)
+    is_long = len(tensor.shape) == 1 or taken.size >= SMALLEST
+    return (taken.ravel() / length).astype(np.float32) if length > 0 and is_long else np.empty(0)
 
 
-def _cosines(here: Sequence[Facts], there: Sequence[Facts]) -> dict[str, float]:
-    """The largest cosine of each tensor's sample with one of the base's of its width."""
+def nearest(here: Sequence[Facts], there: Sequence[Facts]) -> dict[str, tuple[float, Facts]]:
+    """For each tensor the base's of its part and width whose sample is most alike, with the cosine."""
     by_width: dict[tuple[str, int], list[Facts]] = defaultdict(list)
     for fact in there:
         if fact.sample.size:
             by_width[fact.part, fact.shape[-1]].append(fact)
-    largest = {}
+    found: dict[str, tuple[float, Facts]] = {}
     for fact in here:
-        candidates = by_width[fact.part, fact.shape[-1]]
-        lengths = {len(each.sample) for each in candidates}
-        most = 0.0
-        for length in lengths:
+        candidates = [each for each in by_width[fact.part, fact.shape[-1]] if len(each.shape) == len(fact.shape)]
+        for length in {len(each.sample) for each in candidates} if fact.sample.size else ():
+            alike = [each for each in candidates if len(each.sample) == length]
             common = min(length, len(fact.sample))
-            mine = fact.sample[:common]
-            theirs = np.stack([each.sample[:common] for each in candidates if len(each.sample) == length])
+            mine, theirs = fact.sample[:common], np.stack([each.sample[:common] for each in alike])
             sizes = np.linalg.norm(theirs, axis=1) * float(np.linalg.norm(mine))
-            most = max(most, float((theirs @ mine / np.maximum(sizes, 1e-30)).max()))
-        largest[fact.name] = most
-    return largest
+            cosines = theirs @ mine / np.maximum(sizes, 1e-30)
+            k = int(cosines.argmax())
+            if fact.name not in found or cosines[k] > found[fact.name][0]:
+                found[fact.name] = float(cosines[k]), alike[k]
+    return found

@@ -92,7 +92,7 @@ def aligned(*shape: int) -> np.ndarray:
 # sorting whole rows it does not.
 
 MOST_SCORES = 2**26  # of a block: enough to keep a card busy
-BYTES_A_SCORE = 48  # a score, its key, where that falls, what it wins, and one more of the last while it is computed
+BYTES_A_SCORE = 48  # a score, its key, its place, its wins, and the wins once more while they are computed
 BYTES_A_POSITIVE = 192  # its row, place and weight, its two edges, and sorting them
 BETWEEN_ROWS = 2**32  # in keys
 

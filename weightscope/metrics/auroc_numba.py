@@ -11,8 +11,8 @@ Turned around they are a sum over all the row's elements of a falling staircase 
 less what the positives win over one another. W is sampled in a table of equal buckets spanning the positives, and each
 element looks its bucket up. Where a bucket holds no step, W is constant and the lookup exact; where it holds some, the
 table says which is first, and the few elements that fall there search the steps from it on. An element's bucket is
-(s - low) * scale, truncated: each of these operations is monotone in s, rounding included, and that is all exactness
-asks of them. Everything is counted in integers and twice over, so that the half of a tie is exact as well.
+(s - low) * scale, truncated: each of these operations is monotone in s, rounding included, and exactness needs no
+more. Everything is counted in integers and twice over, so that the half of a tie is exact as well.
 """
 
 from collections.abc import Callable

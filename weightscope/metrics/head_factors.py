@@ -70,8 +70,8 @@ def row_arrays(squares: Sequence[np.ndarray], gains: Sequence[np.ndarray], bias:
 
 
 # Which dimensions a layer's factor uses most, and what the layers of a model have in common in that. All layers read
-# from and write into one stream, so the energies of W_Q in its dimensions are alike from layer to layer, and so are
-# those of the other factors. Along heads' dimensions layers have nothing in common.
+# from and write into one stream, so the energies of W_Q in its dimensions are alike from layer to layer; the same
+# holds for the other factors. Along heads' dimensions layers have nothing in common.
 LEAST = 1e-6  # of the median energy: what is below it counts as this much
 FEWEST = 4  # layers that have something in common
 

@@ -66,15 +66,15 @@ def condition_number(s: np.ndarray, d: int) -> np.ndarray:
     return np.where(np.isfinite(smallest), _divided(s[..., 0], smallest), np.nan)
 
 
-def near_equal_blocks(s: np.ndarray, tolerance: float = NEAR_EQUAL) -> list[tuple[int, int]]:
+def near_equal_blocks(s: np.ndarray) -> list[tuple[int, int]]:
     """Runs [start, stop) of singular values that are too near each other for a direction of one alone to mean anything.
 
     s (r,) -> (int, int).
 
-    Two neighbours are in one block when they differ by less than `tolerance` of the larger; the null space is left out.
+    Neighbours are in one block when they differ by less than `NEAR_EQUAL` of the larger; the null space is left out.
     """
     kept = int(np.count_nonzero(s > 0))
-    cuts = [i for i in range(1, kept) if s[i - 1] - s[i] >= tolerance * s[i - 1]]
+    cuts = [i for i in range(1, kept) if s[i - 1] - s[i] >= NEAR_EQUAL * s[i - 1]]
     return [(start, stop) for start, stop in zip([0, *cuts], [*cuts, kept], strict=True) if start < stop]
 
 
@@ -111,8 +111,8 @@ def symmetric_eigenvalues(gram_left: np.ndarray, gram_right: np.ndarray, cross: 
 
     gram_left, gram_right, cross (r, r).
 
-    (W + W')/2 = [L R] J [L R]' / 2 with J swapping the halves, so they equal those of G'JG / 2 with GG' the Gram matrix
-    of [L R]. A positive one: tokens along that direction attend to their like; a negative one: to their opposite.
+    (W + W')/2 = [L R] J [L R]' / 2 with J swapping the halves, so they are the eigenvalues of G'JG / 2, GG' being the
+    Gram matrix of [L R]. Positive: tokens along that direction attend to their like; negative: to their opposite.
     """
     r = len(cross)
     trace_left, trace_right = gram_left.trace(), gram_right.trace()

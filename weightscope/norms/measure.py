@@ -196,7 +196,7 @@ class NormAnalysis(Study):
                 Column("within", [each.error for each in self.ranks], "known to within"),
             ],
             "Table 3. Every pair of a query $i$ and a token $j$, in all heads and layers, by the kind of $j$; masked "
-            "pairs do not count. Ranks are those of narrow bins; the last column bounds the resulting error.",
+            "pairs do not count. Ranks come from narrow bins; the last column bounds the resulting error.",
         )
 
     @cached_property

@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weightscope.architectures.gguf import RestoredTensor, logarithm
 from weightscope.changes.pair import Pair
 from weightscope.changes.recomputed import CLIPPED, Cells, stored_cells, way_from
 from weightscope.changes.rounding import CASTS, FRACTION, SMALLEST
-from weightscope.changes.tensor import Change
+from weightscope.changes.tensor import Change, unchanged
 from weightscope.checkpoint import Tensor
 from weightscope.checkpoint.blocks import Block
 from weightscope.checkpoint.checkpoint import DerivedTensor
@@ -74,9 +75,39 @@ def merged_otherwise(pair: Pair) -> Proof | None:
     return None
 
 
+def exponentiated(pair: Pair) -> Proof | None:
+    """Whether one stores a state space's A = -exp(log(-A)) of the other, as right as float32's exp makes it."""
+    for letter, older, newer in (("A", pair.a, pair.b), ("B", pair.b, pair.a)):
+        if not (isinstance(newer, RestoredTensor) and newer.undo is logarithm):
+            continue
+        stored = newer.stored.read().reshape(older.shape).astype(np.float64)
+        with np.errstate(all="ignore"):
+            exact = -np.exp(older.read().astype(np.float64))
+            if (np.abs(stored - exact) <= 2 * _half_unit("F32") * np.abs(exact)).all():
+                return Proof(f"{letter} to -exp in F32", "within one unit of the last place of float32")
+    return None
+
+
 def _half_unit(dtype: str) -> float:
     """Half of the step of a float from 1 to 2."""
     return 2.0 ** -(FRACTION.get(dtype, 23) + 1)
+
+
+def in_cells(pair: Pair) -> tuple[Proof, float] | None:
+    """Whether B's values are in the cells of A's on the grids stored with B, and the size of the change; one pass."""
+    cells = Cells()
+    if pair.b.ends() is None or len(pair.b.shape) < 2 or rounded_twice(pair) or merged_otherwise(pair):
+        return None
+    with np.errstate(all="ignore"):
+        if way_from(pair.a, pair.b, (), cells) != "quantised" or not np.isfinite(cells.moved):
+            return None
+    change = replace(unchanged(pair.a, pair.b), squares=cells.squares, moved=cells.moved)
+    return _each_in_its_cell("B", pair.b), change.change
+
+
+def _each_in_its_cell(letter: str, newer: Tensor) -> Proof:
+    how = f"{letter} quantised" + (f" ({newer.dtype})" if newer.dtype not in BITS else "")
+    return Proof(how, "every value in the cell of its original")
 
 
 def quantised(pair: Pair, change: Change) -> Proof | None:
@@ -118,8 +149,7 @@ def _quantised(letter: str, older: Tensor, newer: Tensor, change: Change) -> Pro
     with np.errstate(all="ignore"):
         way = way_from(older, newer, (), Cells())
     if way == "quantised":
-        how = f"{letter} quantised" + (f" ({newer.dtype})" if newer.dtype not in BITS else "")
-        return Proof(how, "every value in the cell of its original")
+        return _each_in_its_cell(letter, newer)
     usual = USUAL * CODEBOOKS.get(newer.dtype, 0.0)
     if usual:
         detail = f"error {change.change:.2f} |W|; ggml's own on normal weights {usual / USUAL:.2f}"
@@ -133,15 +163,17 @@ def _searched(older: Tensor, newer: Tensor) -> str:
     """How near values are to what a search rounded them to; empty where they are not near enough."""
     worst, farthest, clipped, width = 0.0, 0.0, 0.0, newer.shape[-1]
     for stored in stored_cells(older, newer):
-        if len(stored.off) % width or width % GROUP:
+        if stored.off.size % width or width % GROUP:
             return ""
-        off = np.maximum(stored.off - (stored.room - stored.half), 0.0)
-        beyond = np.maximum(stored.beyond - stored.lost, 0.0)
+        grids = stored.grids
+        off = np.maximum(stored.off - (grids.room - grids.half), 0.0)
+        beyond = np.maximum(stored.beyond - grids.lost, 0.0)
+        half = np.broadcast_to(grids.half, off.shape)
         with np.errstate(all="ignore"):
-            apart, usual = (np.square(each).reshape(-1, GROUP).sum(axis=1) for each in (off, stored.half))
+            apart, usual = (np.square(each).reshape(-1, GROUP).sum(axis=1) for each in (off, half))
             ratio = np.where(apart > 0, np.sqrt(3 * apart / usual), 0.0).max(initial=0.0)
-            step = np.where(off > 0, off / stored.half, 0.0).max(initial=0.0)
-            ends = np.where(beyond > 0, beyond / stored.end, 0.0)
+            step = np.where(off > 0, off / half, 0.0).max(initial=0.0)
+            ends = np.where(beyond > 0, beyond / grids.end, 0.0)
         is_far = (ends > CLIPPED).reshape(-1, width).mean(axis=1).max(initial=0.0)
         if not (ratio <= SEARCHED and step <= FARTHEST and ends.max(initial=0.0) <= BEYOND and is_far <= OUTLIERS):
             return ""

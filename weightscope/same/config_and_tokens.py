@@ -39,7 +39,7 @@ class Tokens(NamedTuple):
 
 
 def compare_tokenizers(a: Model | TensorsOnly, b: Model | TensorsOnly) -> Tokens:
-    """Vocabulary, merges or other steps, and special tokens; weights say nothing of them."""
+    """Vocabulary, merges or other steps, and special tokens: weights do not show these."""
     if not isinstance(a, Model) or not isinstance(b, Model):
         return Tokens("not compared", "The tokenizers were not compared: no row reads one of the checkpoints.")
     pair = []
@@ -49,7 +49,7 @@ def compare_tokenizers(a: Model | TensorsOnly, b: Model | TensorsOnly) -> Tokens
         except CheckpointError as error:
             return Tokens("not compared", f"The tokenizer of {letter} cannot be read: {printable(error)}.")
         if tokenizer is None:
-            why = Tokenizer.why_unreadable(model) or "there is none beside its weights"
+            why = Tokenizer.why_unreadable(model) or "there is none next to its weights"
             return Tokens("not compared", f"The tokenizers were not compared: of {letter}, {printable(why)}.")
         pair.append(tokenizer)
     x, y = pair

@@ -25,7 +25,7 @@ ONE_FACTOR = 0.1  # difference of logarithms of factors that are one, up to the 
 
 
 class Sizes(NamedTuple):
-    """What a deed has to know of the row that a tensor belongs to."""
+    """What a deed needs to know about the row that a tensor belongs to."""
 
     role: str
     n_heads: int = 1
@@ -145,7 +145,7 @@ def moved_rows(x: np.ndarray, sizes: Sizes) -> Tried:
 
 
 def turned_heads(x: np.ndarray, sizes: Sizes) -> Tried:
-    """Every head in the place of the next or the one before."""
+    """Every head moved to the next place or to the one before."""
     if {*sizes.role.removesuffix(".bias").split("+")} <= {*"qkvo"} and len(x) > sizes.head_dim > 0:
         for by in (sizes.head_dim, -sizes.head_dim):
             yield "heads in another order", np.roll(x, by, axis=0)
@@ -210,7 +210,7 @@ def offset_of_norm(x: np.ndarray, y: np.ndarray, sizes: Sizes, tolerance: float)
 
 
 def rescaled_views(views: Sequence[tuple[np.ndarray, np.ndarray, str]], tolerance: float) -> Deed | None:
-    """A factor for all values, each row or column, both, or blocks of neighbours: the simplest that is as good.
+    """A factor for all values, each row or column, both, or blocks of neighbours: the simplest that fits as well.
 
     views: x, y (n, c) and how deeds along their rows are called.
     """
@@ -225,8 +225,9 @@ def rescaled_views(views: Sequence[tuple[np.ndarray, np.ndarray, str]], toleranc
             for p, q, along in views:
                 deeds += _scaled("row", p, q, (np.vecdot(p, q) / np.vecdot(p, p))[:, None], along)
             deeds += _scaled("row and by column", x, y, _outer(x, y), "")
-            for p, q, _ in reversed(views):  # blocks lie along the inputs: columns, or rows where inputs are these
-                deeds += scaled_in_blocks(p.T, q.T)
+            for offset in (False, True):
+                for p, q, _ in reversed(views):  # blocks lie along the inputs: columns, or rows where inputs are these
+                    deeds += scaled_in_blocks(p.T, q.T, offset=offset)
     best = max(min((deed.error for deed in deeds), default=np.inf), EXACT)
     return next((deed for deed in deeds if deed.error <= min(tolerance, AS_GOOD * best)), None)
 
@@ -240,13 +241,22 @@ def _outer(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.exp(rows + np.nanmedian(ratios - rows, axis=0))
 
 
-def scaled_in_blocks(x: np.ndarray, y: np.ndarray) -> list[Deed]:
-    """A factor for each block of neighbours along the last axis, the widest first: x, y (n, width)."""
+def scaled_in_blocks(x: np.ndarray, y: np.ndarray, *, offset: bool = False) -> list[Deed]:
+    """A factor for each block of neighbours along the last axis, the widest first: x, y (n, width).
+
+    offset: something is added to each block as well, as where its least value is stored with its scale.
+    """
     deeds: list[Deed] = []
     for block in BLOCKS:
         if x.shape[1] % block == 0 and x.shape[1] != block:
             p, q = (side.reshape(len(side), -1, block).astype(np.float64) for side in (x, y))
-            deeds += _scaled("block", p, q, (np.vecdot(p, q) / np.vecdot(p, p))[..., None], "", f"blocks of {block}, ")
+            more, where = 0.0, f"blocks of {block}, "
+            if offset:
+                more, where = q.mean(axis=-1, keepdims=True), f"blocks of {block} with an offset each, "
+                p, q = p - p.mean(axis=-1, keepdims=True), q - more
+            factors = (np.vecdot(p, q) / np.vecdot(p, p))[..., None]
+            deeds += [deed._replace(error=error_of(p * factors + more, q + more))
+                      for deed in _scaled("block", p, q, factors, "", where)]  # fmt: skip
     return deeds
 
 
@@ -308,7 +318,17 @@ def _from_upper(bits: np.ndarray) -> np.ndarray:
 
 
 def few_rows(x: np.ndarray, y: np.ndarray, sizes: Sizes, tolerance: float) -> Deed | None:
-    """What happened to some rows, where the others are as they were: NaN, zeros, a tail, other values."""
+    """What happened to some rows, in B or else in A, where the others are as they were: zeros, other values ..."""
+    deed = _few_rows(x, y, sizes, tolerance)
+    if deed is None or deed.name.startswith("other values"):
+        in_a = _few_rows(y, x, sizes, tolerance)
+        if in_a is not None and not in_a.name.startswith("other values"):
+            return in_a._replace(name=f"{in_a.name} in A")
+    return deed
+
+
+def _few_rows(x: np.ndarray, y: np.ndarray, sizes: Sizes, tolerance: float) -> Deed | None:
+    """What happened to some rows of y: NaN, zeros, a tail, other values."""
     with np.errstate(all="ignore"):
         apart = np.linalg.norm(np.subtract(x, y, dtype=np.float64), axis=1)
         norms = [np.linalg.norm(side.astype(np.float64), axis=1) for side in (x, y)]

@@ -1,18 +1,27 @@
 """Tensors of B that are A's from another place: another layer, role or expert, or another step's shard."""
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from itertools import compress
 
 import numpy as np
 
 from weightscope.changes.pair import Pair, first_rows, whole
 from weightscope.changes.tensor import change_of_all
+from weightscope.checkpoint import Checkpoint
+from weightscope.checkpoint.formats import SAFETENSORS
+from weightscope.checkpoint.storage import LocalFile
+from weightscope.errors import CheckpointError
+from weightscope.model import Model, TensorsOnly
 from weightscope.same.deeds import EXACT, error_of, places_of
-from weightscope.same.judge import DIFFERENT, SAME_FUNCTION, Compared, Judged, tolerance_of
+from weightscope.same.judge import Compared, Judged, tolerance_of
+from weightscope.same.mixture import EXPERTS, is_free
+from weightscope.same.verdicts import DIFFERENT, SAME_FUNCTION
 
+MOST_UNREAD = 200  # files next to the ones that are read
 ROWS = 4  # by which a tensor is recognised
-EXPERTS = "experts in another order"
 UNEXPLAINED = ("other values", "unrelated values")
 
 
@@ -41,7 +50,7 @@ def find_elsewhere(judged: Sequence[Judged], parts: Sequence[Compared]) -> list[
 
 
 def _is_all(origin: Compared, here: Compared, tolerance: float) -> bool:
-    """Whether all values of a tensor of B are those of another tensor of A."""
+    """Whether a tensor of B has the values of another tensor of A."""
     return change_of_all(Pair(origin.tensors.a, here.tensors.b)).change <= tolerance
 
 
@@ -59,31 +68,54 @@ def _named(here: Compared, origin: Compared) -> str:
     return "gate and up exchanged" if pair == {"gate", "up"} else f"another role's tensor: {origin.a.role}"
 
 
-def name_shards(judged: Sequence[Judged], files: Sequence[str]) -> list[Judged]:
-    """The same verdicts; other values in all tensors of one file of several, and in no other, are that file's.
+def name_shards(judged: Sequence[Judged], parts: Sequence[Compared]) -> list[Judged]:
+    """The same verdicts; other values in all tensors of one file of several, B's or A's, are that file's."""
+    files = {
+        "B": [each.tensors.b.file.path.name for each in parts],
+        "A": [each.tensors.a.file.path.name for each in parts],
+    }
+    changed = [_is_unexplained(each) for each in judged]
+    for letter, names in files.items():
+        total, touched = Counter(names), Counter(compress(names, changed))
+        if len(total) < 2 or len(touched) != 1:
+            continue
+        ((file, count),) = touched.items()
+        if count >= 0.8 * total[file] and count > 1:
+            words = f"{letter}'s {file} is of another step or model"
+            return [replace(each, deed="a shard of another step", detail=f"{words}; {each.detail}") if moved else each
+                    for each, moved in zip(judged, changed, strict=True)]  # fmt: skip
+    return list(judged)
 
-    files: the name of the file of B that each tensor is in.
-    """
-    changed = Counter(file for each, file in zip(judged, files, strict=True) if _is_unexplained(each))
-    total = Counter(files)
-    if len(total) < 2 or len(changed) != 1:
-        return list(judged)
-    ((file, count),) = changed.items()
-    if count < 0.8 * total[file] or count < 2:
-        return list(judged)
-    words = f"{file} is of another step or model"
-    return [replace(each, deed="a shard of another step", detail=f"{words}; {each.detail}") if _is_unexplained(each)
-            else each for each in judged]  # fmt: skip
+
+def name_unread(judged: Sequence[Judged], a: Checkpoint, b: Checkpoint) -> list[Judged]:
+    """The same verdicts; a tensor that one checkpoint lacks may be in one of its files that no index names."""
+    result = list(judged)
+    for letter, checkpoint in (("A", a), ("B", b)):
+        lost = {each.name: i for i, each in enumerate(judged)
+                if each.verdict == DIFFERENT and not (each.name_a if letter == "A" else each.name_b)}  # fmt: skip
+        for file in _beside(checkpoint) if lost else ():
+            words = f"{letter} has it in {file.path.name}, which its index does not name"
+            for i in (lost[name] for name in file.tensors if name in lost):
+                result[i] = replace(result[i], deed="in a file that is not read", detail=words)
+    return result
 
 
-def reordered_experts(judged: Sequence[Judged], parts: Sequence[Compared]) -> list[Judged]:
+def _beside(checkpoint: Checkpoint) -> Iterator[LocalFile]:
+    """The safetensors files of a folder that are not read, as far as they are whole."""
+    for name in checkpoint.weight_files.unread[:MOST_UNREAD]:
+        if name.endswith(SAFETENSORS):
+            with suppress(CheckpointError):  # not on this machine, or damaged
+                yield LocalFile(checkpoint.folder / name)
+
+
+def reordered_experts(a: Model | TensorsOnly, judged: Sequence[Judged], parts: Sequence[Compared]) -> list[Judged]:
     """The same verdicts; experts in the order in which the router has its rows compute what they did."""
     result = list(judged)
     for layer in {each.layer for each in judged if each.deed.startswith(EXPERTS)}:
         mine = [i for i, each in enumerate(judged) if each.layer == layer]
         places = next((_places(parts[i]) for i in mine if judged[i].role == "router"), None)
         moved = [i for i in mine if judged[i].role.startswith(("router", "expert."))]
-        if places is None or not all(_is_moved(judged[i], parts[i], places) for i in moved):
+        if places is None or not is_free(a, places) or not all(_is_moved(judged[i], parts[i], places) for i in moved):
             continue
         for i in moved:
             if judged[i].verdict == DIFFERENT:

@@ -6,18 +6,18 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from weightscope.pages.style import COLUMN, in_our_style, plain, subplots
-from weightscope.same.judge import VERDICTS
 from weightscope.same.same import Same
+from weightscope.same.verdicts import VERDICTS
 
 OUTSIDE = "model"  # the column of what is in no layer
-FLOW = (  # from what enters a model to what leaves it; other roles stand in the middle
+FLOW = (  # from what enters a model to what leaves it; other roles go in the middle
     "tokens", "positions", "norm.inputs", "norm.before", "q", "q.bias", "k", "k.bias", "v", "v.bias", "q+k+v",
     "q+k+v.bias", "q_norm", "k_norm", "o", "o.bias", "norm.attention_output", "norm.after_attention", "norm.mlp",
     "router", "gate", "up", "gate+up", "down", "norm.mlp_output", "norm.after", "norm.outputs", "unembedding",
 )  # fmt: skip
 MOST_ROLES = 40  # rows of the map; the rest is in the table
 WIDEST = 7.0  # inches
-# From strong to weak; blue for what is the same, grey for undecided, orange and red for what is not.
+# From strong to weak; blue for the same, grey for undecided, orange and red for different.
 COLOURS = ("#08519C", "#2171B5", "#6BAED6", "#BDD7E7", "#80CDC1", "#969696", "#D55E00")
 
 

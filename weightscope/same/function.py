@@ -5,7 +5,7 @@ folded into the next matrix change tensors and not what a layer adds to the stre
 this but for coincidence, as it does of polynomials (Schwartz and Zippel): up to the rounding of float32.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from weightscope.changes.head import Basis, basis_by_tokens
 from weightscope.circuits.stream import attend, rest_of_layer, why_no_stream
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
+from weightscope.same.mixture import EXPERTS, MIXTURE, NORM, Join, Mixture, asymmetric, gated, order_of_experts
 
 TOKENS = 6  # random inputs of a layer
 EQUAL = 1e-5  # |B - A| / |A| of what a layer adds to the stream, up to which float32's rounding explains it
@@ -47,25 +48,59 @@ def basis_in_words(basis: Basis) -> str:
     return "the stream's coordinates permuted" if basis.permuted else "the stream's coordinates rotated"
 
 
+ANY = (asymmetric, asymmetric)
 ATTENTION = {"q", "k", "v", "o", "q+k+v", "k+v", "q_norm", "k_norm", "norm.before", "q_a", "q_b", "kv_a", "kv_b"}
 
 
-def apart(a: Model, b: Model, index: int, basis: Basis, roles: Collection[str]) -> float:
-    """|B - A| / |A| of what a layer adds to random inputs, by attention and after it; infinite where unknown.
+def apart(
+    a: Model, b: Model, index: int, basis: Basis, roles: Collection[str], joins: tuple[Join, Join] = ANY
+) -> float:
+    """|B - A| / |A| of what a layer adds to random inputs, by attention and after it; NaN where it cannot be run.
 
-    Only the parts that have tensors of these roles are run.
+    Only the parts that have tensors of these roles are run; joins: what experts do between their matrices.
     """
-    x = np.random.default_rng(index).standard_normal((TOKENS, a.config.d_model)).astype(np.float32)
+    x = _inputs(a, index)
     plain = {role.removesuffix(".bias") for role in roles}
     try:
         before, after = _attended(a, index, x), _attended(b, index, _turned(x, basis))
         sizes = [_relative(_turned(before, basis), after)]
-        if plain - ATTENTION or a.family.parallel:
+        rest = plain - ATTENTION
+        if is_mixture(rest):
+            sizes.append(_mixtures_apart(a, b, index, x, basis, joins))
+        elif rest or a.family.parallel:
             rests = _after(a, index, x, before), _after(b, index, _turned(x, basis), _turned(before, basis))
             sizes.append(_relative(_turned(rests[0], basis), rests[1]))
     except CheckpointError:
-        return float("inf")
+        return float("nan")
     return max(sizes)
+
+
+def _inputs(model: Model, index: int) -> np.ndarray:
+    """Random inputs of a layer, (n, d)."""
+    return np.random.default_rng(index).standard_normal((TOKENS, model.config.d_model)).astype(np.float32)
+
+
+def is_mixture(roles: Collection[str]) -> bool:
+    """Whether these roles, none of attention's, are of a mixture of experts and the norm before it."""
+    return any(map(_of_mixture, roles)) and all(role == NORM or _of_mixture(role) for role in roles)
+
+
+def _of_mixture(role: str) -> bool:
+    return role.startswith(MIXTURE)
+
+
+def _mixtures_apart(a: Model, b: Model, index: int, x: np.ndarray, basis: Basis, joins: tuple[Join, Join]) -> float:
+    """The same of the worst expert, after the order of the router's rows; or of the first that differs."""
+    before, after = Mixture(a, index, x, joins[0]), Mixture(b, index, _turned(x, basis), joins[1])
+    order = order_of_experts(a, before, after, allowed(basis))
+    if order is None:
+        return float("inf")
+    worst = _relative(_turned(before.shared(), basis), after.shared())
+    for place, expert in enumerate(order):
+        if worst > allowed(basis):
+            break
+        worst = max(worst, _relative(_turned(before.expert(expert), basis), after.expert(place)))
+    return worst
 
 
 def _turned(x: np.ndarray, basis: Basis) -> np.ndarray:
@@ -97,7 +132,7 @@ def _after(model: Model, index: int, x: np.ndarray, attended: np.ndarray) -> np.
 
 def last_apart(a: Model, b: Model, basis: Basis) -> float:
     """|B - A| / |A| of the logits of random outputs of the last layer, token by token."""
-    x = np.random.default_rng(0).standard_normal((TOKENS, a.config.d_model)).astype(np.float32)
+    x = _inputs(a, 0)
     y = _turned(x, basis)
     moved, size = 0.0, 0.0
     try:
@@ -110,9 +145,20 @@ def last_apart(a: Model, b: Model, basis: Basis) -> float:
     return float(np.sqrt(moved / size)) if size else float("inf")
 
 
-def same_layers(a: Model, b: Model, roles: Mapping[int, Collection[str]], basis: Basis) -> list[int]:
-    """The layers that compute the same up to rounding, of those with tensors of these roles that differ."""
-    return [index for index, changed in roles.items() if apart(a, b, index, basis, changed) <= allowed(basis)]
+# Deeds that others in the layer may undo; what is none of these was not done to keep the function.
+MAY_CANCEL = ("rows in another order", "heads in another order", EXPERTS, "negated", "scaled")
+
+
+def is_unknown(a: Model, b: Model, index: int, basis: Basis, size: float, changed: Sequence[tuple[str, str]]) -> bool:
+    """Whether a layer may compute the same all the same: it is not run, or a mixture is gated and the same if so.
+
+    size: see `apart`; changed: roles and deeds.
+    """
+    if np.isnan(size):
+        return all(deed.startswith(MAY_CANCEL) for _, deed in changed)
+    if not is_mixture({role.removesuffix(".bias") for role, _ in changed} - ATTENTION):
+        return False
+    return apart(a, b, index, basis, [role for role, _ in changed], (gated(a), gated(b))) <= allowed(basis)
 
 
 def allowed(basis: Basis) -> float:
@@ -128,13 +174,15 @@ CALLED = (
     ((), "negated", "signs moved between factors"),
     ((), "scaled", "scales moved between factors"),
     (("q", "k", "v", "o"), "", "heads in another basis"),
+    (MIXTURE, "", f"{EXPERTS}, or their neurons"),
 )
 
 
 def called(role: str, deed: str, *, folded: bool) -> str:
-    """What was done to a tensor whose layer computes what it did; `folded` where a norm of the layer changed too."""
+    """What was done to a tensor whose layer still computes the same; `folded` where a norm of the layer changed too."""
     if folded and deed.startswith(("scaled", "other values")):
         return "norms folded"
     plain = "norm" if role.startswith("norm.") else role.removesuffix(".bias")
-    names = (name for roles, start, name in CALLED if deed.startswith(start) and (not roles or plain in roles))
+    kinds = {plain, plain.removeprefix("shared_").removeprefix("expert."), *filter(plain.startswith, MIXTURE)}
+    names = (name for roles, start, name in CALLED if deed.startswith(start) and (not roles or kinds & {*roles}))
     return next(names, deed)

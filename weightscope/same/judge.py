@@ -8,25 +8,22 @@ from typing import NamedTuple
 import numpy as np
 
 from weightscope.architectures.names import NamedTensor
-from weightscope.changes.pair import Pair, Part, few_rows_each
+from weightscope.changes.pair import Pair, Part, few_rows_each, first_rows_of
 from weightscope.changes.recomputed import stored_cells
 from weightscope.changes.rounding import CASTS, FRACTION, precision
 from weightscope.changes.tensor import Change, change_of, change_of_all, classify, differs, unchanged
 from weightscope.checkpoint import Tensor
 from weightscope.checkpoint.blocks import Block, row_width
 from weightscope.checkpoint.checkpoint import StoredTensor, WholeTensor
-from weightscope.checkpoint.storage import is_same_file
+from weightscope.checkpoint.packings.packed import DequantisedTensor
 from weightscope.metrics.spectra import evenly_spread, low_rank
-from weightscope.same.coarser import merged_otherwise, quantised, rounded_twice
+from weightscope.same.coarser import exponentiated, in_cells, merged_otherwise, quantised, rounded_twice
 from weightscope.same.deeds import EXACT, OF_VOCABULARY, SPREAD, Deed, Sizes, error_of, find_deed, sampled
+from weightscope.same.stored import equal_bytes, is_copy
+from weightscope.same.verdicts import DIFFERENT, QUANTISED, ROUNDED, SAME_FUNCTION, SAME_VALUES, UNDECIDED
 from weightscope.tensors.measure import BITS, why_unread
 
-# From strong to weak; a whole model has the weakest of its tensors'.
-SAME_BYTES, SAME_VALUES, ROUNDED, QUANTISED = "same bytes", "same values", "rounded", "quantised"
-SAME_FUNCTION, UNDECIDED, DIFFERENT = "same function", "undecided", "different"
-VERDICTS = (SAME_BYTES, SAME_VALUES, ROUNDED, QUANTISED, SAME_FUNCTION, UNDECIDED, DIFFERENT)
 STORED_OTHERWISE = "stored otherwise"  # of the same values: in another dtype or packing, or with another sign of zero
-BYTES = 1 << 18  # compared at a time: both fit in a cache
 # Values of a tensor that a deed is looked for in as a whole; of larger ones in rows and columns.
 LARGEST_WHOLE = 1 << 24
 PACKED = 0.2  # |error| / |x| of a packing whose grid is not known
@@ -38,7 +35,7 @@ MARGIN = 2.0  # times the error that rounding makes: tolerance of a deed
 
 @dataclass(frozen=True)
 class Judged:
-    """A tensor of B, or of A alone, and what it is."""
+    """A tensor of B, or one that only A has, with its verdict."""
 
     role: str
     layer: int | None
@@ -86,8 +83,11 @@ def judge(parts: Compared) -> Judged:
     if _same_bytes(parts):
         return _judged(parts, SAME_VALUES)
     blocks, change = _sampled_blocks(parts), unchanged(pair.a, pair.b)
-    if not any(map(differs, blocks)):
-        is_copy = parts.share == 1 and _equal_bytes(pair.a, pair.b)  # of a packed tensor
+    look = change_of(first_rows_of(blocks[0]))
+    if look.values_changed and not look.casts and parts.share == 1 and (quick := in_cells(pair)):
+        return _judged(parts, QUANTISED, quick[0].deed, quick[1], quick[0].detail)
+    if not look.values_changed and not any(map(differs, blocks)):
+        is_copy = parts.share == 1 and equal_bytes(pair.a, pair.b)  # of a packed tensor
         return _judged(parts, SAME_VALUES, "" if is_copy else STORED_OTHERWISE)
     for part in blocks:  # those before the first that differs are read again: most differ in the first
         change = change.and_then(change_of(part, change.casts))
@@ -110,31 +110,15 @@ def _judged(parts: Compared, verdict: str, deed: str = "", size: float = 0.0, de
 
 
 def _same_bytes(parts: Compared) -> bool:
-    """Whether both are stored alike, in no packing, and hold the same bytes."""
+    """Whether both are stored alike and hold the same bytes; packed ones are not read for it."""
     x, y = parts.tensors.a, parts.tensors.b
-    if parts.share < 1 or not (isinstance(x, StoredTensor) and isinstance(y, StoredTensor)):
+    if type(x) is not type(y) or not isinstance(x, StoredTensor | DequantisedTensor):
         return False
-    return type(x) is type(y) and _equal_bytes(x, y)
-
-
-def _equal_bytes(x: Tensor, y: Tensor) -> bool:
-    """Whether what is stored of both is the same bytes; a file that both are in is not read."""
-    if [(part.dtype, part.shape) for part in x.parts] != [(part.dtype, part.shape) for part in y.parts]:
+    if isinstance(x, DequantisedTensor) and isinstance(y, DequantisedTensor) and x.settings != y.settings:
         return False
-    return all(
-        (p.entry == q.entry and is_same_file(p.file, q.file))
-        or all(
-            _is_equal(p.raw(i, min(i + BYTES, p.nbytes)), q.raw(i, min(i + BYTES, q.nbytes)))
-            for i in range(0, p.nbytes, BYTES)
-        )
-        for p, q in zip(x.parts, y.parts, strict=True)
-    )
-
-
-def _is_equal(x: np.ndarray, y: np.ndarray) -> bool:
-    """Whether bytes are the same, eight at a time."""
-    n = len(x) // 8 * 8
-    return np.array_equal(x[:n].view("u8"), y[:n].view("u8")) and np.array_equal(x[n:], y[n:])
+    if len(x.parts) == len(y.parts) and all(map(is_copy, x.parts, y.parts)):
+        return True
+    return parts.share == 1 and isinstance(x, StoredTensor) and equal_bytes(x, y)
 
 
 def _sampled_blocks(parts: Compared) -> list[Part]:
@@ -147,7 +131,7 @@ def _sampled_blocks(parts: Compared) -> list[Part]:
 
 def _coarser(parts: Compared, change: Change) -> Judged | None:
     """Whether one is the other with less in it."""
-    if proof := rounded_twice(parts.tensors) or merged_otherwise(parts.tensors):
+    if proof := rounded_twice(parts.tensors) or merged_otherwise(parts.tensors) or exponentiated(parts.tensors):
         return _judged(parts, ROUNDED, proof.deed, change.change, proof.detail)
     if proof := quantised(parts.tensors, change):
         return _judged(parts, QUANTISED, proof.deed, change.change, proof.detail)
@@ -210,14 +194,15 @@ def _as_deed(change: Change, deed: Deed | None) -> Deed:
 
 
 def tolerance_of(pair: Pair) -> float:
-    """|error| / |x| that the storage of both may make."""
+    """|error| / |x| that storing both may cause."""
     errors = [EXACT]
     for tensor in (pair.a, pair.b):
         if tensor.ends() is not None:
             with np.errstate(all="ignore"):
                 _, start, stop = next(Pair(tensor, tensor).blocks())
                 pieces = len([*few_rows_each(stop - start, row_width(tensor.shape))])
-                half = np.concatenate([cells.half for cells in islice(stored_cells(tensor, tensor), pieces)])
+                cells = islice(stored_cells(tensor, tensor), pieces)
+                half = np.concatenate([np.broadcast_to(each.grids.half, each.off.shape).ravel() for each in cells])
                 values = Block(tensor, start, stop).values().astype(np.float64)
                 finite = np.isfinite(half) & np.isfinite(values)
                 sizes = [float(np.linalg.norm(each[finite])) for each in (half, values)]
@@ -237,7 +222,7 @@ def _first_values(tensor: Tensor) -> np.ndarray:
 
 
 def _views(pair: Pair) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray] | None]:
-    """Of both a few columns of all rows (n, c), and all columns of a few rows, transposed (m, r)."""
+    """From both, a few columns of all rows (n, c), and all columns of a few rows, transposed (m, r)."""
     shape = pair.a.shape
     if len(shape) < 2:
         x, y = (Block(tensor, 0, prod(shape)).values().reshape(-1, 1) for tensor in (pair.a, pair.b))
@@ -246,8 +231,8 @@ def _views(pair: Pair) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray,
     for tensor in (pair.a, pair.b):
         width = shape[-1]
         if prod(shape) <= LARGEST_WHOLE:
-            whole = Block(tensor, 0, prod(shape)).values().reshape(-1, width)
-            sides.append(sampled(whole.astype(np.float32, copy=False)))
+            array = Block(tensor, 0, prod(shape)).values().reshape(-1, width)
+            sides.append(sampled(array.astype(np.float32, copy=False)))
             continue
         columns, rows = (evenly_spread(n, SPREAD) for n in (width, prod(shape[:-1])))
         across, along, row = [], [], 0
@@ -301,5 +286,5 @@ def alone(tensor: NamedTensor, label: str, *, in_a: bool) -> Judged:
 
 
 def as_same_function(judged: Judged, why: str) -> Judged:
-    """A changed tensor whose layer computes what it did."""
+    """A changed tensor whose layer still computes the same."""
     return replace(judged, verdict=SAME_FUNCTION, detail="; ".join(filter(None, (judged.detail, why))))

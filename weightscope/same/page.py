@@ -35,7 +35,7 @@ def write_same_page(files: Files, same: Same) -> None:
 
 
 def by_role(same: Same) -> Table:
-    """How many tensors of each role have which verdict."""
+    """How many tensors of each role have each verdict."""
     roles = dict.fromkeys(each.role for each in same.tensors)
     rows = []
     for role in roles:
@@ -50,7 +50,7 @@ MEANINGS = {
     "same values": "Every tensor is equal by role, whatever the container, order, fusing or dtype.",
     "rounded": "Every value is the other's correctly rounded to the coarser dtype.",
     "quantised": "Every value lies in the cell of its original under the stored scales; where a format searches its "
-    "codes, the error of each row is close to that of rounding to the nearest, and the deed says so.",
+    "codes, each row has about the error of rounding to the nearest, and the deed says so.",
     "same function": "Layers whose tensors differ give the same on random inputs, up to float32's rounding.",
     "undecided": "It could not be compared, or its effect is not known.",
     "different": "None of the above.",

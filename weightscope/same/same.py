@@ -1,4 +1,4 @@
-"""Is this still the same model? One verdict for two checkpoints, and what it rests on."""
+"""Is this still the same model? One verdict for two checkpoints, and the evidence for it."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -13,8 +13,7 @@ from weightscope.architectures.layer import NO_WEIGHTS
 from weightscope.architectures.names import NamedTensor
 from weightscope.changes.counterparts import Counterparts, counterparts
 from weightscope.changes.head import Basis
-from weightscope.checkpoint.storage import Storage, is_same_file
-from weightscope.compute.cores import in_threads
+from weightscope.compute.cores import hand_back, in_threads, keep_freed
 from weightscope.errors import CheckpointError, counted, printable
 from weightscope.findings import listed
 from weightscope.model import Model, TensorsOnly, open_tensors
@@ -23,9 +22,11 @@ from weightscope.provenance import Provenance
 from weightscope.results import Result
 from weightscope.same.config_and_tokens import Settings, Tokens, compare_settings, compare_tokenizers
 from weightscope.same.deeds import Sizes
-from weightscope.same.elsewhere import UNEXPLAINED, find_elsewhere, name_shards, reordered_experts
-from weightscope.same.function import allowed, basis_in_words, basis_of, called, last_apart, same_layers
-from weightscope.same.judge import (
+from weightscope.same.elsewhere import UNEXPLAINED, find_elsewhere, name_shards, name_unread, reordered_experts
+from weightscope.same.function import allowed, apart, basis_in_words, basis_of, called, is_unknown, last_apart
+from weightscope.same.judge import Compared, Judged, alone, as_same_function, judge, tolerance_of
+from weightscope.same.stored import read_known_digests, same_files
+from weightscope.same.verdicts import (
     DIFFERENT,
     QUANTISED,
     ROUNDED,
@@ -33,22 +34,16 @@ from weightscope.same.judge import (
     SAME_FUNCTION,
     SAME_VALUES,
     UNDECIDED,
+    UP_TO,
     VERDICTS,
-    Compared,
-    Judged,
-    alone,
-    as_same_function,
-    judge,
-    tolerance_of,
 )
 from weightscope.tables import Column, Table, as_json
 
 Readable = Model | TensorsOnly  # of a checkpoint whose heads are not read, the tensors are compared all the same
 
-UP_TO = {"values": SAME_VALUES, "rounded": ROUNDED, "quantised": QUANTISED, "rounding": ROUNDED,
-         "quantisation": QUANTISED, "function": SAME_FUNCTION}  # fmt: skip
 NAMED = 3  # tensors, keys or kinds that the lead names
 ANY_ORDER = ("rows in another order", "heads in another order")  # which fits what was done to a part of the rows too
+NOT_RUN = "whether other tensors of the layer make up for it is not known: it is not run, or not in full"
 LAST = ("norm.outputs", "norm.outputs.bias", "unembedding", "unembedding.bias", "outputs.projection")
 
 
@@ -75,6 +70,7 @@ class Same(Result):
     settings: Settings
     tokens: Tokens
     not_compared: Sequence[str]  # names of tensors that were not compared, and why
+    unread_files: Sequence[str]  # a sentence for each checkpoint with files of weights that were not read
     sample: float
     provenance: Provenance
 
@@ -104,7 +100,7 @@ class Same(Result):
 
     @property
     def lead(self) -> str:
-        """The verdict in a sentence, and what it rests on."""
+        """The verdict in a sentence, and the evidence for it."""
         a, b = printable(self.name_a), printable(self.name_b)
         total = counted(len(self.tensors), "tensor")
         looked = "" if self.sample == 1 else f" A first look at {self.sample:.0%} of the values; the rest was not read."
@@ -115,7 +111,7 @@ class Same(Result):
             return f"{b} is {a}: all {total} have the same values.{rest}{looked}"
         if self.verdict in (ROUNDED, QUANTISED):
             deeds = Counter(each.deed for each in self.tensors if each.verdict in (ROUNDED, QUANTISED))
-            names = {"A": a, "B": b}  # with one of which each of these deeds begins
+            names = {"A": a, "B": b}  # each of these deeds begins with one of the two
             named = listed([f"{count} {names[deed[0]]}{deed[1:]}" for deed, count in deeds.most_common()], NAMED)
             same = self.counts[SAME_VALUES]
             named += f", and {same} with the same values" if same else ""
@@ -163,7 +159,7 @@ class Same(Result):
 
     def printed(self) -> list[str | Table]:
         """What the terminal shows, from top to bottom."""
-        parts: list[str | Table] = [self.lead, self.tokens.lead]
+        parts: list[str | Table] = [self.lead, *self.unread_files, self.tokens.lead]
         if self.settings.idle:
             keys = listed([printable(each.key) for each in self.settings.idle], NAMED)
             parts.append(f"Config keys without effect on what is computed also differ: {keys}.")
@@ -209,7 +205,7 @@ def same(a: Readable | str | Path, b: Readable | str | Path, *, sample: float = 
     """Find out whether two checkpoints hold the same model, and what was done to each tensor that differs.
 
     Every tensor of both is compared under its role, whatever the container, and the keys of config.json that decide
-    what is computed; the tokenizers have a verdict of their own. Memory is that of one tensor of each.
+    what is computed; the tokenizers have a verdict of their own. Memory: one tensor of each.
 
     Parameters
     ----------
@@ -235,48 +231,37 @@ def same(a: Readable | str | Path, b: Readable | str | Path, *, sample: float = 
     if not 0 < sample <= 1:
         raise CheckpointError(f"`sample` is {sample}; it has to be above 0 and at most 1")
     a, b = (open_tensors(each) if isinstance(each, str | Path) else each for each in (a, b))
+    keep_freed()
     with progress_shown(progress):
+        read_known_digests(a.checkpoint, b.checkpoint)
         judged, left = _judged(a, b, sample)
         tokens = compare_tokenizers(a, b)
+    hand_back()
     head = [each for each in judged if each.role == "unembedding"]
     same_head = all(each.verdict != DIFFERENT for each in head) if head else not _needs_head(b)
     settings = compare_settings(a, b, same_head=same_head)
     verdict = max((each.verdict for each in judged), key=VERDICTS.index, default=UNDECIDED)
-    if verdict == SAME_VALUES and sample == 1 and not any(each.deed for each in judged) and _same_files(a, b):
+    if (
+        verdict == SAME_VALUES
+        and sample == 1
+        and not any(each.deed for each in judged)
+        and same_files(a.checkpoint, b.checkpoint)
+    ):
         verdict = SAME_BYTES
     if settings.unknown:
         verdict = max(verdict, UNDECIDED, key=VERDICTS.index)
     if settings.deciding:
         verdict = DIFFERENT
-    return Same(
-        a.name, b.name, verdict, judged, settings, tokens, left, sample, Provenance.of(a.checkpoint, b.checkpoint)
-    )
+    provenance = Provenance.of(a.checkpoint, b.checkpoint)
+    unread = [f"{letter}: {each.checkpoint.weight_files.sentence}"
+              for letter, each in (("A", a), ("B", b)) if each.checkpoint.weight_files.telling]  # fmt: skip
+    return Same(a.name, b.name, verdict, judged, settings, tokens, left, unread, sample, provenance)
 
 
 def _needs_head(model: Readable) -> bool:
     """Whether config.json names a language model, which draws a head at random where it is neither stored nor tied."""
     names = model.checkpoint.config.get("architectures")
     return isinstance(names, list) and any("LM" in str(name) for name in names)
-
-
-def _same_files(a: Readable, b: Readable) -> bool:
-    """Whether files whose tensors hold the same bytes are the same in headers, gaps and config.json too."""
-    x, y = a.checkpoint, b.checkpoint
-    if x.config.stored != y.config.stored or [file.size for file in x.files] != [file.size for file in y.files]:
-        return False
-    return all(map(_same_rest, x.files, y.files))
-
-
-def _same_rest(x: Storage, y: Storage) -> bool:
-    if is_same_file(x, y):
-        return True
-    if x.header != y.header or [*x.tensors.items()] != [*y.tensors.items()]:
-        return False
-    if x.header.size + sum(entry.stop - entry.start for entry in x.tensors.values()) == x.size:
-        return True
-    x.read_digest()
-    y.read_digest()
-    return x.sha256 == y.sha256
 
 
 def _judged(a: Readable, b: Readable, sample: float) -> tuple[list[Judged], list[str]]:
@@ -291,8 +276,8 @@ def _judged(a: Readable, b: Readable, sample: float) -> tuple[list[Judged], list
             judged.append(each)
             shown.update()
     judged = [_by_part(a, b, *each) for each in zip(judged, parts, strict=True)]
-    judged = name_shards(find_elsewhere(judged, parts), [each.tensors.b.file.path.name for each in parts])
-    judged = reordered_experts(judged, parts)
+    judged = name_shards(find_elsewhere(judged, parts), parts)
+    judged = reordered_experts(a, judged, parts)
     heads = [_tied_head(a, b, *each) for each in ((only_a, True), (only_b, False))]
     for lost, in_a, tied in ((only_a, True, heads[0]), (only_b, False, heads[1])):
         for tensor, label in lost:
@@ -301,6 +286,7 @@ def _judged(a: Readable, b: Readable, sample: float) -> tuple[list[Judged], list
             judged.append(
                 tied if tied is not None and tensor.role == "unembedding" else alone(tensor, label, in_a=in_a)
             )
+    judged = name_unread(judged, a.checkpoint, b.checkpoint)
     left = [f"{each.name} ({each.detail or each.deed})" for each in judged if each.verdict == UNDECIDED]
     return _same_function(a, b, judged), left
 
@@ -339,10 +325,13 @@ def _compared(a: Readable, b: Readable, paired: Counterparts, sample: float) -> 
 def _tied_head(a: Readable, b: Readable, lost: Sequence[tuple[NamedTensor, str]], in_a: bool) -> Judged | None:
     """The head of one file against the other's token embedding, where the other ties them."""
     head = next((tensor for tensor, _ in lost if tensor.role == "unembedding"), None)
-    other = b if in_a else a
-    if head is None or not isinstance(other, Model) or not other.tied or "tokens" not in other.tensors:
+    tying = b if in_a else a
+    if head is None or not isinstance(tying, Model) or "tokens" not in tying.tensors:
         return None
-    tokens = other.tensors["tokens"]
+    ties = tying.tied or "unembedding" in tying.family.also  # encoders' heads have more than a norm and a matrix
+    if not ties or tying.config.get("tie_word_embeddings", True) is not True:
+        return None
+    tokens = tying.tensors["tokens"]
     x, y = (head, tokens) if in_a else (tokens, head)
     judged = judge(_compared(a, b, Counterparts("unembedding", x, y, "role"), 1.0))
     judged = replace(judged, role="unembedding", name_b=judged.name_b if not in_a else "", label="unembedding")
@@ -364,13 +353,19 @@ def _same_function(a: Readable, b: Readable, judged: Sequence[Judged]) -> list[J
         return list(judged)
     turned = basis.rotation is not None
     why = basis_in_words(basis) if turned else "the layer gives the same on random inputs"
-    roles: dict[int, list[str]] = {layer: [] for layer in range(a.config.n_layers if turned else 0)}
+    deeds: dict[int, list[tuple[str, str]]] = {layer: [] for layer in range(a.config.n_layers if turned else 0)}
     for i in mine:
         if (layer := judged[i].layer) is not None:
-            roles.setdefault(layer, []).append(judged[i].role)
+            deeds.setdefault(layer, []).append((judged[i].role, judged[i].deed))
     if not turned:  # one alone shows in what the layer gives
-        roles = {layer: changed for layer, changed in roles.items() if len(changed) > 1}
-    same_ones = same_layers(a, b, roles, basis)
+        deeds = {layer: changed for layer, changed in deeds.items() if len(changed) > 1}
+    sizes = {layer: apart(a, b, layer, basis, [role for role, _ in changed]) for layer, changed in deeds.items()}
+    same_ones = [layer for layer, size in sizes.items() if size <= allowed(basis)]
+    unknown = [
+        layer
+        for layer, size in sizes.items()
+        if layer not in same_ones and is_unknown(a, b, layer, basis, size, deeds[layer])
+    ]
     last = any(judged[i].role in LAST for i in mine) and last_apart(a, b, basis) <= allowed(basis)
     if turned and (len(same_ones) < a.config.n_layers or not last):
         return list(judged)
@@ -381,4 +376,6 @@ def _same_function(a: Readable, b: Readable, judged: Sequence[Judged]) -> list[J
         if each.layer in same_ones or (each.layer is None and (last if each.role in LAST else turned)):
             deed = why if turned else called(each.role, each.deed, folded=each.layer in with_norms)
             result[i] = as_same_function(replace(each, deed=deed), "" if turned else why)
+        elif each.layer in unknown:
+            result[i] = replace(each, verdict=UNDECIDED, detail=f"{NOT_RUN}; {each.detail}".removesuffix("; "))
     return result

@@ -454,8 +454,8 @@ def untied_head(model: Model) -> Iterator[Finding]:
     checkpoint, head = model.checkpoint, model.output_tensors.get(ROWS)
     layers = {name for i in range(model.config.n_layers) for name in checkpoint.names_under(model.stem(i))}
     known = layers | {tensor.name for tensor in model.embedding_tensors}
-    others = [t for name, t in checkpoint.items() if name not in known and len(t.shape) == 2]
-    may_be_head = any(tensor.shape[1] == model.embedding_width for tensor in others)  # of a name that no row has
+    matrices = [t for name, t in checkpoint.items() if name not in known and len(t.shape) == 2]
+    may_be_head = any(tensor.shape[1] == model.embedding_width for tensor in matrices)  # of a name that no row has
     if (head is None or head.name == tokens) and not may_be_head:
         text = f"config.json says {named} and tie_word_embeddings false; the file has no head"
         yield Finding(kind="untied_head", measure="tensors", number=0.0, usual=1.0, text=f"{text}.")
@@ -511,7 +511,7 @@ def offset_findings(model: Model, layers: Sequence[int]) -> Iterator[Finding]:
 
 
 def layer_gains(model: Model, layers: Sequence[int]) -> Gains:
-    """Gains of the norms of layers that the row names, but for those of queries and keys."""
+    """Gains of the norms of layers that the row names, except queries' and keys'."""
     gains: Gains = defaultdict(dict)
     for i in layers:
         row = model.family.in_layer(model.config.layer_types[i])

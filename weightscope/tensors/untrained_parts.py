@@ -1,8 +1,9 @@
-"""Towers, projectors and heads beside the layers that are audited: whether they are as initialised.
+"""Towers, projectors and heads outside the audited layers: whether they are as initialised.
 
-One matrix says little: of 784 in nine real checkpoints 32 have the second moments of a random one. Constant gains and
+One matrix says little: 32 of 784 in nine real checkpoints have the second moments of a random one. Constant gains and
 biases say more, but folding leaves them too. Both together were found in all of nine real stacks of four layers that
-were drawn anew beside another model, in none of the nine as they are, and in two heads: poolers of MiniLM and MPNet.
+were drawn anew next to another model, in none of the nine as published, and in two heads: the poolers of MiniLM and
+MPNet.
 """
 
 import re
@@ -29,11 +30,11 @@ PARAMETER = re.compile(r"\.(weight|bias|gamma|beta)$")
 
 
 @finding("untrained_head", "head as initialised", rank=70,
-         look_next="Usual of a pooler that nothing reads, as in embedding models. A head that is to be used has to be "
-                   "trained, or was lost and drawn anew.")  # fmt: skip
+         look_next="Usual for a pooler that nothing reads, as in embedding models. A head that is used must be "
+                   "trained; one that was trained may have been lost and drawn anew.")  # fmt: skip
 def untrained_parts(model: Model, everything: Everything) -> Iterator[Finding]:
-    """Towers, projectors and heads beside the audited layers that are as initialised: random matrices, and one value in
-    each gain and bias.
+    """Towers, projectors and heads outside the audited layers that are as initialised: random matrices, and one value
+    in each gain and bias.
     """
     layers = (model.prefix + model.family.layer).partition("{i}")[0]
     parts: dict[str, list[TensorFacts]] = defaultdict(list)

@@ -173,14 +173,14 @@ class PartTensor(RestoredTensor):
     """One of the matrices that a file fuses."""
 
     def __post_init__(self) -> None:
-        rows, (_, of) = self.stored.shape[0] if self.stored.shape else 0, self.share
-        if not rows or rows % of or self.n_heads % self.n_kv_heads:
+        rows, (_, total) = self.stored.shape[0] if self.stored.shape else 0, self.share
+        if not rows or rows % total or self.n_heads % self.n_kv_heads:
             counts = f"{self.n_heads} heads of {self.n_kv_heads} keys and values"
             raise self.stored.refuse(f"has shape {self.stored.shape}, which {counts} do not divide")
 
     @property
     def share(self) -> tuple[int, int]:
-        """How many of how many rows: (n, all)."""
+        """How many of the fused rows are this part's: (n, total)."""
         if self.undo in (first_half, second_half):
             return 1, 2
         n = self.n_heads if self.undo is queries_of_groups else self.n_kv_heads
@@ -188,8 +188,8 @@ class PartTensor(RestoredTensor):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        n, of = self.share
-        return self.stored.shape[0] // of * n, *self.stored.shape[1:]
+        n, total = self.share
+        return self.stored.shape[0] // total * n, *self.stored.shape[1:]
 
 
 # params.json
@@ -211,7 +211,7 @@ def config_of_params(checkpoint: Checkpoint, spelling: Spelling) -> Config:
         if value is not None and (key not in known or value != DEFAULTS.get(key, value)):
             problem = f"'{key[:40]}' is {str(value)[:40]}, which is not read of params.json"
             raise CheckpointError(
-                f"{problem}; with transformers' config.json beside it the file opens", file=params.file
+                f"{problem}; add transformers' config.json to the folder to open it", file=params.file
             )
     values = {key: params[name] for key, name in spelling.params.items() if params.get(name) is not None}
     values["model_type"] = "mixtral" if experts else "mistral" if "hidden_dim" in params else "llama"

@@ -94,10 +94,10 @@ class Layout(NamedTuple):
             return unpack_columns(words, self.bits)[:, :count]
         each, per_word = np.arange(count), 32 // self.bits
         starts = each * self.bits if self.is_dense else each // per_word * 32 + each % per_word * self.bits
-        at, shift = starts // 32, (starts % 32).astype(np.uint32)
-        values = words[:, at] >> shift
+        word, shift = starts // 32, (starts % 32).astype(np.uint32)
+        values = words[:, word] >> shift
         crossing = np.flatnonzero(shift + self.bits > 32)
-        values[:, crossing] |= words[:, at[crossing] + 1] << 32 - shift[crossing]
+        values[:, crossing] |= words[:, word[crossing] + 1] << 32 - shift[crossing]
         return (values & (2**self.bits - 1)).astype(np.uint8)
 
 
@@ -195,7 +195,7 @@ class PackedTensor(DequantisedTensor):
         return 0, 0xFF, 1 << self.geometry[1].bits
 
     def zeros(self, layout: Layout) -> np.ndarray:
-        """The code that stands for 0, by output and group, or one for all."""
+        """The code of 0, by output and group, or one for all."""
         part, middle = self.by_key.get("zero_point"), np.float32(2 ** (layout.bits - 1))
         if part is None:
             return np.full((1, 1), middle)

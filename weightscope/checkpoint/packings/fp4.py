@@ -72,10 +72,10 @@ class Fp4Tensor(DequantisedTensor):
         block = MX_BLOCK if self.is_mx else NV_BLOCK
         if not inputs or inputs % block or scale.shape != (outputs, inputs // block):
             self.misshapen()
-        whole = [key for key in ("divisor", "factor") if key in self.by_key]
-        if not self.is_mx and not whole:
+        global_scales = [key for key in ("divisor", "factor") if key in self.by_key]
+        if not self.is_mx and not global_scales:
             raise self.refuse("has no weight_global_scale or weight_scale_2; NVFP4 needs one")
-        for key in whole:
+        for key in global_scales:
             if self.is_mx or self.by_key[key].dtype != "F32" or prod(self.by_key[key].shape) != 1:
                 self.misshapen()
 

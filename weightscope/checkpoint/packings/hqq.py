@@ -1,4 +1,4 @@
-"""HQQ: (code - zero) * scale, in groups of the flattened weight; the settings of each weight are tensors beside it."""
+"""HQQ: (code - zero) * scale, in groups of the flattened weight; each weight's settings are tensors too."""
 
 from collections.abc import Mapping
 from functools import cached_property

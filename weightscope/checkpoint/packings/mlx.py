@@ -10,7 +10,7 @@ settings under `quantization`: of all modules, and by a module's name of those t
 | nvfp4 | scale * E2M1, times global_scale / (448 * 6) where there is one | E4M3 |
 | mxfp8 | scale * E4M3 | E8M0 |
 
-Sums and products are those of float32, as mlx.core.dequantize's where its scales are float32.
+Sums and products are rounded to float32, as in mlx.core.dequantize where its scales are float32.
 """
 
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ CHUNK = 1 << 16  # weights unpacked at a time, which stay in the cache while the
 
 
 class Mode(NamedTuple):
-    """What the bits of a mode may be, how many codes may share a scale, and of which type scales are."""
+    """The bits that a mode allows, how many codes may share a scale, and the dtype of scales."""
 
     bits: tuple[int, ...]
     group_sizes: tuple[int, ...]
@@ -172,7 +172,7 @@ class MlxTensor(DequantisedTensor):
 
 
 def _values(mode: str, bits: int) -> np.ndarray:
-    """What each code stands for, before scales."""
+    """The value of each code, before scales."""
     if mode == "affine":
         return np.arange(1 << bits, dtype=np.float32)
     return np.concatenate([E2M1, -E2M1]) if bits == 4 else decode_fp8(np.arange(1 << bits), "F8_E4M3")

@@ -10,7 +10,7 @@ from weightscope.checkpoint.packings.packed import DequantisedTensor, parts_of
 from weightscope.checkpoint.packings.scaled import FP8, ScaledTensor
 from weightscope.errors import CheckpointError
 
-KEY, SETTINGS_FILE = "quantization_config", "hf_quant_config.json"  # where config.json has settings, and beside it
+KEY, SETTINGS_FILE = "quantization_config", "hf_quant_config.json"  # the settings: a key of config.json, or a file
 ALGORITHMS = (
     "FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "MXFP8", "NVFP4", "W4A16_NVFP4", "W4A8_NVFP4_FP8", "MXFP4",
     "W4A8_MXFP4_FP8",

@@ -101,7 +101,7 @@ class DequantisedTensor(WholeTensor):
         return tuple(self.by_key.values())
 
     def unchecked(self, noted: set[str]) -> Tensor:
-        # Only values of the weight that are not finite are noted, not those of its parts.
+        # NaN and infinity are noted of the weight, not of its parts.
         by_key = {key: replace(part, noted=set()) for key, part in self.by_key.items()}
         return replace(self, by_key=by_key, noted=noted)
 
@@ -136,7 +136,7 @@ class DequantisedTensor(WholeTensor):
         raise self.refuse(f"is in parts that do not fit together: {shapes}")
 
     def codes(self) -> tuple[int, int, int | tuple[float, ...]] | None:
-        """The byte that has the first level's code, or codes, and that of the last; and the levels as in `ends`."""
+        """The bytes that hold the code or codes of the first and the last level, and the levels as in `ends`."""
         return None
 
     def ends(self) -> tuple[Tensor, Tensor, int | tuple[float, ...]] | None:

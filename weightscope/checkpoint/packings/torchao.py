@@ -1,4 +1,4 @@
-"""torchao: (q - zero_point) * scale of its block; each file's metadata says of which class a weight is."""
+"""torchao: (q - zero_point) * scale of its block; each file's metadata names the class of a weight."""
 
 import re
 from collections.abc import Mapping
@@ -34,11 +34,11 @@ def find(tensor: StoredTensor, stored: Mapping[str, StoredTensor], _: Config) ->
             [key for key in stated if key in KEYS and key not in by_key] if isinstance(stated, list) else ["scale"]
         )
         if missing:
-            raise tensor.refuse(f"has no {missing[0]} beside it; the metadata of {name} say that it has one")
+            raise tensor.refuse(f"has no {missing[0]}, which the metadata of {name} list")
         settings = {"kind": kind, "block_size": described.inside("_data").get("block_size")}
         return TorchAoTensor(name, by_key, Config(settings, tensor.file.path))
     if f"{match[1]}{joint}qdata" not in stored:
-        raise tensor.refuse("has no qdata beside it; torchao's weights need one")
+        raise tensor.refuse("has no qdata; torchao's weights need one")
     return None
 
 
