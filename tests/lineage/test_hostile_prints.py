@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -160,11 +161,8 @@ def test_one_damaged_fingerprint_does_not_stop_a_registry(embedded: Sketches, tm
     assert lineage.base == embedded.name
     assert [each.partition(":")[0] for each in lineage.unread] == ["junk.wsf", "late.wsf"]
     assert "junk.wsf: is not a fingerprint" in str(lineage) and lineage.as_json()["unread"] == lineage.unread
-    arrays = load_file(tmp_path / "good.wsf")
-    shuffled = {name: np.random.default_rng(0).permuted(arrays[name]) for name in ("direct", "layers_direct")}
-    about = {"version": 1, "name": "x", "d_model": 8, "layers": 2, "heads": 8, "kv_heads": 8, "vocabulary": None}
-    empty = {"tokens": arrays["tokens"][..., :0], "layers_tokens": arrays["layers_tokens"][:, :0]}
-    save_file(arrays | shuffled | empty, tmp_path / "good.wsf", {"weightscope": json.dumps(about)})
+    shuffled = np.random.default_rng(0).permuted(embedded.direct)
+    replace(embedded, direct=shuffled, tokens=embedded.tokens[..., :0]).save(tmp_path / "good.wsf")
     unlike = ws.lineage("embedded", tmp_path)
     assert unlike.verdict == "undecided" and "junk.wsf: is not a fingerprint" in unlike.lead
 

@@ -8,7 +8,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
-from weightscope.lineage.sketches import POINTS, SIZES, SKETCH, fingerprint, load, signs, token_ids
+from weightscope.lineage.probes import signs
+from weightscope.lineage.sketches import POINTS, SIZES, SKETCH, fingerprint, load, token_ids
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,13 @@ from weightscope.errors import CheckpointError
 
 FORMATS = ("cyclonedx", "spdx")
 
+PROBE_KEY = options.file_to_read(
+    "--probe-key", "Secret that fingerprints' probes are drawn from; compare with it only."
+)
+
 
 @command(
-    "Find where a checkpoint comes from, and what was done to it. Reads each once.",
+    "Find where a checkpoint comes from, and what was done to it. Reads each twice.",
     [
         "weightscope lineage suspect/ base/ --out lineage/",
         "weightscope lineage suspect/ base/ tuned/ other/ --out lineage/ --json",
@@ -31,13 +35,17 @@ FORMATS = ("cyclonedx", "spdx")
 @options.tower
 @options.families
 @options.digest
+@click.option("--base", "adapted", help="Base model of SUSPECT, a LoRA adapter whose config does not name it.")
+@PROBE_KEY
+@click.option("--nonce", help="Draw the probes of an earlier result, whose lineage.json has its nonce.")
 @options.file_to_write("--attest", help="Also write a claim that others can check with `weightscope verify`.")
 @options.file_to_read("--sign-key", "Private key in PEM to sign the claim with (needs the extra attest).")
 @click.option("--sbom", type=click.Choice(FORMATS), help="Also write an SBOM of SUSPECT into --out.")
 @options.json
 def lineage_command(
     suspect: str, bases: tuple[str, ...], out: Path, tower: str | None, families: str | None, digest: bool,
-    attest: Path | None, sign_key: Path | None, sbom: str | None, as_json: bool,
+    adapted: str | None, probe_key: Path | None, nonce: str | None, attest: Path | None, sign_key: Path | None,
+    sbom: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Find out from the weights alone whether SUSPECT and a BASE share an origin, and how they differ.
 
@@ -46,6 +54,7 @@ def lineage_command(
     their digests.
     """
     from weightscope.claims.claim import Options, statement
+    from weightscope.claims.digests import refuse_several_folders
     from weightscope.claims.sbom import FILES, sbom_of
     from weightscope.claims.verify import signatures
     from weightscope.files import OutputFolder
@@ -60,17 +69,21 @@ def lineage_command(
     if attest is not None or sbom is not None:
         _refuse_prints(suspect, bases)
 
-    def opened(source: str) -> Any:
+    def opened(source: str, base: str | None = None) -> Any:
         if is_fingerprint(source) or prints_in(source):
             return source
-        return options.opened_model(Source.named(source, tower=tower, families=families, digest=digest))
+        return options.opened_model(Source.named(source, tower=tower, families=families, digest=digest, base=base))
 
     key = sign_key and signatures().signing_key(sign_key)  # a wrong key ends the command before anything is read
     folder = OutputFolder(out, names=(*RESULTS, *([FILES[sbom]] if sbom else [])))
     folder.refuse_foreign()
-    models = [opened(source) for source in (suspect, *bases)]  # fail on a wrong name before anything is read
+    models = [opened(suspect, adapted), *map(opened, bases)]  # fail on a wrong name before anything is read
+    if attest is not None or sbom is not None:
+        for model in models:
+            if not is_fingerprint(model):
+                refuse_several_folders(model)
     with folder:
-        result = lineage(models[0], models[1:])
+        result = lineage(models[0], models[1:], probe_key=probe_key, nonce=nonce)
         result.write_files(folder)
         if sbom is not None:
             folder.json(FILES[sbom], sbom_of(result, sbom))
@@ -105,23 +118,26 @@ def _refuse_prints(suspect: str, bases: Sequence[str]) -> None:
     "--out", type=click.Path(path_type=Path), required=True, callback=options.writable,
     help="Fingerprint file to write (.wsf); for a list of sources, the folder for their fingerprints.",
 )  # fmt: skip
+@PROBE_KEY
 @options.with_engine
-def fingerprint_command(named: Any, source: str, out: Path, engine: Any) -> None:
+def fingerprint_command(named: Any, source: str, out: Path, probe_key: Path | None, engine: Any) -> None:
     """Write a fingerprint: what `weightscope lineage` needs to know about a checkpoint, without its weights.
 
     SOURCE may be a text file (.txt) that lists one source per line; the fingerprints then go into the folder --out.
     """
     from weightscope.errors import counted
+    from weightscope.lineage.probes import PUBLIC, keyed_probes
     from weightscope.lineage.sketches import SUFFIX, fingerprint
     from weightscope.lineage.verdict import make_prints
     from weightscope.sources import folder_names, is_list, read_list
 
+    probes = keyed_probes(probe_key) if probe_key else PUBLIC
     if not is_list(source):
         if out.suffix != SUFFIX:
             raise click.BadParameter(
                 f"{out} does not end in {SUFFIX}, the suffix of fingerprint files", param_hint="--out"
             )
-        sketches = fingerprint(named(source).open())
+        sketches = fingerprint(named(source).open(), probes)
         sketches.save(out)
         options.say_digests(sketches.read)
         headline(f"{sketches.name}: {counted(len(sketches.layer), 'head')}, {out.stat().st_size / 1e3:,.0f} kB")
@@ -129,7 +145,9 @@ def fingerprint_command(named: Any, source: str, out: Path, engine: Any) -> None
         return
     sources = read_list(Path(source))
     failed = 0
-    for name, problem, read in make_prints([named(each) for each in sources], folder_names(sources), out, engine):
+    for name, problem, read in make_prints(
+        [named(each) for each in sources], folder_names(sources), out, engine, probes
+    ):
         failed += bool(problem)
         options.say_digests(read)
         click.echo(f"weightscope: {name}: {problem}" if problem else out / f"{name}{SUFFIX}", err=bool(problem))
@@ -149,10 +167,12 @@ def fingerprint_command(named: Any, source: str, out: Path, engine: Any) -> None
 @click.argument("bases", nargs=-1, required=True, metavar="BASE [BASE ...]", shell_complete=options.complete_source)
 @options.file_to_read("--key", "Public key in PEM that the claim must be signed by.")
 @options.families
+@PROBE_KEY
 @options.json
 def verify_command(
-    claim: Path, suspect: str, bases: tuple[str, ...], key: Path | None, families: str | None, as_json: bool
-) -> None:
+    claim: Path, suspect: str, bases: tuple[str, ...], key: Path | None, families: str | None, probe_key: Path | None,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Compute the lineage that CLAIM states again, from SUSPECT and every BASE, and compare each field.
 
     CLAIM is what `weightscope lineage --attest` wrote, signed or not. A BASE may be a fingerprint file (.wsf): then the
@@ -174,7 +194,8 @@ def verify_command(
             raise CheckpointError(f"{error}{by_claim}") from None
 
     models = [opened(source) for source in (suspect, *bases)]
-    result = verify(claim, models[0], models[1:], key=key, options=made_with._replace(families=file_digest(families)))
+    given = made_with._replace(families=file_digest(families))
+    result = verify(claim, models[0], models[1:], key=key, options=given, probe_key=probe_key)
     if as_json:
         print_json(result.as_json())
     else:

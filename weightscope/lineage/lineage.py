@@ -16,12 +16,15 @@ from weightscope.errors import CheckpointError, counted, printable
 from weightscope.findings import listed, spans
 from weightscope.lineage.differences import Kind, WeightChanges, structure_kinds, weight_changes, weight_kinds
 from weightscope.lineage.direction import HOW, Proof, prove, without_layers
+from weightscope.lineage.initial import initial_ones
 from weightscope.lineage.matching import BACKGROUND, ROUTES, Match
 from weightscope.lineage.parts import CALLED, NOTHING, Part, compare_parts, unread_parts
-from weightscope.lineage.shared_tensors import NORMS
+from weightscope.lineage.permutation_test import permutation_log_p
+from weightscope.lineage.probes import PUBLIC, Probes, keyed_probes
+from weightscope.lineage.shared_tensors import FEED_FORWARD, NORMS, TOKENS
 from weightscope.lineage.shares import Shares, shares_of
 from weightscope.lineage.sketches import Sketches
-from weightscope.lineage.verdict import Base, ComparedBase, Related, candidates, judge, print_of, sources
+from weightscope.lineage.verdict import CLEARLY, Base, ComparedBase, Related, candidates, judge, sources
 from weightscope.model import Model
 from weightscope.progress import progress_shown
 from weightscope.provenance import Provenance
@@ -39,6 +42,10 @@ TABLES: dict[str, Callable[["Lineage"], Any]] = {
     "directions.npz": lambda lineage: lineage.along.direction_vectors,
 }
 RESULTS = (*TABLES, "report.html", "lineage.png", "lineage.svg", "lineage.figure.csv")
+BY_PRINTS = {  # by whether the signs were drawn from a key
+    False: " This rests on fingerprints, and a checkpoint can be made to fit public probes; its weights would decide.",
+    True: " This rests on fingerprints, drawn with a key.",
+}
 UNKNOWN_ORDER = "the weights do not show which came first"
 COMPARED_TOO = "Feed-forward networks, embeddings and norms were compared too: nothing is shared."
 OUT_OF_REACH = (
@@ -46,7 +53,10 @@ OUT_OF_REACH = (
 )
 
 
-def lineage(suspect: Base, bases: Base | Iterable[Base], *, progress: bool = False) -> "Lineage":
+def lineage(
+    suspect: Base, bases: Base | Iterable[Base], *, probe_key: str | Path | None = None, nonce: str | None = None,
+    progress: bool = False,
+) -> "Lineage":  # fmt: skip
     """Find out from weights whether a checkpoint has an origin in common with one of several others, and what differs.
 
     Parameters
@@ -55,6 +65,10 @@ def lineage(suspect: Base, bases: Base | Iterable[Base], *, progress: bool = Fal
         A model, anything that `open_model` opens, a fingerprint or its file (`weightscope fingerprint`).
     bases : Model, Sketches, str or Path, or several
         The same, or a folder of fingerprint files; those most like the suspect are compared.
+    probe_key : str or Path, optional
+        The key file that fingerprints were made with (`weightscope fingerprint --probe-key`).
+    nonce : str, optional
+        What the probes of checkpoints are drawn with, to make an earlier result again; drawn anew without it.
     progress : bool
         Show a progress bar.
 
@@ -80,19 +94,38 @@ def lineage(suspect: Base, bases: Base | Iterable[Base], *, progress: bool = Fal
     if not named:
         raise CheckpointError("lineage needs at least one base")
     with progress_shown(progress):
-        result = _lineage(suspect, named)
+        result = _lineage(suspect, named, keyed_probes(probe_key) if probe_key else PUBLIC, nonce)
     read = [result.suspect.read, *(each.base.read for each in result.compared)]
     return replace(result, provenance=result.provenance.of_all(read))
 
 
-def _lineage(suspect: Base, named: Sequence[Base]) -> "Lineage":
+def _lineage(suspect: Base, named: Sequence[Base], key: Probes, nonce: str | None) -> "Lineage":
     """The same without the files that were read."""
-    sketches = print_of(suspect)
-    compared_with, looked_at, unread = candidates(sketches, named)
-    compared = [judge(sketches, base) for base in compared_with]
+    pairs, looked_at, unread, probes = candidates(suspect, named, key, nonce)
+    compared = [judge(sketches, base) for sketches, base in pairs]
+    result = _judged(pairs[0][0], compared, looked_at, unread)
+    return replace(result, probes=probes, by_neurons=_by_neurons(pairs))
+
+
+def _by_neurons(pairs: Sequence[tuple[Sketches, Sketches]]) -> dict[str, float]:
+    """The p-value of the permutation test of neurons by base, where weights are there and shapes agree."""
+    log_p = {
+        base.name: permutation_log_p(suspect.source, base.source)
+        for suspect, base in pairs if suspect.source is not None and base.source is not None
+    }  # fmt: skip
+    return {name: exp(value) for name, value in log_p.items() if value is not None}
+
+
+def p_value_of(log_p: Sequence[float], looked_at: int) -> float:
+    """The smallest of some probabilities, times the number of comparisons by which it may be small by chance."""
     comparisons = max(1, looked_at) * len(ROUTES)
-    log_p = min((each.log_p for each in compared), default=0.0) + log(comparisons)
-    p = exp(min(0.0, max(-700.0, log_p)))
+    return exp(min(0.0, max(-700.0, min(log_p, default=0.0) + log(comparisons))))
+
+
+def _judged(sketches: Sketches, compared: list[ComparedBase], looked_at: int, unread: list[str]) -> "Lineage":
+    """The verdict on all bases."""
+    comparisons = max(1, looked_at) * len(ROUTES)
+    p = p_value_of([each.log_p for each in compared], looked_at)
     related = sorted((Related(j.base, j.match) for j in compared if j.match), key=lambda each: -each.weight)
     if related:
         return replace(_related(sketches, compared, related, p, comparisons), unread=unread)
@@ -155,7 +188,7 @@ def _related(
 ) -> "Lineage":
     """How the suspect differs from the first of these bases, or from several, and which came first."""
     first, of_layers = related[0], sources(suspect, related)
-    shares, drift, older, verdict, basis = Shares({}), {}, None, "related", Basis(known=first.match.route != "spectra")
+    shares, drift, older, verdict, basis = Shares({}), {}, None, "related", Basis(known=first.match.route == "direct")
     along = TensorChanges([])
     attention = _attention(first.match)
     if len({each.base.name for each in of_layers if each is not None}) > 1:
@@ -173,7 +206,7 @@ def _related(
             if shares.weights:
                 kinds.append(_merge(suspect, shares))
                 done = [kind for kind in done if kind.kind not in TRAINED]
-                if shares.left > EXPLAINED * weights.rounding:
+                if min(shares.left, shares.by_tensor) > EXPLAINED * weights.rounding:
                     text = f"The merge leaves {shares.left:.2g} of the suspect's norm unexplained."
                     done.append(Kind("fine-tuned", suspect.layers, text))
             elif derivation := _proved(suspect, first, weights, structure, "B"):
@@ -183,14 +216,37 @@ def _related(
                 older = reverse
                 done = _as_proved(done, reverse, suspect, "base")
             kinds += done
-    kinds += _unnamed(suspect, first, kinds)
+    kinds += _unnamed(suspect, first, kinds, basis)
     parts = _parts(suspect, first.base, attention, basis)
+    kinds = _with_parts(kinds, parts, suspect, first)
+    begun = initial_ones(suspect, first, parts, {kind.kind for kind in kinds})
     if verdict == "derived":
         parts = {name: replace(part, verdict=verdict) if part.is_shared else part for name, part in parts.items()}
     return Lineage(
         suspect, compared, first, verdict, p, comparisons, kinds, shares.weights, drift, [], of_layers, proof=older,
-        parts=parts, along=along,
+        parts=parts, initial=begun, along=along,
     )  # fmt: skip
+
+
+def _with_parts(kinds: Sequence[Kind], parts: Mapping[str, Part], suspect: Sketches, first: Related) -> list[Kind]:
+    """Kinds with what the comparison of parts says of the vocabulary and of feed-forward networks."""
+    networks, tokens = parts[FEED_FORWARD], parts[TOKENS]
+    kept = [kind for kind in kinds if not (kind.kind.startswith("vocabulary") and _other_rows(tokens))]
+    if _other_rows(tokens):
+        sizes = [side.about["vocabulary"] for side in (first.base, suspect)]
+        name = "vocabulary reordered" if tokens.is_moved else "vocabulary replaced"
+        kept.append(Kind(name, [], f"{sizes[0]:,} tokens in the base, {sizes[1]:,} here: {tokens.lead}."))
+    if networks.verdict == "unrelated":
+        text = "Heads match, and no neuron of the feed-forward networks does."
+        kept.append(Kind("feed-forward networks replaced", suspect.layers, text))
+    if networks.is_moved and not any(kind.kind.startswith(("neurons", "experts")) for kind in kept):
+        kept.append(Kind("neurons permuted", suspect.layers, f"Feed-forward networks: {networks.lead}."))
+    return kept
+
+
+def _other_rows(tokens: Part) -> bool:
+    """Whether the rows of an embedding are others, or of other tokens."""
+    return tokens.verdict == "unrelated" or tokens.is_moved
 
 
 def _attention(match: Match, weights: WeightChanges | None = None) -> Part:
@@ -259,11 +315,13 @@ def _merge(suspect: Sketches, shares: Shares) -> Kind:
     """A sum of several bases."""
     parts = ", ".join(f"{share:.2f} of {printable(name)}" for name, share in shares.weights.items())
     left = f"{shares.left:.2g} of the suspect's norm is left over, against {shares.alone:.2g} with one base"
+    if shares.by_tensor < shares.left / 2:
+        left += f", and {shares.by_tensor:.2g} with shares of its own for each tensor, as slerp has"
     text = f"{parts}. On rows outside the fit, {left}."
     return Kind("merge", suspect.layers, text, 1 - shares.left / shares.alone)
 
 
-def _unnamed(suspect: Sketches, first: Related, kinds: Sequence[Kind]) -> list[Kind]:
+def _unnamed(suspect: Sketches, first: Related, kinds: Sequence[Kind], basis: Basis) -> list[Kind]:
     """What the match of heads shows, if no other kind says so."""
     match, names = first.match, " ".join(kind.kind for kind in kinds)
     if match.route == "spectra":
@@ -272,7 +330,7 @@ def _unnamed(suspect: Sketches, first: Related, kinds: Sequence[Kind]) -> list[K
             "does not show what else was done."
         )
         return [Kind(TURNED, suspect.layers, text, float(np.mean([j is not None for j in match.layers])))]
-    if match.route == "tokens" and "stream" not in names and "width" not in names:
+    if match.route == "tokens" and not basis.same and "stream" not in names and "width" not in names:
         text = "Heads agree when seen through the token embeddings, but not in the stream's own basis."
         return [Kind(TURNED, suspect.layers, text)]
     if not kinds and suspect.source is None and match.mean < NOT_ALIKE:
@@ -296,7 +354,7 @@ class Lineage(Result):
     compared: list[ComparedBase]  # every base
     origin: Related | None  # the base that it shares heads with, and the match that shows this
     verdict: str  # "derived", "related", "unrelated" or "undecided"; as above
-    p_value: float  # probability that strangers are this alike, times the comparisons; at most 1
+    p_value: float  # bound of the probability that strangers are this alike, times the comparisons; at most 1
     comparisons: int  # number of bases times routes
     # How the suspect differs from the base; neither needs to come first
     kinds: list[Kind] = field(default_factory=list)
@@ -308,6 +366,9 @@ class Lineage(Result):
     proof: Proof | None = None  # how the newer can be recomputed from the older, if the weights show it
     parts: dict[str, Part] = field(default_factory=dict)  # "attention", "feed_forward", "tokens", "norms", perhaps more
     sharing: Sketches | None = None  # a base that shares no heads but another part
+    by_neurons: dict[str, float] = field(default_factory=dict)  # p-value of the permutation test of neurons, by base
+    initial: str = ""  # what speaks for an initialisation that both share, as a sentence
+    probes: Probes = PUBLIC  # where the signs of sketches of the pairs come from whose weights are both there
     along: TensorChanges = field(
         default_factory=lambda: TensorChanges([]), repr=False
     )  # for directions that were removed
@@ -337,7 +398,9 @@ class Lineage(Result):
                 known = f"{both} share an origin, although other norms make other heads of their attention"
             return f"{known}: {'; '.join(_said_of(self.parts, 'related'))}. {UNKNOWN_ORDER.capitalize()}."
         if self.verdict == "undecided":
-            return f"{none}. It is undecided whether they share anything else: {'; '.join(self.doubts)}."
+            cleared = listed([printable(each.base.name) for each in self.compared if self.is_cleared(each.base)], NAMED)
+            nothing = f" Nothing is shared with {cleared}." if cleared else ""
+            return f"{none}.{nothing} It is undecided whether they share anything else: {'; '.join(self.doubts)}."
         if self.origin is None:
             return f"{none}. {COMPARED_TOO} {OUT_OF_REACH}"
         match, base_name = self.origin.match, printable(self.origin.base.name)
@@ -347,14 +410,52 @@ class Lineage(Result):
             f"{count} of {counted(len(match.layers), 'layer')} have a counterpart, with a mean likeness of "
             f"{match.mean:.2f} ({p}, {counted(self.comparisons, 'comparison')})"
         )
-        what = f"{self._difference}.{self._parts_apart}"
+        what = f"{self._difference}.{self._parts_apart}{self._caution}"
         if self.verdict == "derived" and self.proof is not None:
             how = f"it can be recomputed from {base_name} by {self.proof.how}"
             return f"{name} was derived from {base_name}: {how}, and {numbers}. {what}"
         order = UNKNOWN_ORDER
         if self.proof is not None:
             order = f"{base_name} can be recomputed from {name} by {self.proof.how}, so {name} came first"
+        if self.initial:
+            return f"{name} and {base_name} share an origin: {numbers}. {self.initial} {what}"
+        if len(self.weights) > 1:
+            parents = " and ".join(f"{printable(base)} ({share:.2f})" for base, share in self.weights.items())
+            return f"{name} shares its origin with {parents}, as a merge does: {numbers}; {order}. {what}"
         return f"{name} and {base_name} share an origin: {numbers}; {order}. {what}"
+
+    def is_cleared(self, base: Sketches) -> bool:
+        """Whether a base was compared wholly, and nothing is shared with it."""
+        return self.verdict in ("unrelated", "undecided") and not any(
+            doubt.startswith(f"{printable(base.name)}: ") for doubt in self.doubts
+        )
+
+    @cached_property
+    def ties(self) -> list[str]:
+        """Other bases that the suspect is as near to as to the first one."""
+        first = self.origin
+        if first is None or self.weights:
+            return []
+        related = [Related(each.base, each.match) for each in self.compared if each.match]
+        return [
+            each.base.name for each in related
+            if each.base is not first.base and each.match.route == first.match.route
+            and each.weight >= first.weight - CLEARLY
+        ]  # fmt: skip
+
+    @property
+    def _caution(self) -> str:
+        """What else fits as well, and what rests on fingerprints alone."""
+        assert self.origin is not None
+        base, text = self.origin.base, ""
+        if self.ties:
+            text += f" {printable(listed(self.ties, NAMED))} {'fits' if len(self.ties) == 1 else 'fit'} as well."
+        if base.source is not None and self.suspect.source is not None:
+            return text
+        text += BY_PRINTS[bool(self.origin.base.probes.seed)]
+        if base.source is None:
+            text += f" {printable(base.name)} is what the fingerprint calls itself."
+        return text
 
     @property
     def _difference(self) -> str:
@@ -427,6 +528,16 @@ class Lineage(Result):
         rows = [(p.name, *(str(p.about.get(name, "")) for name in names)) for p in prints]
         return Table.of_rows([Column("name"), *map(Column, names)], rows)
 
+    def _judged_alone(self, compared: ComparedBase) -> dict[str, Any]:
+        """What is known of one base by itself, whatever the others show."""
+        base, match = compared.base, compared.match
+        return {
+            "name": base.name, "heads": "related" if match else "undecided" if compared.doubt else "unrelated",
+            "likeness": match.mean if match else None, "doubt": compared.doubt,
+            "known_by": "weights" if base.source is not None else "fingerprint",
+            "heads_sha256": base.about.get("heads_sha256"), "permutation_p": self.by_neurons.get(base.name),
+        }  # fmt: skip
+
     def printed(self) -> list[str | Table]:
         """What the terminal shows, from top to bottom."""
         lines: list[str | Table] = [printable(self.lead)]
@@ -451,7 +562,9 @@ class Lineage(Result):
             "doubts": self.doubts, "comparisons": self.comparisons, "alignment": self.alignment.records(),
             "directions": self.along.directions.records() if self.along.directions else [],
             "background": self.background.records(), "no_evidence": self.no_evidence.records(),
-            "unread": self.unread,
+            "bases": [self._judged_alone(each) for each in self.compared], "ties": self.ties,
+            "unread": self.unread, "probe_seed": self.probes.seed if self.probes.nonce else None,
+            "nonce": self.probes.nonce or None, "probe_digests": self.probes.digests,
         }))  # fmt: skip
 
 

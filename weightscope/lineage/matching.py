@@ -10,6 +10,7 @@ from math import log, sqrt
 
 import numpy as np
 
+from weightscope.changes.token_order import TokenOrder
 from weightscope.errors import CheckpointError
 from weightscope.lineage.sketches import SKETCH, Sketches
 from weightscope.results import ShowsShapes
@@ -51,6 +52,7 @@ class Match(ShowsShapes):
     z: np.ndarray  # (L_s,) standard deviations between a layer's likeness and a stranger's
     log_p: float  # natural logarithm of the probability that strangers are this alike, over all layers
     elsewhere: float = 0.0  # median cosine of heads that are not counterparts
+    order: TokenOrder | None = None  # which tokens are counterparts, if they were found by their embeddings
 
     @property
     def is_sure(self) -> bool:
@@ -94,6 +96,12 @@ def matches(suspect: Sketches, base: Sketches) -> dict[str, Match]:
             by_route[route] = _by_sketches(route, suspect, base, x, y)
     by_route["spectra"] = _by_spectra(suspect, base)
     return by_route
+
+
+def match_through(suspect: Sketches, base: Sketches, order: TokenOrder) -> Match:
+    """A match through tokens that are counterparts, whatever their numbers."""
+    x, y = (each.through(ids) for each, ids in ((suspect, order.suspect), (base, order.base)))
+    return replace(_by_sketches("tokens", suspect, base, x, y), order=order)
 
 
 def _dimensions(route: str, sketches: Sketches) -> int:

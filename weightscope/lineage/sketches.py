@@ -2,7 +2,7 @@
 
 A sketch of W is K numbers y_k = u_k' W v_k with u_k, v_k random signs, the same for every checkpoint of a width. Over
 their choice E[sum_k y_k y'_k] / K = <W, W'>, so the cosine of two sketches estimates the cosine of two matrices, with
-an error of about 1 / sqrt(K). A sketch identifies a head, but W cannot be recovered from it.
+an error of about 1 / sqrt(K). A sketch identifies a head, but W cannot be recovered from it. Which signs: see `probes`.
 
 Each map has two sketches and a spectrum; each survives different changes of a checkpoint:
 
@@ -14,8 +14,7 @@ Each map has two sketches and a spectrum; each survives different changes of a c
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
-from hashlib import sha256
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -24,11 +23,12 @@ import numpy as np
 from weightscope.attention.factored import core_singular_values, inner, triangle
 from weightscope.attention.layer import Layer
 from weightscope.checkpoint.config import LARGEST, digest_of, parse_json
-from weightscope.checkpoint.storage import SHA256, HeaderDigest, OpenFile, header_length, parse_header
+from weightscope.checkpoint.storage import HeaderDigest, OpenFile, header_length, parse_header
 from weightscope.compute.cores import in_threads
 from weightscope.errors import CheckpointError, printable
 from weightscope.files import new_file
 from weightscope.findings import indexed
+from weightscope.lineage.probes import PUBLIC, Probes, digest_of_heads, signs
 from weightscope.model import Model, as_model
 from weightscope.progress import bar
 from weightscope.provenance import file_record, source_of
@@ -46,8 +46,6 @@ LARGEST_PRINT = 64 << 20  # bytes of a fingerprint file; a 70B model makes 3 MB
 MOST_HEADS = 32_768  # of all layers; the largest published model has 16,128
 MOST_LAYERS = 512  # with attention; the largest published model has 126
 LONGEST_TEXT = 1_000  # characters of a name in a fingerprint file
-MADE_OF = ("name", "size", "header_sha256", "sha256")  # what a fingerprint says of each file that it was made of
-MOST_FILES = 1_100  # that a fingerprint or a claim names; an index may name 1,000
 STORED = {  # arrays of a file: safetensors' dtype and NumPy's
     **dict.fromkeys(("direct", "tokens", "layers_direct", "layers_tokens"), ("I8", "i1")),
     **dict.fromkeys(("spectra", "layers_spectra"), ("F16", "<f2")),
@@ -55,6 +53,10 @@ STORED = {  # arrays of a file: safetensors' dtype and NumPy's
 }  # fmt: skip
 SIZES = ("d_model", "layers", "heads", "kv_heads", "vocabulary")  # in every description
 NO_TOKENS = ("vocabulary", None)  # of a checkpoint without a token embedding
+OTHERS = {False: "the public probes", True: "this key"}
+LAYERS_FOLLOW = (
+    0.05  # 1 - cosine, or distance of logarithms, up to which a layer's row is the sum of its heads, rounded
+)
 LEAST = 1e-6  # of a singular value relative to the norm: float32's rounding
 
 
@@ -71,6 +73,7 @@ class Sketches(ShowsShapes):
     spectra: np.ndarray  # (N, 2, S) logarithms of singular values over the Frobenius norm
     norms: np.ndarray  # (N, 2) Frobenius norms
     source: Model | None = field(default=None, repr=False)  # the model, if the fingerprint was just computed from one
+    probes: Probes = field(default=PUBLIC, repr=False)  # where its signs come from
     read: dict[str, Any] = field(default_factory=dict, repr=False)  # the files that it was made from; see `source_of`
 
     @property
@@ -100,6 +103,13 @@ class Sketches(ShowsShapes):
         sums = [weighted[self.of_layer(i)].sum(axis=0).ravel() for i in self.layers]
         return _unit(np.stack(sums))  # (L, 2 K)
 
+    def through(self, ids: np.ndarray) -> np.ndarray:
+        """Sketches through the embeddings of these tokens (N, 2, K), from the weights."""
+        assert self.source is not None
+        model, basis = self.source, token_basis(self.source, ids, self.probes)
+        layers = bar(model.attention_layers, "heads through tokens", "layer")
+        return np.concatenate([_layer_sketches(model.layer(i), basis, self.probes)[4] for i in layers])
+
     def save(self, path: str | Path) -> None:
         """Write the fingerprint as a safetensors file, whole or not at all."""
         from safetensors.numpy import save
@@ -113,13 +123,15 @@ class Sketches(ShowsShapes):
             file.write(save(arrays, {"weightscope": json.dumps({"version": VERSION, **self.about})}))
 
 
-def fingerprint(source: Model | str | Path) -> Sketches:
+def fingerprint(source: Model | str | Path, probes: Probes = PUBLIC) -> Sketches:
     """Sketch every head of a checkpoint, with one layer in memory.
 
     Parameters
     ----------
     source : Model, str or Path
         A model, or anything that `open_model` opens.
+    probes : Probes
+        Where the random signs come from; only fingerprints of the same probes can be compared.
 
     Raises
     ------
@@ -138,24 +150,26 @@ def fingerprint(source: Model | str | Path) -> Sketches:
         raise CheckpointError("has no attention layer; a fingerprint needs attention heads", file=model.name)
     layers = len(model.attention_layers)
     check_sizes(layers * model.config.n_heads, layers, model.name)
-    through = _token_basis(model)  # (m, d), or None
-    parts = [_layer_sketches(model.layer(i), through) for i in bar(model.attention_layers, "layers", "layer")]
+    through = _token_basis(model, probes)  # (m, d), or None
+    parts = [_layer_sketches(model.layer(i), through, probes) for i in bar(model.attention_layers, "layers", "layer")]
     layer, head, kv_head, direct, tokens, spectra, norms = (np.concatenate(part) for part in zip(*parts, strict=True))
     if len(broken := np.unique(layer[~np.isfinite(norms).all(axis=1)])):
         problem = f"{indexed('layer', broken.tolist())}: W_QK or W_VO of a head exceeds float32, and cannot be compared"
         raise CheckpointError(problem, file=model.name)
+    about = _about(model) | {"probes": probes.name}
     return Sketches(
-        _about(model), layer, head, kv_head, direct, tokens, spectra, norms, model, source_of(model.checkpoint)
+        about, layer, head, kv_head, direct, tokens, spectra, norms, model, probes, source_of(model.checkpoint)
     )
 
 
-def load(path: str | Path) -> Sketches:
+def load(path: str | Path, probes: Probes = PUBLIC) -> Sketches:
     """Read what `Sketches.save` wrote.
 
     Raises
     ------
     CheckpointError
-        It is not a fingerprint, is damaged, is larger than any model's, or was written by another version.
+        It is not a fingerprint, is damaged, is larger than any model's, was written by another version or with other
+        probes, or its rows for layers do not follow from its heads.
     """
     path = Path(path)
     about, (heads, direct, tokens, spectra, norms), file = stored(path, "heads", "direct", "tokens", "spectra", "norms")
@@ -172,9 +186,39 @@ def load(path: str | Path) -> Sketches:
         raise CheckpointError(f"is a damaged fingerprint ({', '.join(wrong) or 'no heads'})", file=path)
     layer, head, kv_head = heads.astype(np.int64)
     check_sizes(n, len(np.unique(layer)), path)
+    check_probes(about, probes, path)
     file.read_digest()
     read = {"name": printable(path), "files": [file_record(file)]}
-    return Sketches(about, layer, head, kv_head, _unit(direct), _unit(tokens), spectra, norms, read=read)
+    sketches = Sketches(
+        about, layer, head, kv_head, _unit(direct), _unit(tokens), spectra, norms, probes=probes, read=read
+    )
+    _check_layers(sketches, path)
+    return sketches
+
+
+def check_probes(about: dict[str, Any], probes: Probes, path: Path) -> None:
+    """Refuse a fingerprint whose sketches were made with other signs: its numbers mean nothing to others."""
+    if about.get("probes", "") == probes.name:
+        return
+    made = "with a probe key" if about.get("probes") else "without a probe key"
+    how = "give that key with --probe-key" if about.get("probes") else "leave --probe-key out, or make it again with it"
+    raise CheckpointError(f"is a fingerprint made {made}, which cannot be read with {OTHERS[bool(probes.name)]}; {how}",
+                          file=path)  # fmt: skip
+
+
+def _check_layers(sketches: Sketches, path: Path) -> None:
+    """Refuse rows for layers that are not sums over the heads beside them: a registry is searched by those rows."""
+    names = ("direct", "tokens", "spectra")
+    rows = dict(zip(names, stored(path, *(f"layers_{name}" for name in names))[1], strict=True))
+    for name in names:
+        follow, given = sketches.of_layers(name), rows[name]
+        if follow.shape == given.shape:
+            apart = np.abs(follow - given) if name == "spectra" else 1 - np.vecdot(follow, _unit(given))
+            sizes = np.linalg.norm(follow, axis=-1) > 0 if name != "spectra" else np.ones(len(follow), bool)
+            if not apart[sizes].size or apart[sizes].max() <= LAYERS_FOLLOW:
+                continue
+        problem = f"its layers_{name} do not follow from its heads; it was changed after it was made"
+        raise CheckpointError(f"is a damaged fingerprint: {problem}", file=path)
 
 
 def stored(path: Path, *names: str) -> tuple[dict[str, Any], list[np.ndarray], OpenFile]:
@@ -224,23 +268,10 @@ def _check_description(about: dict[str, Any], path: Path) -> None:
     if wrong:
         problem = f"{', '.join(wrong)} should be whole numbers from 1 to {LARGEST:,}"
         raise CheckpointError(f"is a damaged fingerprint: {problem}", file=path)
-    for key in ("name", "family", "tower", "config"):
+    for key in ("name", "family", "tower", "config", "probes", "heads_sha256"):
         if not isinstance(text := about.get(key, ""), str) or len(text) > LONGEST_TEXT:
             problem = f"its {key} should be a text of at most {LONGEST_TEXT} characters"
             raise CheckpointError(f"is a damaged fingerprint: {problem}", file=path)
-    files = about.get("made_of", [])
-    if not isinstance(files, list) or len(files) > MOST_FILES or not all(map(_is_file, files)):
-        problem = f"made_of should list at most {MOST_FILES:,} files with their names and digests"
-        raise CheckpointError(f"is a damaged fingerprint: {problem}", file=path)
-
-
-def _is_file(value: Any) -> bool:
-    """Whether this is what a fingerprint says of a file that it was made of."""
-    if not isinstance(value, dict) or not value.keys() <= {*MADE_OF}:
-        return False
-    name, digests = value.get("name"), [value[key] for key in value if key.endswith("sha256")]
-    return (isinstance(name, str) and 0 < len(name) <= LONGEST_TEXT
-            and all(isinstance(digest, str) and SHA256.fullmatch(digest) for digest in digests))  # fmt: skip
 
 
 def check_sizes(heads: int, layers: int, file: object) -> None:
@@ -258,8 +289,7 @@ def _about(model: Model) -> dict[str, Any]:
         "name": model.name, "family": model.family.name, "tower": _tower(model),
         "d_model": config.d_model, "layers": config.n_layers, "heads": config.n_heads, "kv_heads": config.n_kv_heads,
         "vocabulary": _vocabulary(model), "dtypes": dtypes,
-        "config": digest_of(checkpoint.config), "bytes": checkpoint.nbytes,
-        "made_of": [{key: file[key] for key in MADE_OF if key in file} for file in source_of(checkpoint)["files"]],
+        "config": digest_of(checkpoint.config), "bytes": checkpoint.nbytes, "heads_sha256": digest_of_heads(model),
     }  # fmt: skip
 
 
@@ -277,16 +307,6 @@ def _vocabulary(model: Model) -> int | None:
         return None
 
 
-@lru_cache(maxsize=8)  # every head needs the same ones
-def signs(count: int, width: int, side: str) -> np.ndarray:
-    """Random signs (count, width), the same on every machine and with every NumPy: float32."""
-    words = -(-count * width // 64)
-    seed = int.from_bytes(sha256(f"weightscope {side} {width}".encode()).digest()[:16], "little")
-    raw = np.random.PCG64(seed).random_raw(words)  # raw output, unlike a Generator's, never changes
-    bits = np.unpackbits(raw.astype("<u8").view(np.uint8), count=count * width)
-    return (bits.astype(np.float32) * 2 - 1).reshape(count, width)
-
-
 def token_ids(vocabulary: int) -> np.ndarray:
     """The tokens that W is seen through: runs of ids, evenly spread over the first ones of a vocabulary."""
     starts = np.linspace(0, TOKEN_RANGE - RUN, TOKENS // RUN).astype(int)
@@ -294,16 +314,21 @@ def token_ids(vocabulary: int) -> np.ndarray:
     return np.arange(vocabulary) if vocabulary <= TOKENS else ids[ids < vocabulary]
 
 
-def _token_basis(model: Model) -> np.ndarray | None:
+def _token_basis(model: Model, probes: Probes) -> np.ndarray | None:
     """Directions of the stream defined by token embeddings alone, orthonormal up to shrinkage: (m, d)."""
     vocabulary = _vocabulary(model)
     if not vocabulary:
         return None
-    rows = model.into_stream(model.embeddings.rows(token_ids(vocabulary))).astype(np.float64)  # (n, d)
+    return token_basis(model, token_ids(vocabulary), probes)
+
+
+def token_basis(model: Model, ids: np.ndarray, probes: Probes) -> np.ndarray | None:
+    """The same of given tokens, in this order."""
+    rows = model.into_stream(model.embeddings.rows(ids)).astype(np.float64)  # (n, d)
     if not np.isfinite(rows).all():
         return None
     rows -= rows.mean(axis=0)
-    combined = signs(COMBINED, len(rows), "tokens").astype(np.float64) @ rows  # (m, d)
+    combined = signs(COMBINED, len(rows), "tokens", probes).astype(np.float64) @ rows  # (m, d)
     values, vectors = np.linalg.eigh(combined @ combined.T)
     size = float(values.mean())
     if not size > 0:
@@ -312,11 +337,13 @@ def _token_basis(model: Model) -> np.ndarray | None:
     return (whitening @ combined).astype(np.float32)
 
 
-def _layer_sketches(layer: Layer, through: np.ndarray | None) -> tuple[np.ndarray, ...]:
+def _layer_sketches(layer: Layer, through: np.ndarray | None, probes: Probes) -> tuple[np.ndarray, ...]:
     """Layer, head and key-value head, sketches, spectra and norms of a layer's heads."""
     shared = layer.n_heads // layer.n_kv_heads
     with np.errstate(over="ignore", invalid="ignore"):
-        groups = list(in_threads(lambda g: list(_group_sketches(layer, g, shared, through)), range(layer.n_kv_heads)))
+        groups = list(
+            in_threads(lambda g: list(_group_sketches(layer, g, shared, through, probes)), range(layer.n_kv_heads))
+        )
     heads = [head for group in groups for head in group]
     direct, tokens, spectra, norms = (np.stack(part) for part in zip(*heads, strict=True))
     index = np.arange(layer.n_heads)
@@ -324,15 +351,15 @@ def _layer_sketches(layer: Layer, through: np.ndarray | None) -> tuple[np.ndarra
 
 
 def _group_sketches(
-    layer: Layer, group: int, shared: int, through: np.ndarray | None
+    layer: Layer, group: int, shared: int, through: np.ndarray | None, probes: Probes
 ) -> Iterator[tuple[np.ndarray, ...]]:
     """Direct sketch, sketch through tokens, spectrum and norm of each head that shares a key-value head: (2, ...)."""
     k, v = layer.k.of(group)[0], layer.v.of(group)[0]  # (d, r)
-    of_k, of_v = _Side(k, "right", through), _Side(v, "left", through)
+    of_k, of_v = _Side(k, "right", through, probes), _Side(v, "left", through, probes)
     for h in range(group * shared, (group + 1) * shared):
         head = layer.head(h)
         q, o = head.query_at(0)[0], head.w_o.T
-        pairs = ((_Side(q, "left", through), of_k), (of_v, _Side(o, "right", through)))
+        pairs = ((_Side(q, "left", through, probes), of_k), (of_v, _Side(o, "right", through, probes)))
         parts = [_sketch(left, right) for left, right in pairs]
         yield tuple(np.stack(part) for part in zip(*parts, strict=True))
 
@@ -340,9 +367,9 @@ def _group_sketches(
 class _Side:
     """One factor of a head's map, and what a sketch needs of it."""
 
-    def __init__(self, factor: np.ndarray, side: str, through: np.ndarray | None) -> None:
-        self.factor = factor  # (d, r)
-        self.seen = signs(SKETCH, len(factor), side) @ factor  # (K, r)
+    def __init__(self, factor: np.ndarray, side: str, through: np.ndarray | None, probes: Probes) -> None:
+        self.factor, self.probes = factor, probes  # (d, r)
+        self.seen = signs(SKETCH, len(factor), side, probes) @ factor  # (K, r)
         self.through = None if through is None or through.shape[1] != len(factor) else through @ factor  # (m, r)
         self.triangle = triangle(factor, inner(factor))
 
@@ -353,12 +380,13 @@ def _sketch(left: _Side, right: _Side) -> tuple[np.ndarray, ...]:
     if left.factor.shape == right.factor.shape:  # heads that copy have a trace, however they were initialised
         n = len(left.factor)
         trace = float(np.vecdot(left.factor, right.factor).sum()) / n
-        direct = direct - trace * np.vecdot(signs(SKETCH, n, "left"), signs(SKETCH, n, "right"))
+        direct = direct - trace * np.vecdot(*(signs(SKETCH, n, side, left.probes) for side in ("left", "right")))
     tokens = np.empty(0, np.float32)
     if left.through is not None and right.through is not None:
         seen = left.through @ right.through.T  # (m, m)
         seen[np.diag_indices(len(seen))] -= seen.trace() / len(seen)
-        tokens = np.vecdot(signs(SKETCH, len(seen), "left") @ seen, signs(SKETCH, len(seen), "right"))
+        u, v = (signs(SKETCH, len(seen), side, left.probes) for side in ("left", "right"))
+        tokens = np.vecdot(u @ seen, v)
     s = core_singular_values(left.triangle, right.triangle)
     norm = float(np.sqrt((s**2).sum()))
     places = np.unique(np.geomspace(1, len(s), POINTS).round().astype(int)) - 1

@@ -11,16 +11,28 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from weightscope.changes.token_order import match_tokens, would_show
 from weightscope.engine import Engine
-from weightscope.errors import CheckpointError, counted, one_line, printable
+from weightscope.errors import CheckpointError, one_line, printable
 from weightscope.files import writing
-from weightscope.lineage.matching import FEWEST, ROUTES, SURE, Match, log_tail, matches, without_smallest
-from weightscope.lineage.sketches import POINTS, SUFFIX, Sketches, fingerprint, is_fingerprint, load, stored
-from weightscope.model import Model
+from weightscope.lineage.matching import ROUTES, SURE, Match, log_tail, match_through, matches, without_smallest
+from weightscope.lineage.probes import PUBLIC, Probes, drawn_probes
+from weightscope.lineage.sketches import (
+    POINTS,
+    SUFFIX,
+    Sketches,
+    check_probes,
+    fingerprint,
+    is_fingerprint,
+    load,
+    stored,
+)
+from weightscope.model import Model, as_model
 from weightscope.progress import bar
 from weightscope.sources import Source
 
-COMPARED = 8  # fingerprints of a registry whose heads are compared
+COMPARED = 8  # fingerprints of a registry whose heads are compared, and all that are as near as the last of them
+TIED, TIES = 0.02, 64  # of likeness or distance, by which they are as near; and how many are compared at most
 OF_LAYERS = ("direct", "tokens", "spectra")
 
 
@@ -32,7 +44,7 @@ def prints_in(source: str | Path) -> list[Path]:
 
 
 def make_prints(
-    sources: Sequence[Source], names: Sequence[str], out: Path, engine: Engine
+    sources: Sequence[Source], names: Sequence[str], out: Path, engine: Engine, probes: Probes = PUBLIC
 ) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Write a fingerprint of every source into a folder; yield its name, its problem if it failed, what was read."""
     with writing(out):
@@ -41,7 +53,7 @@ def make_prints(
     while waiting or engine.busy:
         if waiting and engine.hungry:
             source, name = waiting.pop()
-            engine.submit(name, _print_of, source)
+            engine.submit(name, _print_of, (source, probes))
             continue
         ended = engine.next()
         made = ended.value if ended.error is None and isinstance(ended.value, Sketches) else None
@@ -52,9 +64,10 @@ def make_prints(
         yield ended.key, "" if ended.error is None else one_line(ended.error), made.read if made else {"files": []}
 
 
-def _print_of(source: Source) -> Sketches:
+def _print_of(task: tuple[Source, Probes]) -> Sketches:
     """A fingerprint as a worker returns it."""
-    return replace(fingerprint(source.open()), source=None)
+    source, probes = task
+    return replace(fingerprint(source.open(), probes), source=None)
 
 
 class Nearest(NamedTuple):
@@ -78,7 +91,7 @@ def nearest(suspect: Sketches, files: Sequence[Path], most: int = COMPARED) -> N
     with bar(files, "fingerprints", "file") as shown:
         for k, file in enumerate(shown):
             try:
-                theirs = _of_layers(file)
+                theirs = _of_layers(file, suspect.probes)
             except CheckpointError as error:
                 problems[k] = error
                 continue
@@ -89,23 +102,30 @@ def nearest(suspect: Sketches, files: Sequence[Path], most: int = COMPARED) -> N
                     likeness[k] = max(likeness[k], float((x @ y.T).max(axis=1).mean()))
             apart = np.abs(mine["spectra"][:, None] - theirs["spectra"][None]).mean(axis=2)
             distance[k] = apart.min(axis=1).mean()
-    ranked = [np.argsort(by, kind="stable").tolist() for by in (-likeness, distance)]
-    chosen = [k for order in ranked for k in [k for k in order if k not in problems][:most]]
-    bases = []
-    for k in dict.fromkeys(chosen):
-        try:
-            bases.append((str(files[k]), load(files[k])))
-        except CheckpointError as error:
-            problems[k] = error
+    bases: dict[int, Sketches] = {}
+    for by in (-likeness, distance):
+        taken, last = 0, np.inf
+        for k in [k for k in np.argsort(by, kind="stable").tolist() if k not in problems]:
+            if taken >= most and (by[k] - last > TIED or taken >= TIES):
+                break
+            try:
+                bases[k] = bases.get(k) or load(files[k], suspect.probes)
+            except CheckpointError as error:  # takes no place from others
+                problems[k] = error
+                continue
+            taken, last = taken + 1, by[k] if taken < most else last
     if not bases:
         raise problems[min(problems)]
-    return Nearest(bases, [str(problems[k]) for k in sorted(problems)])
+    read = [(str(files[k]), sketches) for k, sketches in bases.items()]
+    return Nearest(read, [str(problems[k]) for k in sorted(problems)])
 
 
-def _of_layers(path: Path) -> dict[str, np.ndarray]:
+def _of_layers(path: Path, probes: Probes) -> dict[str, np.ndarray]:
     """One row per layer of a fingerprint, without reading its heads."""
     names = [f"layers_{name}" for name in OF_LAYERS]
-    rows = dict(zip(OF_LAYERS, stored(path, *names)[1], strict=True))
+    about, arrays, _ = stored(path, *names)
+    check_probes(about, probes, path)
+    rows = dict(zip(OF_LAYERS, arrays, strict=True))
     if any(array.ndim != 2 or not len(array) for array in rows.values()) or rows["spectra"].shape[1] != 2 * POINTS:
         raise CheckpointError("is a damaged fingerprint: its layers have the wrong shape", file=path)
     for name in ("direct", "tokens"):
@@ -149,44 +169,75 @@ class ComparedBase:
         return min((match.log_p for match in self.matches.values()), default=0.0)
 
 
-def print_of(source: Base) -> Sketches:
-    """The fingerprint of a checkpoint, or the one in a file."""
+def print_of(source: Base, probes: Probes = PUBLIC) -> Sketches:
+    """The fingerprint of a checkpoint, or the one in a file, made with these probes."""
     if isinstance(source, Sketches):
-        return source
-    return load(source) if is_fingerprint(source) else fingerprint(source)
+        if source.probes == probes:
+            return source
+        if source.source is None:
+            raise CheckpointError("is a fingerprint made with other probes", file=source.name)
+        return fingerprint(source.source, probes).called(source.name)
+    return load(source, probes) if is_fingerprint(source) else fingerprint(source, probes)
+
+
+def model_of(source: Base) -> Model | None:
+    """The checkpoint behind a source; None if it is a fingerprint alone."""
+    if isinstance(source, Sketches):
+        return source.source
+    return None if is_fingerprint(source) else as_model(source)
 
 
 class Candidates(NamedTuple):
-    """The bases to compare with, how many there were, and why some fingerprints of a folder were skipped."""
+    """Pairs of a suspect's and a base's sketches by the same probes, and what was not compared."""
 
-    bases: list[Sketches]
-    looked_at: int
-    unread: list[str]
+    pairs: list[tuple[Sketches, Sketches]]
+    looked_at: int  # how many bases there were
+    unread: list[str]  # why some fingerprints of a folder were skipped
+    probes: Probes  # of the pairs whose weights are both there
 
 
-def candidates(suspect: Sketches, named: Sequence[Base]) -> Candidates:
-    """The bases to compare with; from a folder of fingerprints, only the nearest."""
-    bases: list[tuple[str, Sketches]] = []
+def candidates(suspect: Base, named: Sequence[Base], key: Probes = PUBLIC, nonce: str | None = None) -> Candidates:
+    """The bases to compare with; from a folder of fingerprints, only the nearest.
+
+    Where the weights of both are there, both are sketched with signs drawn for them. Fingerprints have public signs, or
+    those of a key.
+    """
+    folders = {k: files for k, base in enumerate(named) if isinstance(base, str | Path) and (files := prints_in(base))}
+    mine = model_of(suspect)
+    models = {k: model for k, base in enumerate(named) if k not in folders and (model := model_of(base))}
+    drawn = drawn_probes([mine, *models.values()], nonce) if mine and models else key
+    by_key = print_of(suspect, key) if not drawn.nonce or len(models) < len(named) else None
+    by_drawn = print_of(suspect, drawn) if drawn.nonce else by_key
+    pairs: list[tuple[str, Sketches | None, Sketches]] = []
     looked_at, unread = 0, []
-    for base in bar(named, "bases", "base") if len(named) > 1 else named:
-        files = [] if isinstance(base, Model | Sketches) else prints_in(base)
-        if files:
-            kept = nearest(suspect, files)
-            bases += kept.bases
+    for k, base in enumerate(bar(named, "bases", "base") if len(named) > 1 else named):
+        files = folders.get(k, [])
+        if files and by_key is not None:
+            kept = nearest(by_key, files)
+            pairs += [(file, by_key, sketches) for file, sketches in kept.bases]
             unread += kept.unread
         else:
-            sketches = print_of(base)
+            sketches = print_of(base, drawn if k in models else key)
             given = base.checkpoint.given or base.source if isinstance(base, Model) else str(base)
-            bases.append((sketches.name if isinstance(base, Sketches) else given, sketches))
+            given = sketches.name if isinstance(base, Sketches) else given
+            pairs.append((given, by_drawn if k in models else by_key, sketches))
         looked_at += len(files) or 1
-    times = Counter(each.name for _, each in bases)
-    called = [each if times[each.name] == 1 else each.called(source) for source, each in bases]
-    return Candidates(called, looked_at, unread)
+    times = Counter(base.name for _, _, base in pairs)
+    called = [
+        (own, base if times[base.name] == 1 else base.called(given)) for given, own, base in pairs if own is not None
+    ]
+    return Candidates(called, looked_at, unread, drawn)
 
 
 def judge(suspect: Sketches, base: Sketches) -> ComparedBase:
     """Compare the fingerprints of a suspect and a base, without reading weights."""
     by_route = matches(suspect, base)
+    is_known = (
+        by_route.get("direct", by_route["spectra"]).is_sure or by_route.get("tokens", by_route["spectra"]).is_sure
+    )
+    order = None if is_known else _renumbered(suspect, base)
+    if order is not None:
+        by_route["tokens"] = order
     by_sketch = [
         Related(base, by_route[route])
         for route in ("direct", "tokens")
@@ -197,6 +248,20 @@ def judge(suspect: Sketches, base: Sketches) -> ComparedBase:
     if best is None and by_route["spectra"].is_sure:
         best = Related(base, by_route["spectra"])
     return ComparedBase(base, by_route, best.match if best else None, "" if best else _doubt(suspect, base, by_route))
+
+
+def _has_tokens(sketches: Sketches) -> bool:
+    """Whether the embeddings of a checkpoint can be read."""
+    return sketches.source is not None and bool(sketches.about["vocabulary"])
+
+
+def _renumbered(suspect: Sketches, base: Sketches) -> Match | None:
+    """A match through tokens whose numbers differ, if their embeddings show which are counterparts."""
+    if not (_has_tokens(suspect) and _has_tokens(base)) or suspect.about["d_model"] != base.about["d_model"]:
+        return None
+    assert suspect.source is not None and base.source is not None
+    order = match_tokens(suspect.source, base.source)
+    return match_through(suspect, base, order) if order.is_found else None
 
 
 def _doubt(suspect: Sketches, base: Sketches, by_route: dict[str, Match]) -> str:
@@ -220,12 +285,21 @@ def _doubt(suspect: Sketches, base: Sketches, by_route: dict[str, Match]) -> str
     if "direct" not in by_route and not same_tokens:
         why = "the widths differ, and heads cannot be compared through tokens without a common vocabulary"
         return f"{why}, so shared heads of another width would not show"
-    if len(suspect.layers) < FEWEST:
-        layers = counted(len(suspect.layers), "layer")
-        return f"the suspect has {layers}, too few to detect a change of basis if tokens were reordered too"
     if without_smallest(suspect, base).is_sure:
         return "singular values of heads agree but for the smallest, as after a change of basis and a small change more"
+    if suspect.source is None or base.source is None:
+        return ""  # undecided anyway
+    if not (_has_tokens(suspect) and _has_tokens(base)):
+        return f"{without_tokens(suspect, base)}, so a change of basis with a small change of heads would not show"
+    if not would_show(suspect.source):
+        return "its token embeddings are too much alike to detect a change of basis if tokens were renumbered too"
     return ""
+
+
+def without_tokens(suspect: Sketches, base: Sketches) -> str:
+    """Which of two has no token embedding."""
+    lacking = [printable(each.name) for each in (suspect, base) if not _has_tokens(each)]
+    return f"{' and '.join(lacking)} {'has' if len(lacking) == 1 else 'have'} no token embeddings"
 
 
 def sources(suspect: Sketches, related: Sequence[Related]) -> list[Related | None]:
