@@ -189,6 +189,10 @@ HELD: dict[str, bool] = {
         (change(layers, "SSP") < change(layers, "ablation")) == (layers != "early")
         for layers in ("early", "middle", "late")
     ),
+    "queries point towards their keys and away from the others', which are longer": all(
+        float(row["query_key"]) > 0 > float(row["query_key_others"]) and float(row["key_ratio"]) < 1
+        for row in rows("sink-mechanisms/smollm2/heads.csv") if row["mechanism"]
+    ),
     "No-ops and one broadcasting head exist side by side": (
         [row["mechanism"] for row in rows("sink-mechanisms/smollm2/heads.csv")].count("broadcast") == 1
     ),

@@ -319,7 +319,17 @@ QUOTED: dict[str, list[float]] = {
     "a sink is {:.0f} to {:.0f} times as long as the other tokens, but RMSNorm comes before W_Q and W_K": (
         ends(sink_heads("norm_ratio"))
     ),
-    "its keys have {:.2f} to {:.2f} of the others' length": ends(sink_heads("key_ratio")),
+    "behind it a sink has {:.2f} to {:.2f} of the others' length, and its keys have {:.2f} to {:.2f} of the others' "
+    "length": [
+        *ends(sink_heads("read_ratio")), *ends(sink_heads("key_ratio")),
+    ],
+    "queries have a cosine of {:.2f} to {:.2f} with the sink's key and of {:.2f} to {:.2f} with the others'": [
+        *ends(sink_heads("query_key")), *ends(sink_heads("query_key_others")),
+    ],
+    "The sink's logit is {:.1f} to {:.1f} above theirs, of which the largest singular value makes {:.1f} to {:.1f} "
+    "(eq. 5)": [
+        *ends(sink_heads("logit_margin")), *ends(sink_heads("first_margin")),
+    ],
     "No singular value of W_QK stands out (sigma_1/sigma_2 at most {:.1f}), and in {:.0f} of the {:.0f} heads the sink "
     "lies less along the first one's direction than other tokens do": [
         sink_heads("qk_gap").max(), (sink_heads("alignment") < sink_heads("alignment_others")).sum(),
@@ -429,7 +439,9 @@ def test_mpnet_does_what_the_paper_finds_in_bert() -> None:
 
 def test_a_norm_before_w_qk_leaves_sinks_neither_way_of_lemma_2() -> None:
     """In SmolLM2 and in the plain ViT keys of sinks are shorter than others, and lie less along v_1."""
-    assert sink_heads("key_ratio").max() < 1 < sink_heads("norm_ratio").min()
+    assert sink_heads("key_ratio").max() < 1 < sink_heads("norm_ratio").min() and sink_heads("read_ratio").max() < 1
+    assert sink_heads("query_key").min() > 0 > sink_heads("query_key_others").max()
+    assert (sink_heads("first_margin") < sink_heads("logit_margin") / 3).all()
     two = strongest(DINO[0], 2)
     assert (column(DINO[0], "key_ratio")[two] < 1).all()
     assert (column(DINO[0], "alignment")[two] < column(DINO[0], "alignment_others")[two]).all()

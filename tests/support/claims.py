@@ -297,10 +297,11 @@ def outlier_dimensions() -> Iterator[Claim]:
         [*scores["<s>"], *scores["</s>"]],
         [bool((scores["</s>"] > 1.1 * scores["<s>"]).all())],
     )
-    first = [share(kind, name)[0] for kind in kinds for name in ("of 555", "of 568")]
+    each = [name for name in rows(PREFERRED)[0] if name.startswith("of ")]
+    first = [share(kind, name)[0] for kind in kinds for name in each]
     yield Claim(
         "In the first layer no dimension dominates (appendix A)",
-        "in layer 0 555 and 568 make {:.0%} at most of any kind's advantage",
+        "in layer 0 no outlier makes more than {:.0%} of any kind's advantage",
         [max(first)],
         [max(first) < 0.5],
     )
@@ -474,12 +475,16 @@ def two_mechanisms() -> Iterator[Claim]:
     def of_sinks(name: str) -> np.ndarray:
         return column(SMOL, name)[named]
 
+    part = of_sinks("first_margin") / of_sinks("logit_margin")
     yield Claim(
         "A gate needs a large first singular value along the sink, or a sink of large norm (Lemma 2, sections 3.1, 6)",
-        "toy: {:.1f} to {:.1f} times the second; SmolLM2's {:d} sink heads: at most {:.1f} times",
-        [*ends(toy("qk_gap")), int(named.sum()), of_sinks("qk_gap").max()],
-        [toy("qk_gap").min() > 2, of_sinks("qk_gap").min() > 2],
-    )
+        "toy: {:.1f} to {:.1f} times the second; SmolLM2's {:d} sink heads: at most {:.1f} times, it makes {:.0%} to "
+        "{:.0%} of the logit's margin of {:.1f} to {:.1f}, and behind the norm a sink has {:.2f} to {:.2f} of the "
+        "others' length",
+        [*ends(toy("qk_gap")), int(named.sum()), of_sinks("qk_gap").max(), *ends(part), *ends(of_sinks("logit_margin")),
+         *ends(of_sinks("read_ratio"))],
+        [toy("qk_gap").min() > 2, part.min() > 0.5 or of_sinks("read_ratio").min() > 1],
+    )  # fmt: skip
     at = {p: float(np.mean(emergence(damping=0, probability=p))) for p in (0.1, 0.3, 0.5, 0.7, 0.9)}
     yield Claim(
         "Sinks emerge fastest where half of the tokens must write nothing, later where few do (appendix A.1)",
