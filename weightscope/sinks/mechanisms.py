@@ -19,14 +19,13 @@ from weightscope.audit.measure import measure_layer
 from weightscope.errors import CheckpointError, counted
 from weightscope.formulas import plain
 from weightscope.metrics.norms import output_triangles
+from weightscope.metrics.sinks import EVENT_SHARE, MECHANISMS, mechanism
 from weightscope.metrics.spectra import spectral_gap, stable_rank
 from weightscope.model import Model
 from weightscope.progress import bar
 from weightscope.runner.framing import framing_of
 from weightscope.runner.runner import Activations, Runner, Study
 from weightscope.sinks.strength import (
-    EVENT_SHARE,
-    MECHANISMS,
     against_stream,
     alignment,
     centred,
@@ -34,7 +33,6 @@ from weightscope.sinks.strength import (
     event_share,
     first_direction,
     least_epsilon,
-    mechanism,
     norms,
     of_sink_and_others,
     rank_one,

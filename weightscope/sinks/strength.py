@@ -16,16 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-# A sink event: at least this share of queries gives the strongest sink at least this much attention.
-EVENT_SHARE = 0.9
-EVENT_WEIGHT = 0.5
-# The rule of the paper's code for the sink of such an event.
-NOP_RATIO = 0.2  # at most: the sink writes a fifth of what another token does on average
-BROADCAST_RATIO = 0.5  # at least ...
-BROADCAST_RANK = 1.5  # ... and at most: the update is one vector for all
-
-NOP, BROADCAST, NEITHER = "nop", "broadcast", "neither"
-MECHANISMS = (NOP, BROADCAST, NEITHER)
+from weightscope.metrics.sinks import EVENT_WEIGHT
 
 
 def sink_strength(attention: np.ndarray) -> np.ndarray:
@@ -52,16 +43,6 @@ def value_norm_ratio(updates: np.ndarray, sink: np.ndarray) -> np.ndarray:
     mean_rest = (length.sum(axis=-1) - sink_length) / (length.shape[-1] - 1)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.asarray(np.where(mean_rest > 0, sink_length / mean_rest, np.nan))
-
-
-def mechanism(ratio: np.ndarray, rank: np.ndarray) -> np.ndarray:
-    """What a sink does, by the rule of the paper's code; it applies only to a sink event.
-
-    `NOP` at a value-norm ratio of at most 0.2; `BROADCAST` at one of at least 0.5 if the update's stable rank is at
-    most 1.5; otherwise `NEITHER`.
-    """
-    broadcast = (ratio >= BROADCAST_RATIO) & (rank <= BROADCAST_RANK)
-    return np.select([ratio <= NOP_RATIO, broadcast], [NOP, BROADCAST], NEITHER)
 
 
 def similarity_between_tokens(x: np.ndarray) -> np.ndarray:
