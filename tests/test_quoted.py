@@ -345,8 +345,8 @@ QUOTED: dict[str, list[float]] = {
     ),
     "their keys have {:.2f} to {:.2f} of the others' length, and no singular value of W_QK stands out there "
     "(sigma_1/sigma_2 at most {:.1f})": [*ends(of_vit("key_ratio")), of_vit("qk_gap").max()],
-    "queries have a cosine of {:.2f} to {:.2f} with these keys and of {:.2f} to {:.2f} with the others, and the largest "
-    "singular value makes {:.1f} to {:.1f} of a margin of {:.1f} to {:.1f}": [
+    "queries have a cosine of {:.2f} to {:.2f} with these keys and of {:.2f} to {:.2f} with the others, and the "
+    "largest singular value makes {:.1f} to {:.1f} of a margin of {:.1f} to {:.1f}": [
         end for name in ("query_key", "query_key_others", "first_margin", "logit_margin") for end in ends(of_vit(name))
     ],
     "Head 16.0, the previous-token head, peaks at distance {:.0f}; distance is {:.0%} of the variance of its scores": [
