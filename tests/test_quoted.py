@@ -26,7 +26,7 @@ SAID = " ".join(map(words, [PAGES[0], *RESULTS]))
 
 TRAINING = json.loads((ROOT / "weightscope" / "embedded" / "training.json").read_text())
 TRENDS, GPT2 = "gpt2-detok/trends.csv", "positions-gpt2/trends.csv"
-SPREAD = "positions-gpt2-spread/by-spread.csv"
+SPREAD, KERNELS = "positions-gpt2-spread/by-spread.csv", "positions-smollm2/trends.csv"
 UNTRAINED = {"kind": "undertrained_rows", "index": 1023}
 SHARES, KINDS, LAYERS = (f"norm-attention/{name}.csv" for name in ("shares", "kinds", "layers"))
 OUTLIERS, ATTENTION = "outlier-dimensions/preferences.csv", "outlier-dimensions/attention.csv"
@@ -130,6 +130,11 @@ def strongest(heads: str, n: int) -> np.ndarray:
 def of_vit(name: str) -> np.ndarray:
     """A column of the small ViT's heads in its last four layers, in which patches are the strongest keys."""
     return np.concatenate([column(SMALL_VIT, name, layer=layer) for layer in range(8, 12)])
+
+
+def by_distance() -> np.ndarray:
+    """SmolLM2's heads by how much of their scores' variance is distance."""
+    return column(KERNELS, "position_share").argsort()
 
 
 def ends(values: np.ndarray) -> list[float]:
@@ -340,6 +345,17 @@ QUOTED: dict[str, list[float]] = {
     ),
     "their keys have {:.2f} to {:.2f} of the others' length, and no singular value of W_QK stands out there "
     "(sigma_1/sigma_2 at most {:.1f})": [*ends(of_vit("key_ratio")), of_vit("qk_gap").max()],
+    "queries have a cosine of {:.2f} to {:.2f} with these keys and of {:.2f} to {:.2f} with the others, and the "
+    "largest singular value makes {:.1f} to {:.1f} of a margin of {:.1f} to {:.1f}": [
+        end for name in ("query_key", "query_key_others", "first_margin", "logit_margin") for end in ends(of_vit(name))
+    ],
+    "Head 16.0, the previous-token head, peaks at distance {:.0f}; distance is {:.0%} of the variance of its scores": [
+        cell(KERNELS, name, layer=16, head=0) for name in ("peak", "position_share")
+    ],
+    "has {:.1%} in fast pairs and {:.0%} beyond the context, the tenth that owes least {:.1%} and {:.0%}.": [
+        column(KERNELS, name)[tenth].mean()
+        for tenth in (by_distance()[-27:], by_distance()[:27]) for name in ("fast_share", "beyond_share")
+    ],
     "after 30,000 steps the strongest keys get {:.2f} and {:.2f} of the attention": [
         cell("sink-toys/trials.csv", f"layer{i}_strength", variant="paper's size, batches of 64") for i in (0, 1)
     ],
@@ -504,6 +520,7 @@ ELSEWHERE = {
     "0.9": "a threshold", "15 %": "a threshold",
     "0.2": "the rule of a no-op", "1.5": "the rule of a broadcast", "1.0": "a part of 1.000",
     "0.01": "the paper's", "0.1": "the paper's", "80 %": "the paper's", "2.0": "a licence",
+    "16.0": "a head", "2410.06205": "a paper's number",
     "0.888": "the authors' runs", "0.906": "likewise", "0.916": "likewise", "0.959": "likewise",
     "0.34": "the paper's", "0.25": "the paper's", "0.06": "the paper's", "0.69": "the paper's",
 }  # fmt: skip
