@@ -25,12 +25,19 @@ SAID = " ".join(map(words, [PAGES[0], *RESULTS]))
 
 TRAINING = json.loads((ROOT / "weightscope" / "embedded" / "training.json").read_text())
 TRENDS, GPT2 = "gpt2-detok/trends.csv", "positions-gpt2/trends.csv"
+DISTANCES = "positions-smollm2/trends.csv"
 UNTRAINED = {"kind": "undertrained_rows", "index": 1023}
 SHARES, KINDS, LAYERS = (f"norm-attention/{name}.csv" for name in ("shares", "kinds", "layers"))
 OUTLIERS, ATTENTION = "outlier-dimensions/preferences.csv", "outlier-dimensions/attention.csv"
 SHARES_MINILM, KINDS_MINILM = (f"norm-attention-minilm/{name}.csv" for name in ("shares", "kinds"))
 TERMS = "gpt2-detok/contributions.csv"
 COMMA = ". or ,"
+
+
+def by_distance(heads: slice) -> list[float]:
+    """Mean shares of fast and of very slow pairs, of SmolLM2's heads in the order of what they owe to distance."""
+    order = np.argsort(column(DISTANCES, "position_share"))[heads]
+    return [float(column(DISTANCES, name)[order].mean()) for name in ("fast_share", "beyond_share")]
 
 
 def term(head: int, name: str) -> float:
@@ -229,6 +236,11 @@ QUOTED: dict[str, list[float]] = {
     "but {:.0%} of its steps fall. p_500 W_QK p_j is highest at j = {:d}": [
         cell(GPT2, "t_p_falling", head=7), int(cell(GPT2, "t_pp_highest_at", head=7)),
     ],
+    "peaks at distance {:d}; distance is {:.0%} of the variance of its scores": [
+        int(cell(DISTANCES, "peak", layer=16, head=0)), cell(DISTANCES, "position_share", layer=16, head=0),
+    ],
+    "owe most to distance has {:.1%} in fast pairs and {:.0%} beyond the context": by_distance(slice(-27, None)),
+    "that owes least {:.1%} and {:.0%}.": by_distance(slice(27)),
     "(rank correlation with j {:.2f};": [cell(GPT2, "recency", head=7)],
     "apart from a line that explains {:.0%}, a wave of period {:.0f} that explains {:.0%}.": [
         cell(GPT2, name, head=7) for name in ("t_pp_linear_share", "t_pp_period", "t_pp_sinusoid_share")

@@ -1,10 +1,12 @@
 """`positions` of models without position embeddings: scores by distance."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
 from tests.support.small_llama import write_small_llama
@@ -156,6 +158,23 @@ def test_what_does_not_apply_is_refused(name: str, options: list[str], says: str
     assert result.exit_code == 2
     assert says in result.output
     assert not (tmp_path / "out").exists()
+
+
+def test_scores_too_large_are_refused_by_the_tensor_that_makes_them(tmp_path: Path) -> None:
+    shutil.copytree(FIXTURES / "llama", tmp_path / "llama")
+    file = tmp_path / "llama" / "model.safetensors"
+    weights = load_file(file)
+    name = "model.layers.0.self_attn.q_proj.weight"
+    save_file(weights | {name: np.full_like(weights[name], 3e38)}, file)
+    result = run("positions", tmp_path / "llama", "--out", tmp_path / "out")
+    assert result.exit_code == 2
+    assert "overflows: its largest weight is 3e+38, in " + name in result.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_layers_of_sliding_windows_are_said_to_see_less() -> None:
+    assert any("sliding windows" in text for text in position_kernels(fixture("gemma3").model).cautions)
+    assert not any("sliding windows" in text for text in position_kernels(fixture("llama").model).cautions)
 
 
 def test_position_embeddings_have_their_own_terms() -> None:

@@ -162,6 +162,7 @@ def positions(
         raise click.UsageError("--unscaled cannot be combined with --on-text, which needs sigma")
     if model.positions is None:
         given = {"--query": query is not None, "--unscaled": unscaled, "--on-text": on_text or bool(text)}
+        given["--device"] = device != "cpu"
         _kernels(model, out, layer, heads, counts, [option for option, there in given.items() if there])
         return
     if counts is not None or layer is not None:
