@@ -133,6 +133,18 @@ def test_later_layers_see_tokens_that_passed_through_the_model(tmp_path: Path) -
     assert apart > 0.1 * np.abs(bare.mean[~first]).max()
 
 
+def test_a_pass_that_overflows_is_replaced_by_embeddings(tmp_path: Path) -> None:
+    source = write_small_llama(tmp_path / "llama", layers=2)
+    (file,) = source.glob("*.safetensors")
+    weights = load_file(file)
+    names = [f"model.layers.0.mlp.{module}_proj.weight" for module in ("up", "down")]
+    save_file(weights | {name: np.full_like(weights[name], 3e38) for name in names}, file)
+    result = run("positions", source, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "bare token embeddings behind the layer" in result.stderr
+    assert "Warning" not in result.stderr
+
+
 def followed(model: ws.Model) -> dict[int, np.ndarray]:
     return {stream.layer.index: stream.x[FREQUENT, 1:] for stream in streams(model)}
 
