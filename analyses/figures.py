@@ -72,6 +72,7 @@ DRAWINGS = (
     Drawing("sink-mechanisms/vit", "analyses.recipes.sink_mechanisms --model {vit}"),
     Drawing("sink-toys", "analyses.toys.sinks"),
     Drawing("positions-gpt2", "weightscope positions {gpt2} --unscaled --query 500 --head 7"),
+    Drawing("positions-gpt2-spread", "analyses.experiments.position_sigma {gpt2} --head 7 --query 500"),
     Drawing("positions-smollm2", f"weightscope positions {SMOLLM2}"),
     Drawing("audit-gpt2", "weightscope audit {gpt2}"),
     Drawing("audit-minilm", f"weightscope audit {MINILM}"),
@@ -225,9 +226,11 @@ def is_small_table(name: str) -> bool:
 
 
 def pictures_shown() -> set[str]:
-    """Pictures that README and docs show, by their path under figures/."""
+    """Pictures that README and docs show or link, by their path under figures/."""
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
-    return {name for page in pages for name in re.findall(r"!\[[^]]*\]\((?:\.\./)*figures/([^)]+)\)", page.read_text())}
+    return {
+        name for page in pages for name in re.findall(r"\]\((?:\.\./)*figures/([^)]+\.(?:png|svg))\)", page.read_text())
+    }
 
 
 def hashes(folder: str) -> dict[str, str]:

@@ -7,7 +7,7 @@ strengths that differ by layer, or another direction for every layer. Weights ar
 original; `audit` has not. Updates of rank one and noise, as large, are no removals.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -67,7 +67,7 @@ def edited(weights: dict[str, np.ndarray], where: Writers, strength: str, direct
         yield name
 
 
-def planted(source: str) -> Iterator[dict[str, object]]:
+def planted(source: str, formats: Sequence[str]) -> Iterator[dict[str, object]]:
     """A row for every case."""
     model = ws.open_model(source)
     where, depth, d = writers(model), model.config.n_layers, model.config.d_model
@@ -76,8 +76,8 @@ def planted(source: str) -> Iterator[dict[str, object]]:
         original[name] if axis else original[name].T for name, (axis, layer) in where.items() if layer is not None
     ]
     principal = np.linalg.eigh(sum(w.T @ w / np.linalg.norm(w) ** 2 for w in outputs))[1][:, -8:]
-    cases = [(s, kind, form) for form in FORMATS for kind in ("random", "strong") for s in STRENGTHS]
-    cases += [(s, "", form) for form in FORMATS for s in OTHERS]
+    cases = [(s, kind, form) for form in formats for kind in ("random", "strong") for s in STRENGTHS]
+    cases += [(s, "", form) for form in formats for s in OTHERS]
     for number, (strength, kind, form) in enumerate(bar(cases, model.name, "case")):
         basis, rng = principal if kind == "strong" else np.eye(d), np.random.default_rng(number)
         drawn = np.array([basis @ rng.standard_normal(basis.shape[1]) for _ in range(depth)])
@@ -116,11 +116,12 @@ def found(
 
 @click.command("planted-removals", cls=EndsInOneLine)
 @click.argument("sources", nargs=-1, required=True)
+@click.option("--format", "formats", multiple=True, type=click.Choice(list(FORMATS)), default=list(FORMATS))
 @out_option("out/planted-removals")
-def main(sources: tuple[str, ...], out: Path) -> None:
+def main(sources: tuple[str, ...], formats: tuple[str, ...], out: Path) -> None:
     """Write one table, a row per case and SOURCE."""
     rows = [row | {"model": name} for source, name in zip(sources, folder_names(sources), strict=True)
-            for row in planted(source)]  # fmt: skip
+            for row in planted(source, formats)]  # fmt: skip
     Folder(out).text("with-base.csv", Table.of_rows(COLUMNS, [[row[c] for c in COLUMNS] for row in rows]).csv())
     click.echo(str(out))
 

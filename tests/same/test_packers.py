@@ -59,6 +59,8 @@ def original(copy: Path, folder: Path, fault: str = "") -> Path:
             weight[[1, 2]] = weight[[2, 1]]
         if fault == "sign":
             weight[:, 5] *= -1
+        if fault == "noise":
+            weight += 0.3 * weight.std() * torch.randn_like(weight).clamp(-1, 1)
         if fault == "outlier":
             weight[4, 7] = 40 * weight.abs().max()
     model.save_pretrained(folder)
@@ -113,3 +115,12 @@ def _names(file: Path) -> list[str]:
     content = file.read_bytes()
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     return [name for name in header if name != "__metadata__"]
+
+
+def test_a_few_tensors_are_not_compensated(tmp_path: Path) -> None:
+    """Noise within GPTQ's bound, in one matrix of a file whose other matrices are rounded to the nearest."""
+    copy = FIXTURES / "compressed_tensors/int4_tensor"
+    a = original(copy, tmp_path / "a", "noise")
+    same = ws.same(a, copy)
+    assert same.verdict == "different", same.lead
+    assert [each.name for each in same.differing] == [f"{damaged(copy)}.weight"]

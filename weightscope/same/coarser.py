@@ -123,15 +123,17 @@ def _each_in_its_cell(letter: str, newer: Tensor) -> Proof:
     return Proof(how, "every value in the cell of its original")
 
 
-def quantised(pair: Pair, change: Change) -> Proof | None:
-    """Whether one is the other quantised: every value in its original's cell, or nearly where a format searches."""
+def quantised(pair: Pair, change: Change, *, may_compensate: bool = True) -> Proof | None:
+    """Whether one is the other quantised: every value in its original's cell, or nearly where a format searches, and
+    farther if its writer may compensate for errors.
+    """
     if len(pair.a.shape) < 2 or not np.isfinite(change.moved):
         return None
     for letter, older, newer in (("B", pair.a, pair.b), ("A", pair.b, pair.a)):
         originals = [(letter, older)]
         if newer.ends() is not None and older.dtype == "F32":
             originals += [(f"{letter} to {cast} and", RoundedTensor(older, cast)) for cast in SUMMED]
-        for prove in (_by_cells, _by_error):
+        for prove in (_by_cells, _by_error, *([_by_compensation] if may_compensate else [])):
             for how, original in originals:
                 if proof := prove(how, original, newer, change):
                     return proof
@@ -172,11 +174,18 @@ def _by_error(letter: str, older: Tensor, newer: Tensor, change: Change) -> Proo
     if usual:
         detail = f"error {change.change:.2f} |W|; ggml's own on normal weights {usual / USUAL:.2f}"
         return Proof(f"{letter} quantised by search ({newer.dtype})", detail) if change.change <= usual else None
-    may_compensate = newer.dtype.startswith(WITH_COMPENSATION)
-    for bounds in (SEARCHED, COMPENSATED)[: 0 if newer.ends() is None else 1 + may_compensate]:
-        if detail := _within(older, newer, bounds):
-            return Proof(f"{letter} {bounds.how} ({newer.dtype})", detail)
-    return None
+    return _proof_within(letter, older, newer, SEARCHED) if newer.ends() is not None else None
+
+
+def _by_compensation(letter: str, older: Tensor, newer: Tensor, _: Change) -> Proof | None:
+    """Whether values are as near as those of a writer that compensates for errors."""
+    is_written = newer.ends() is not None and newer.dtype.startswith(WITH_COMPENSATION)
+    return _proof_within(letter, older, newer, COMPENSATED) if is_written else None
+
+
+def _proof_within(letter: str, older: Tensor, newer: Tensor, bounds: Bounds) -> Proof | None:
+    detail = _within(older, newer, bounds)
+    return Proof(f"{letter} {bounds.how} ({newer.dtype})", detail) if detail else None
 
 
 def _within(older: Tensor, newer: Tensor, bounds: Bounds) -> str:

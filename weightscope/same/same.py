@@ -25,7 +25,7 @@ from weightscope.same.config_and_tokens import Settings, Tokens, compare_setting
 from weightscope.same.deeds import Sizes
 from weightscope.same.elsewhere import UNEXPLAINED, find_elsewhere, name_shards, name_unread, reordered_experts
 from weightscope.same.function import allowed, apart, basis_in_words, basis_of, called, is_unknown, last_apart
-from weightscope.same.judge import Compared, Judged, alone, as_same_function, judge, tolerance_of
+from weightscope.same.judge import Compared, Judged, alone, as_same_function, few_compensated, judge, tolerance_of
 from weightscope.same.stored import read_known_digests, same_files
 from weightscope.same.verdicts import (
     DIFFERENT,
@@ -276,6 +276,8 @@ def _judged(a: Readable, b: Readable, sample: float) -> tuple[list[Judged], list
         for each in in_threads(judge, parts):
             judged.append(each)
             shown.update()
+    for i in few_compensated(judged):
+        judged[i] = judge(parts[i], may_compensate=False)
     judged = [_by_part(a, b, *each) for each in zip(judged, parts, strict=True)]
     judged = name_shards(find_elsewhere(judged, parts), parts)
     judged = reordered_experts(a, judged, parts)
