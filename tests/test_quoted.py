@@ -26,13 +26,20 @@ SAID = " ".join(map(words, [PAGES[0], *RESULTS]))
 
 TRAINING = json.loads((ROOT / "weightscope" / "embedded" / "training.json").read_text())
 TRENDS, GPT2 = "gpt2-detok/trends.csv", "positions-gpt2/trends.csv"
-SPREAD, KERNELS = "positions-gpt2-spread/by-spread.csv", "positions-smollm2/trends.csv"
+DISTANCES = "positions-smollm2/trends.csv"
+SPREAD = "positions-gpt2-spread/by-spread.csv"
 UNTRAINED = {"kind": "undertrained_rows", "index": 1023}
 SHARES, KINDS, LAYERS = (f"norm-attention/{name}.csv" for name in ("shares", "kinds", "layers"))
 OUTLIERS, ATTENTION = "outlier-dimensions/preferences.csv", "outlier-dimensions/attention.csv"
 SHARES_MINILM, KINDS_MINILM = (f"norm-attention-minilm/{name}.csv" for name in ("shares", "kinds"))
 TERMS = "gpt2-detok/contributions.csv"
 COMMA = ". or ,"
+
+
+def by_distance(heads: slice) -> list[float]:
+    """Mean shares of fast and of very slow pairs, of SmolLM2's heads in the order of what they owe to distance."""
+    order = np.argsort(column(DISTANCES, "position_share"))[heads]
+    return [float(column(DISTANCES, name)[order].mean()) for name in ("fast_share", "beyond_share")]
 
 
 def term(head: int, name: str) -> float:
@@ -132,11 +139,6 @@ def of_vit(name: str) -> np.ndarray:
     return np.concatenate([column(SMALL_VIT, name, layer=layer) for layer in range(8, 12)])
 
 
-def by_distance() -> np.ndarray:
-    """SmolLM2's heads by how much of their scores' variance is distance."""
-    return column(KERNELS, "position_share").argsort()
-
-
 def ends(values: np.ndarray) -> list[float]:
     return [values.min(), values.max()]
 
@@ -231,6 +233,11 @@ QUOTED: dict[str, list[float]] = {
     "but {:.0%} of its steps fall. p_500 W_QK p_j is highest at j = {:d}": [
         cell(GPT2, "t_p_falling", head=7), int(cell(GPT2, "t_pp_highest_at", head=7)),
     ],
+    "peaks at distance {:d}; distance is {:.0%} of the variance of its scores": [
+        int(cell(DISTANCES, "peak", layer=16, head=0)), cell(DISTANCES, "position_share", layer=16, head=0),
+    ],
+    "owe most to distance has {:.1%} in fast pairs and {:.0%} beyond the context": by_distance(slice(-27, None)),
+    "that owes least {:.1%} and {:.0%}.": by_distance(slice(27)),
     "(rank correlation with j {:.2f};": [cell(GPT2, "recency", head=7)],
     "apart from a line that explains {:.0%}, a wave of period {:.0f} (of those tried; next to it 364 and 445) that "
     "explains {:.0%}.": [
@@ -348,13 +355,6 @@ QUOTED: dict[str, list[float]] = {
     "queries have a cosine of {:.2f} to {:.2f} with these keys and of {:.2f} to {:.2f} with the others, and the "
     "largest singular value makes {:.1f} to {:.1f} of a margin of {:.1f} to {:.1f}": [
         end for name in ("query_key", "query_key_others", "first_margin", "logit_margin") for end in ends(of_vit(name))
-    ],
-    "Head 16.0, the previous-token head, peaks at distance {:.0f}; distance is {:.0%} of the variance of its scores": [
-        cell(KERNELS, name, layer=16, head=0) for name in ("peak", "position_share")
-    ],
-    "has {:.1%} in fast pairs and {:.0%} beyond the context, the tenth that owes least {:.1%} and {:.0%}.": [
-        column(KERNELS, name)[tenth].mean()
-        for tenth in (by_distance()[-27:], by_distance()[:27]) for name in ("fast_share", "beyond_share")
     ],
     "after 30,000 steps the strongest keys get {:.2f} and {:.2f} of the attention": [
         cell("sink-toys/trials.csv", f"layer{i}_strength", variant="paper's size, batches of 64") for i in (0, 1)

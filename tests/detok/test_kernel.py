@@ -1,10 +1,12 @@
 """`positions` of models without position embeddings: scores by distance."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
 from tests.support.small_llama import write_small_llama
@@ -131,6 +133,18 @@ def test_later_layers_see_tokens_that_passed_through_the_model(tmp_path: Path) -
     assert apart > 0.1 * np.abs(bare.mean[~first]).max()
 
 
+def test_a_pass_that_overflows_is_replaced_by_embeddings(tmp_path: Path) -> None:
+    source = write_small_llama(tmp_path / "llama", layers=2)
+    (file,) = source.glob("*.safetensors")
+    weights = load_file(file)
+    names = [f"model.layers.0.mlp.{module}_proj.weight" for module in ("up", "down")]
+    save_file(weights | {name: np.full_like(weights[name], 3e38) for name in names}, file)
+    result = run("positions", source, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "bare token embeddings behind the layer" in result.stderr
+    assert "Warning" not in result.stderr
+
+
 def followed(model: ws.Model) -> dict[int, np.ndarray]:
     return {stream.layer.index: stream.x[FREQUENT, 1:] for stream in streams(model)}
 
@@ -156,6 +170,23 @@ def test_what_does_not_apply_is_refused(name: str, options: list[str], says: str
     assert result.exit_code == 2
     assert says in result.output
     assert not (tmp_path / "out").exists()
+
+
+def test_scores_too_large_are_refused_by_the_tensor_that_makes_them(tmp_path: Path) -> None:
+    shutil.copytree(FIXTURES / "llama", tmp_path / "llama")
+    file = tmp_path / "llama" / "model.safetensors"
+    weights = load_file(file)
+    name = "model.layers.0.self_attn.q_proj.weight"
+    save_file(weights | {name: np.full_like(weights[name], 3e38)}, file)
+    result = run("positions", tmp_path / "llama", "--out", tmp_path / "out")
+    assert result.exit_code == 2
+    assert "overflows: its largest weight is 3e+38, in " + name in result.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_layers_of_sliding_windows_are_said_to_see_less() -> None:
+    assert any("sliding windows" in text for text in position_kernels(fixture("gemma3").model).cautions)
+    assert not any("sliding windows" in text for text in position_kernels(fixture("llama").model).cautions)
 
 
 def test_position_embeddings_have_their_own_terms() -> None:

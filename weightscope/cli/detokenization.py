@@ -162,6 +162,7 @@ def positions(
         raise click.UsageError("--unscaled cannot be combined with --on-text, which needs sigma")
     if model.positions is None:
         given = {"--query": query is not None, "--unscaled": unscaled, "--on-text": on_text or bool(text)}
+        given["--device"] = device != "cpu"
         _kernels(model, out, layer, heads, counts, [option for option, there in given.items() if there])
         return
     if counts is not None or layer is not None:
@@ -199,6 +200,8 @@ def _kernels(
     model: Any, out: Path, layer: int | None, heads: Sequence[int], counts: Path | None, misplaced: Sequence[str]
 ) -> None:  # fmt: skip
     """Scores by distance, of a model without position embeddings."""
+    import numpy as np
+
     from weightscope.circuits.stream import FREQUENT, streams, why_no_stream
     from weightscope.detok.kernel import position_kernels
     from weightscope.files import OutputFolder
@@ -213,8 +216,11 @@ def _kernels(
     inputs: dict[int, Any] = {}
     if why_no_stream(model) is None:
         try:
-            inputs = {stream.layer.index: stream.x[FREQUENT, 1:] for stream in streams(model)}
+            with np.errstate(over="ignore", invalid="ignore"):  # seen below
+                inputs = {stream.layer.index: stream.x[FREQUENT, 1:] for stream in streams(model)}
         except CheckpointError:  # a later layer lacks what the first has: embeddings stand in, as the page says
+            inputs = {}
+        if not all(np.isfinite(x).all() for x in inputs.values()):  # likewise
             inputs = {}
     kernels = position_kernels(model, counts, inputs)
     rows = [kernels.row(layer or 0, head) for head in drawn]

@@ -31,6 +31,7 @@ from weightscope.tables import Column, Table
 from weightscope.text.counts import Counts
 
 MOST_TOKENS = 16_384  # of the first layer: the most frequent ones, or drawn where no counts are at hand
+MOST_VALUES = 1 << 25  # of their embeddings: 128 MiB
 FEWER_TOKENS = 1024  # of later layers, drawn by the same weights, where nothing better stands in for the stream
 NEAR = 128  # distances 0 .. 127: all of them are computed, and trends are of them
 AN_OCTAVE = 16  # further distances between one and its double
@@ -194,14 +195,14 @@ class PositionKernels(ShowsShapes, Result):
         heads, row = self.heads, self.most_positional(1)[0]
         near, previous = (int(np.count_nonzero(chosen)) for chosen in (heads["recency"] > 0, heads["peak"] == 1))
         result = (
-            f"By its mean score, {counted(near, 'head')} of {len(self.head)} prefer near tokens, "
-            f"and {previous} the token before most of all"
+            f"By their mean scores, {near} of {len(self.head)} heads prefer near tokens, and {previous} have their "
+            "peak at distance 1."
         )
         if not self.tokens:
-            return f"{result}."
+            return result
         return (
-            f"{result}; distance matters most in head {self.name(row)}: {heads['position_share'][row]:.0%} of the "
-            f"variance of its scores, with the peak at distance {heads['peak'][row]}."
+            f"{result} Distance matters most in head {self.name(row)}: it is {heads['position_share'][row]:.0%} of the "
+            f"variance of the head's scores, which are highest at distance {heads['peak'][row]}."
         )
 
     @property
@@ -222,7 +223,8 @@ class PositionKernels(ShowsShapes, Result):
     @property
     def lead(self) -> str:
         """The same, over which tokens, and the caveats."""
-        over = f"Tokens of the first layer: {self.tokens}." if self.tokens else "The curves are the bias alone."
+        which = "Tokens of the first layer" if self.followed else "Tokens"
+        over = f"{which}: {self.tokens}." if self.tokens else "The curves are the bias alone."
         return " ".join([self.headline, over, *self.cautions])
 
     def printed(self) -> list[str | Table]:
@@ -291,7 +293,7 @@ def position_kernels(
                     tokens = tokens_of(model, counts)
                 x = None if tokens is None else _standing_in(model, index, tokens, inputs)
                 found.append(_of_layer(model, layer, distances, x))
-                left_out |= dict.fromkeys(_left_out(layer))
+                left_out |= dict.fromkeys(_left_out(layer, model.config.layer_types[index]))
                 places |= layer.rotation is not None or layer.additive is not None
             done.update(1)
     if not places:
@@ -360,7 +362,7 @@ def _together(layers: list[ByPair]) -> ByPair:
     return ByPair(*(np.concatenate(parts) for parts in zip(*padded, strict=True)))
 
 
-def _left_out(layer: Layer) -> list[str]:
+def _left_out(layer: Layer, kind: str) -> list[str]:
     """What the model does to scores that the curves do not have, in sentences."""
     rotation = layer.rotation
     texts = {
@@ -372,6 +374,7 @@ def _left_out(layer: Layer) -> list[str]:
         if rotation is not None and rotation.stretched is not None else "",
         "Positions have several axes: the curves are of text, whose tokens are equally far on each."
         if rotation is not None and rotation.axes is not None else "",
+        "Layers of sliding windows do not see as far as their curves go." if kind.startswith("sliding") else "",
         "A class token has biases of its own, which are not in the curves."
         if (window := window_of(layer)) is not None and window.of_class is not None else "",
     }  # fmt: skip
@@ -380,20 +383,20 @@ def _left_out(layer: Layer) -> list[str]:
 
 def tokens_of(model: Model, counts: Counts | str | Path | None = None) -> Tokens:
     """The tokens that means are over: by how often they occur where counts are at hand, else all the same."""
-    n_tokens = model.embeddings.n_tokens
+    n_tokens, most = model.embeddings.n_tokens, min(MOST_TOKENS, MOST_VALUES // model.config.d_model)
     try:
         bigrams = counts_for(model, counts)
     except CheckpointError:
         if counts is not None:
             raise
         ids = np.arange(n_tokens)
-        if n_tokens > MOST_TOKENS:
-            ids = np.sort(np.random.default_rng(0).choice(n_tokens, MOST_TOKENS, replace=False))
-        which = f"{len(ids):,} drawn from {n_tokens:,}" if len(ids) < n_tokens else f"all {n_tokens:,}"
+        if n_tokens > most:
+            ids = np.sort(np.random.default_rng(0).choice(n_tokens, most, replace=False))
+        which = f"{len(ids):,} drawn from the {n_tokens:,}" if len(ids) < n_tokens else f"all {n_tokens:,}"
         origin = f"{which} of the vocabulary, all weighted alike, because no counts were at hand (--counts)"
         return Tokens(ids, np.full(len(ids), 1 / len(ids)), origin)
     occurrences = bigrams.occurrences
-    ids = np.sort(np.argsort(-occurrences, kind="stable")[:MOST_TOKENS])
+    ids = np.sort(np.argsort(-occurrences, kind="stable")[:most])
     ids = ids[occurrences[ids] > 0]
     covered = occurrences[ids].sum()
     share = covered / occurrences.sum()

@@ -140,7 +140,7 @@ def text_section(files: Files, check: TextCheck, terms: PositionTerms, heads: Se
     return Section("What happens on text", text, [*fig_4, every, check.heads])
 
 
-KERNEL = "$$K(δ) = frac(1, √(d')) E[q] R(δ) E[k]^⊤ + b(δ)$$"
+KERNEL = "$$K(δ) = s E[q] R(δ) E[k]^⊤ + b(δ)$$"
 
 
 @phase("drawing figures")
@@ -163,8 +163,8 @@ def write_kernel_page(files: Files, kernels: PositionKernels, heads: Sequence[in
         caption = "Biases by rows and columns. The curves above are those of patches in one row."
         parts.append(Figure(save(figures.window_figure(kernels, heads), files, "windows"), caption))
     text = (
-        f"{KERNEL} $q$ and $k$ are queries and keys before rotation, $R(δ)$ turns them by distance, and $b(δ)$ is the "
-        "bias by distance (ALiBi, T5, windows), where there is one."
+        f"{KERNEL} $q$ and $k$ are queries and keys before rotation, $R(δ)$ turns them by distance, $s$ is the model's "
+        "scale, usually $1/√(d')$, and $b(δ)$ is the bias by distance (ALiBi, T5, windows), where there is one."
     )
     sections = [Section("Scores by distance", text, [*parts, table])]
     if kernels.rotates:
