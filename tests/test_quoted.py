@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -628,3 +629,34 @@ def test_the_tables_of_lineage_are_those_of_the_files() -> None:
     for row in lineage_rows():
         assert row in page
     assert not any(row["verdict"] == "derived" for row in rows("planted-lineage/strangers.csv"))
+
+
+THEFTS = {"attention": "attention", "feed_forward": "feed-forward networks", "tokens": "token embeddings"}
+
+
+def theft_rows() -> Iterator[str]:
+    """The rows of the table of docs/lineage.md on stolen parts."""
+    for taken, name in THEFTS.items():
+        cases = [row for row in rows("planted-thefts/thefts.csv") if row["taken"] == taken]
+        of_parts = (Counter(row[f"of_{part}"] for row in cases) for part in THEFTS)
+        cells = (", ".join(f"{verdict} {times}" for verdict, times in sorted(of.items())) for of in of_parts)
+        yield f"| {name} | {len(cases)} | {' | '.join(cells)} |"
+
+
+def test_only_the_stolen_part_is_related() -> None:
+    page = (ROOT / "docs" / "lineage.md").read_text(encoding="utf-8")
+    for row in theft_rows():
+        assert row in page
+    for row in rows("planted-thefts/thefts.csv"):
+        verdicts = {part: row[f"of_{part}"] for part in THEFTS}
+        assert [part for part, verdict in verdicts.items() if verdict == "related"] == [row["taken"]]
+
+
+def test_sentences_before_and_after_are_those_of_the_files() -> None:
+    lines = (ROOT / "docs" / "lineage.md").read_text(encoding="utf-8").splitlines()
+    before, after = (rows(f"lineage-sentences/{name}.csv") for name in ("before", "after"))
+    for old, new in zip(before, after, strict=True):
+        assert new["verdict"] == ("unrelated" if new["pair"] == "two seeds" else "related")
+        (line,) = (line for line in lines if line.startswith(f"| {new['pair']} | "))
+        for quoted, lead in zip(line.strip("| ").split(" | ")[1:], (old["lead"], new["lead"]), strict=True):
+            assert all(piece in lead for piece in quoted.split(" … ")), line
