@@ -631,6 +631,50 @@ def test_the_tables_of_lineage_are_those_of_the_files() -> None:
     assert not any(row["verdict"] == "derived" for row in rows("planted-lineage/strangers.csv"))
 
 
+def further_kinds() -> Iterator[tuple[str, list[dict[str, str]]]]:
+    """The cases of further-kinds by the first word of what was planted; words of one case are "another kind"."""
+    cases = rows("further-kinds/kinds.csv")
+    first = {row["case"]: row["planted"].split(" ")[0] for row in cases}
+    times, groups = Counter(first.values()), dict[str, list[dict[str, str]]]()
+    for row in cases:
+        word = first[row["case"]]
+        name = "two kinds or more" if ", " in row["planted"] else word if times[word] > 1 else "another kind"
+        groups.setdefault(name or ("strangers" if row["direction"] == "strangers" else "no kind"), []).append(row)
+    yield from sorted(groups.items(), key=lambda group: -len(group[1]))
+    yield "all", list(cases)
+
+
+DIRECTIONS = {
+    "base first": "something was lost", "not shown": "nothing was lost, or either may be first",
+    "strangers": "strangers",
+}  # fmt: skip
+
+
+def further_rows() -> Iterator[str]:
+    """The rows of the tables of docs/lineage.md on further kinds and on which came first."""
+    for name, cases in further_kinds():
+        counts = (sum(int(row[key]) for row in cases) for key in ("named", "nothing_else"))
+        yield f"| {name} | {len(cases)} | {' | '.join(map(str, counts))} |"
+    for truth, name in DIRECTIONS.items():
+        cases = [row for row in rows("further-kinds/kinds.csv") if row["direction"] == truth]
+        there = [row["verdict"] for row in cases]
+        called = [there.count(verdict) for verdict in ("derived", "related", "unrelated", "undecided")]
+        back = sum(row["verdict_back"] == "derived" for row in cases)
+        yield f"| {name} | {len(cases)} | {' | '.join(map(str, called))} | {back} |"
+
+
+def test_further_kinds_and_directions_are_those_of_the_file() -> None:
+    page = (ROOT / "docs" / "lineage.md").read_text(encoding="utf-8")
+    for row in further_rows():
+        assert row in page
+    cases = rows("further-kinds/kinds.csv")
+    assert page.count(f"{len(cases)} further changes") == 1
+    assert not any(row["verdict_back"] == "derived" for row in cases)
+    assert not any(row["verdict"] == "derived" for row in cases if row["direction"] != "base first")
+    lossy = [row["verdict"] == "derived" for row in cases if row["direction"] == "base first"]
+    assert sum(lossy) >= 0.95 * len(lossy)
+
+
 THEFTS = {"attention": "attention", "feed_forward": "feed-forward networks", "tokens": "token embeddings"}
 
 
