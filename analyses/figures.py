@@ -94,6 +94,12 @@ DRAWINGS = (
         f"analyses.experiments.planted_lineage --text {{books}} --model embedded --model {{gpt2}} --model {MINILM}"
         f" --model {{mpnet}} --large {{qwen}} --large {SMOLLM2} --large {{gemma}}",
     ),
+    Drawing("further-kinds", "analyses.experiments.further_kinds {llama} {llama}/../llama-1"),
+    Drawing(
+        "planted-thefts",
+        "analyses.experiments.planted_thefts embedded {llama} {llama}/../qwen2-0 {llama}/../gpt2-0"
+        f" {MINILM} {{mpnet}}",
+    ),
     Drawing("fine-tunes", "analyses.toys.train_tunes --text {books}"),
     Drawing("planted-deeds", "analyses.experiments.planted_deeds", ("torch", "transformers", "gguf")),
     Drawing("faithful", "analyses.experiments.faithful_conversions", ("torch", "transformers", "peft", "xllamacpp")),

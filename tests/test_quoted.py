@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -699,3 +700,78 @@ def test_the_tables_of_lineage_are_those_of_the_files() -> None:
     for row in lineage_rows():
         assert row in page
     assert not any(row["verdict"] == "derived" for row in rows("planted-lineage/strangers.csv"))
+
+
+def further_kinds() -> Iterator[tuple[str, list[dict[str, str]]]]:
+    """The cases of further-kinds by the first word of what was planted; words of one case are "another kind"."""
+    cases = rows("further-kinds/kinds.csv")
+    first = {row["case"]: row["planted"].split(" ")[0] for row in cases}
+    times, groups = Counter(first.values()), dict[str, list[dict[str, str]]]()
+    for row in cases:
+        word = first[row["case"]]
+        name = "two kinds or more" if ", " in row["planted"] else word if times[word] > 1 else "another kind"
+        groups.setdefault(name or ("strangers" if row["direction"] == "strangers" else "no kind"), []).append(row)
+    yield from sorted(groups.items(), key=lambda group: -len(group[1]))
+    yield "all", list(cases)
+
+
+DIRECTIONS = {
+    "base first": "something was lost", "not shown": "nothing was lost, or either may be first",
+    "strangers": "strangers",
+}  # fmt: skip
+
+
+def further_rows() -> Iterator[str]:
+    """The rows of the tables of docs/lineage.md on further kinds and on which came first."""
+    for name, cases in further_kinds():
+        counts = (sum(int(row[key]) for row in cases) for key in ("named", "nothing_else"))
+        yield f"| {name} | {len(cases)} | {' | '.join(map(str, counts))} |"
+    for truth, name in DIRECTIONS.items():
+        cases = [row for row in rows("further-kinds/kinds.csv") if row["direction"] == truth]
+        there = [row["verdict"] for row in cases]
+        called = [there.count(verdict) for verdict in ("derived", "related", "unrelated", "undecided")]
+        back = sum(row["verdict_back"] == "derived" for row in cases)
+        yield f"| {name} | {len(cases)} | {' | '.join(map(str, called))} | {back} |"
+
+
+def test_further_kinds_and_directions_are_those_of_the_file() -> None:
+    page = (ROOT / "docs" / "lineage.md").read_text(encoding="utf-8")
+    for row in further_rows():
+        assert row in page
+    cases = rows("further-kinds/kinds.csv")
+    assert page.count(f"{len(cases)} further changes") == 1
+    assert not any(row["verdict_back"] == "derived" for row in cases)
+    assert not any(row["verdict"] == "derived" for row in cases if row["direction"] != "base first")
+    lossy = [row["verdict"] == "derived" for row in cases if row["direction"] == "base first"]
+    assert sum(lossy) >= 0.95 * len(lossy)
+
+
+THEFTS = {"attention": "attention", "feed_forward": "feed-forward networks", "tokens": "token embeddings"}
+
+
+def theft_rows() -> Iterator[str]:
+    """The rows of the table of docs/lineage.md on stolen parts."""
+    for taken, name in THEFTS.items():
+        cases = [row for row in rows("planted-thefts/thefts.csv") if row["taken"] == taken]
+        of_parts = (Counter(row[f"of_{part}"] for row in cases) for part in THEFTS)
+        cells = (", ".join(f"{verdict} {times}" for verdict, times in sorted(of.items())) for of in of_parts)
+        yield f"| {name} | {len(cases)} | {' | '.join(cells)} |"
+
+
+def test_only_the_stolen_part_is_related() -> None:
+    page = (ROOT / "docs" / "lineage.md").read_text(encoding="utf-8")
+    for row in theft_rows():
+        assert row in page
+    for row in rows("planted-thefts/thefts.csv"):
+        verdicts = {part: row[f"of_{part}"] for part in THEFTS}
+        assert [part for part, verdict in verdicts.items() if verdict == "related"] == [row["taken"]]
+
+
+def test_sentences_before_and_after_are_those_of_the_files() -> None:
+    lines = (ROOT / "docs" / "lineage.md").read_text(encoding="utf-8").splitlines()
+    before, after = (rows(f"lineage-sentences/{name}.csv") for name in ("before", "after"))
+    for old, new in zip(before, after, strict=True):
+        assert new["verdict"] == ("unrelated" if new["pair"] == "two seeds" else "related")
+        (line,) = (line for line in lines if line.startswith(f"| {new['pair']} | "))
+        for quoted, lead in zip(line.strip("| ").split(" | ")[1:], (old["lead"], new["lead"]), strict=True):
+            assert all(piece in lead for piece in quoted.split(" … ")), line

@@ -228,6 +228,7 @@ CASES: dict[str, Case] = {
             [tuned(b, 1, 0.3), tuned(b, 2, 0.3)],
         ),
         "merge",
+        "or merged with more",
     ),
     "two tunes of one base": _two(lambda b, _: (tuned(b, 1), [tuned(b, 2)]), "fine-tuned"),
     "the base of a tune": _two(lambda b, _: (b, [tuned(b, 1)]), "fine-tuned"),
@@ -277,10 +278,16 @@ CASES: dict[str, Case] = {
     "layers removed, then tuned": _of(
         lambda b: tuned(DERIVATIONS["middle layers removed"].change(b), 1), "layers removed", "fine-tuned"
     ),
-    "pruned, then bfloat16": _of(lambda b: replace(pruned(b, 0.5), dtype="bfloat16"), "pruned", direction=FIRST),
-    "direction removed": _of(direction_removed, "direction removed", direction=FIRST),
+    "pruned, then bfloat16": _of(
+        lambda b: replace(pruned(b, 0.5), dtype="bfloat16"), "pruned", "cast", direction=FIRST
+    ),
+    "direction removed": _of(direction_removed, "direction removed", "low-rank", direction=FIRST),
     "direction removed, then bfloat16": _of(
-        lambda b: replace(direction_removed(b), dtype="bfloat16"), "direction removed", direction=FIRST
+        lambda b: replace(direction_removed(b), dtype="bfloat16"),
+        "direction removed",
+        "low-rank",
+        "cast",
+        direction=FIRST,
     ),
     "two layers swapped": _of(DERIVATIONS["two layers swapped"].change, "reordered"),
     "heads permuted": _of(DERIVATIONS["heads permuted"].change, "permuted"),

@@ -3,7 +3,8 @@
     python -m analyses.experiments.planted_thefts embedded MODEL ... --out figures/planted-thefts
 
 Of every base the attention, the feed-forward networks or the embeddings are put into a checkpoint of its sizes whose
-other weights were drawn anew. thefts.csv has the verdict of each part; only the part that was taken may be related.
+other matrices were drawn anew, and whose other vectors are in another order. thefts.csv has the verdict of each part;
+only the part that was taken may be related.
 """
 
 from pathlib import Path
@@ -11,8 +12,8 @@ from pathlib import Path
 import click
 
 import weightscope as ws
-from analyses.experiments.derivations import redrawn
-from analyses.experiments.named_parts import read_weights, write_weights
+from analyses.experiments.derivations import random_for, redrawn
+from analyses.experiments.named_parts import Weights, read_weights, write_weights
 from analyses.inputs import out_option
 from weightscope.cli.command import EndsInOneLine
 from weightscope.files import Folder, scratch_folder
@@ -20,9 +21,16 @@ from weightscope.sources import folder_names
 from weightscope.tables import Table
 
 TAKEN = {
-    "attention": ("q.w", "k.w", "v.w", "o.w"), "feed_forward": ("gate.w", "up.w", "down.w"), "tokens": ("tokens",),
-}  # fmt: skip
+    "attention": ("q", "k", "v", "o"), "feed_forward": ("gate", "up", "down"), "tokens": ("tokens",),
+}  # fmt: skip  # with their biases
 COLUMNS = ("base", "taken", "verdict", *(f"of_{part}" for part in TAKEN), "right", "lead")
+
+
+def stranger_of(weights: Weights) -> Weights:
+    """Matrices of the same sizes drawn anew, and gains and biases in another order."""
+    rng = random_for(weights, 48)
+    vectors = {p: rng.permuted(w) for p, w in sorted(weights.parts.items(), key=str) if w.ndim == 1}
+    return redrawn(weights).but(vectors)
 
 
 @click.command("planted-thefts", cls=EndsInOneLine)
@@ -33,9 +41,9 @@ def main(bases: tuple[str, ...], out: Path) -> None:
     rows: list[list[object]] = []
     for base, title in zip(bases, folder_names(list(bases)), strict=True):
         weights = read_weights(base)
-        donor = redrawn(weights)
+        donor = stranger_of(weights)
         for taken, names in TAKEN.items():
-            parts = {part: w for part, w in weights.parts.items() if part[1] in names}
+            parts = {part: w for part, w in weights.parts.items() if part[1].partition(".")[0] in names}
             with scratch_folder() as scratch:
                 write_weights(donor.but(parts), Path(scratch) / "suspect")
                 lineage = ws.lineage(Path(scratch) / "suspect", base)

@@ -11,7 +11,7 @@ import pytest
 
 import weightscope as ws
 from analyses.experiments.derivations import DERIVATIONS, averaged, drifted, random_for, redrawn
-from analyses.experiments.further_kinds import CASES, COLUMNS, judged
+from analyses.experiments.further_kinds import CASES, COLUMNS, initial, judged, tuned
 from analyses.experiments.named_parts import read_weights, write_gguf, write_weights
 from benchmarks.synthetic import Sizes, write
 from tests.support.tiny_models import FIXTURES
@@ -613,7 +613,7 @@ def test_kinds_and_directions_that_are_easily_taken_for_others(base, stranger, n
 def test_a_sum_of_two_tunes_names_both_where_their_base_is_not_given(base, stranger):
     case = CASES["task arithmetic without the base"]
     row = dict(zip(COLUMNS, judged("sum", case, read_weights(base), read_weights(str(stranger))), strict=True))
-    assert row["named"] == 1, row
+    assert (row["named"], row["nothing_else"], row["right"]) == (1, 1, 1), row
 
 
 @pytest.mark.parametrize(
@@ -628,3 +628,14 @@ def test_a_common_initialisation_has_a_sentence_of_its_own(base, stranger, tmp_p
     suspect, bases = CASES[name].make(read_weights(base), read_weights(str(stranger)))
     lineage = ws.lineage(written(suspect, tmp_path / "suspect"), written(bases[0], tmp_path / "base0"))
     assert lineage.verdict == "related" and sentence in lineage.lead
+
+
+def test_no_norms_were_folded_where_training_began(base, tmp_path):
+    begun = initial(read_weights(base), 7)
+    rng = np.random.default_rng(0)
+    gains = {p: w * (1 + 0.015 * rng.standard_normal(w.shape)) for p, w in begun.parts.items() if w.ndim == 1}
+    learnt = tuned(begun, 1, 0.2)
+    against = {(i, name): w / gains[i, "norm_1.w"][:, None] for (i, name), w in learnt.within("q.w", "k.w", "v.w")}
+    trained = written(learnt.but(gains | against), tmp_path / "trained")
+    lineage = ws.lineage(trained, written(begun, tmp_path / "begun"))
+    assert [kind.kind for kind in lineage.kinds] == ["fine-tuned"]

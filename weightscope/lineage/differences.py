@@ -404,17 +404,18 @@ def _training(weights: WeightChanges, structure: set[str], explained_names: Coll
         along = sorted({i for i in (weights.every[number][0] for number in shared.members) if i is not None})
         yield Kind(f"{shared.kind} (low-rank update)", along, finding.text, len(along) / max(1, len(layers)))
     least = UNMOVED if weights.basis.same else UNMOVED_IN_ANOTHER_BASIS
+    emptied = {i for i, change in weights.every if change.is_matrix and not change.squares_b}  # not by training
     moved = {
         layer.layer
         for layer in layers
-        if not layer.only_ranks and not structure & RESIZED and _is_moved(layer, least)
+        if not layer.only_ranks and layer.layer not in emptied and not structure & RESIZED and _is_moved(layer, least)
     }  # fmt: skip
     tuned: list[tuple[int | None, Change]] = []
     if not any(_is_quantised(layers, side) for side in ("grids", "base_grids")):
         explained = {x.layer for x in layers if x.gauge or x.folded or x.base_folded or x.neurons or x.only_ranks}
         tuned = [(i, change) for i, change in outside if change.kind == "changed"
                  and change.change > max(least, weights.rounding) and i not in explained
-                 and change.is_tuned and change.name_a not in explained_names]  # fmt: skip
+                 and change.is_tuned and change.squares_b and change.name_a not in explained_names]  # fmt: skip
         moved |= {i for i, _ in tuned if i is not None}
     if moved or tuned:
         drifts = [layer.drift.maps for layer in layers if layer.layer in moved and layer.drift.maps > least]

@@ -169,7 +169,10 @@ def _said_of(parts: Mapping[str, Part], *verdicts: str) -> list[str]:
 
 
 TURNED = "stream rotated or permuted"  # where weights do not tell which
-TRAINED = ("fine-tuned", "low-rank update")  # what a merge of tuned models looks like next to one of them
+NOT_ALL = "fine-tuned or merged with more"  # a merge of two models minus a third one leaves as much as training does
+LEFT_OVER = "The merge leaves {left:.2g} of the suspect's norm unexplained: by training, or by bases not given."
+TRAINED = ("fine-tuned", "low-rank update")
+OF_A_MERGE = (*TRAINED, "norms folded", "norms folded: the base")  # what a merge looks like next to one of its bases
 SMALLER = {"B": {"layers removed", "vocabulary cut"}, "A": {"layers replaced or added", "layers repeated",
            "vocabulary extended"}}  # fmt: skip  # what the newer one lacks, by whether that is the suspect
 OTHER_SIZES = {
@@ -205,10 +208,9 @@ def _related(
             shares = shares_of(suspect.source, _summands(first, compared)) if first.match.route == "direct" else shares
             if shares.weights:
                 kinds.append(_merge(suspect, shares))
-                done = [kind for kind in done if kind.kind not in TRAINED]
+                done = [kind for kind in done if kind.kind not in OF_A_MERGE]
                 if min(shares.left, shares.by_tensor) > EXPLAINED * weights.rounding:
-                    text = f"The merge leaves {shares.left:.2g} of the suspect's norm unexplained."
-                    done.append(Kind("fine-tuned", suspect.layers, text))
+                    done.append(Kind(NOT_ALL, suspect.layers, LEFT_OVER.format(left=shares.left)))
             elif derivation := _proved(suspect, first, weights, structure, "B"):
                 verdict, older = "derived", derivation
                 done = _as_proved(done, derivation, suspect, "suspect")
@@ -220,6 +222,8 @@ def _related(
     parts = _parts(suspect, first.base, attention, basis)
     kinds = _with_parts(kinds, parts, suspect, first)
     begun = initial_ones(suspect, first, parts, {kind.kind for kind in kinds})
+    if begun:  # gains of one are where training began; nothing was folded
+        kinds = [kind for kind in kinds if not kind.kind.startswith("norms folded")]
     if verdict == "derived":
         parts = {name: replace(part, verdict=verdict) if part.is_shared else part for name, part in parts.items()}
     return Lineage(

@@ -1,0 +1,51 @@
+"""What `ws.lineage` says of pairs whose first line is easily wrong: common seeds, common bases, and one part in common.
+
+    python -m analyses.experiments.lineage_sentences TRAINED/ --out figures/lineage-sentences
+
+TRAINED holds checkpoints of toys/train_lineage.py: llama-0 and llama-1; llama-0-init, with which llama-0 began;
+llama-0-otherdata, of the same seed, trained on another text; and llama-0-tuned-a and llama-0-tuned-b, two tunes of
+llama-0. sentences.csv has the verdict on each pair and its first line.
+"""
+
+from pathlib import Path
+
+import click
+
+import weightscope as ws
+from analyses.experiments.further_kinds import HEADS, with_part
+from analyses.experiments.named_parts import read_weights, write_weights
+from analyses.inputs import out_option
+from weightscope.cli.command import EndsInOneLine
+from weightscope.files import Folder, scratch_folder
+from weightscope.tables import Table
+
+PAIRS = {
+    "one seed, other data": ("llama-0-otherdata", "llama-0"),
+    "a model and its initialisation": ("llama-0", "llama-0-init"),
+    "two tunes of one base": ("llama-0-tuned-a", "llama-0-tuned-b"),
+    "a tune and its base": ("llama-0-tuned-a", "llama-0"),
+    "a base and its tune": ("llama-0", "llama-0-tuned-a"),
+    "all but attention is the base's": ("other-attention", "llama-0"),
+    "two seeds": ("llama-1", "llama-0"),
+}
+
+
+@click.command("lineage-sentences", cls=EndsInOneLine)
+@click.argument("trained", type=click.Path(exists=True, path_type=Path))
+@out_option("figures/lineage-sentences")
+def main(trained: Path, out: Path) -> None:
+    """Judge the pairs, and write sentences.csv."""
+    rows: list[list[object]] = []
+    with scratch_folder() as scratch:
+        mixed = with_part(*(read_weights(str(trained / name)) for name in ("llama-0", "llama-1")), *HEADS)
+        write_weights(mixed, Path(scratch) / "other-attention")
+        for pair, names in PAIRS.items():
+            suspect, base = ((Path(scratch) if name == "other-attention" else trained) / name for name in names)
+            lineage = ws.lineage(suspect, base)
+            rows.append([pair, lineage.verdict, "; ".join(kind.kind for kind in lineage.kinds), lineage.lead])
+            click.echo(" | ".join(map(str, rows[-1])))
+    Folder(out).text("sentences.csv", Table.of_rows(("pair", "verdict", "kinds", "lead"), rows).csv())
+
+
+if __name__ == "__main__":
+    main()
