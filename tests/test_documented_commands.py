@@ -65,11 +65,11 @@ def test_options_that_sentences_name_are_there() -> None:
                 assert option[0] in known | OTHERS, f"{page.name}: {code}"
 
 
-# What takes PyTorch, a cluster, a card or other processes has tests of its own, and pages that name `embedded` are run
-# as they are; here is what only reads weights.
+# What takes PyTorch, a cluster, a card, keys or other processes has tests of its own, and pages that name `embedded`
+# are run as they are; here is what only reads weights.
 ELSEWHERE = {
     "adopt", "draft", "row.toml", "newcomer", "norms", "outliers", "sinks", "QUANTISED.gguf", "embedded",
-    "--measure", "--on-text", "--engine", "--jobs", "--device", "--new",
+    "issuer.pem", "issuer.pub", "--measure", "--on-text", "--engine", "--jobs", "--device", "--new",
 }  # fmt: skip
 TOKENS = {" Jackson": "w5"}  # of the tiny models' tokenizer
 GOLDEN = ROOT / "tests" / "checkpoint" / "golden" / "adapters" / "llama"

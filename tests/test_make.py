@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import tomllib
+from itertools import chain
 from pathlib import Path
 
 import click
@@ -86,7 +87,9 @@ def test_make_targets_run_existing_modules(target: str) -> None:
 def test_constraints_are_versions_that_the_project_allows() -> None:
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if not line.startswith("#")]
     extras = PYPROJECT["project"]["optional-dependencies"]
-    allowed = {each.name: each.specifier for extra in extras.values() for each in map(Requirement, extra)}
+    of_developers = [each for each in PYPROJECT["dependency-groups"]["dev"] if isinstance(each, str)]
+    declared = map(Requirement, [*chain(*extras.values()), *of_developers])
+    allowed = {each.name: each.specifier for each in declared}
     assert lines
     for requirement in map(Requirement, lines):
         (pin,) = requirement.specifier

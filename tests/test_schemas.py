@@ -60,7 +60,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     claimed = statement(ws.lineage(folder / "changed", folder / "model"))
     claimed["predicate"]["verdict"] = "derived"
     (folder / "claim.json").write_text(json.dumps(claimed))
-    results: dict[str, Any] = {}
+    results: dict[str, Any] = {"claim": claimed}
     for name, (shape, arguments) in COMMANDS.items():
         given = [folder / argument if (folder / argument).exists() else argument for argument in arguments]
         with undrawn():
@@ -104,10 +104,10 @@ def test_what_commands_print_and_write_fits_its_schema(printed: dict[str, Any]) 
     assert printed["audits"][1]["error"] and printed["verify"]["differences"]
 
 
-@pytest.mark.parametrize("shape", ["audit", "compare", "lineage", "same", "verify", "inspect"])
+@pytest.mark.parametrize("shape", ["audit", "compare", "lineage", "same", "verify", "claim", "inspect"])
 def test_a_key_more_or_less_or_of_another_type_is_refused(shape: str, printed: dict[str, Any]) -> None:
     value, checks = printed[shape], validator(shape)
-    optional = set() if shape in ("same", "verify", "inspect") else {"tensors"}
+    optional = set() if shape in ("same", "verify", "claim", "inspect") else {"tensors"}
     for key in value:
         rest = {name: content for name, content in value.items() if name != key}
         assert checks.is_valid(rest) == (key in optional), key

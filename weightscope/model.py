@@ -258,6 +258,8 @@ class Model:
     Factored(256 x 256, rank <= 32)
     """
 
+    called: str = ""  # its name, if it should have another than its place
+
     def __init__(self, opened: Opened, reading: Reading) -> None:
         row, checkpoint = reading.stated, opened.checkpoint
         if opened.adapter is not None:
@@ -293,7 +295,9 @@ class Model:
 
     @property
     def name(self) -> str:
-        """What to call it in a title: the Hub id, or the folder's or file's name."""
+        """What to call it in a title: `called`, else the Hub id, or the folder's or file's name."""
+        if self.called:
+            return self.called
         path = Path(self.source).expanduser()
         return path.resolve().name if path.exists() else self.source
 

@@ -9,6 +9,7 @@ TRAINED is a folder of tiny models (toys/train_lineage.py).
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -19,7 +20,7 @@ import click
 import numpy as np
 
 import weightscope as ws
-from analyses.experiments.derivations import drifted, redrawn, rotated, stream_permuted
+from analyses.experiments.derivations import drifted, rotated, stream_permuted
 from analyses.experiments.named_parts import Part, Weights, read_weights, write_weights
 from analyses.inputs import out_option
 from weightscope.cli.command import EndsInOneLine
@@ -112,11 +113,12 @@ def _least(by_w: np.ndarray, w: np.ndarray, aim: np.ndarray, cosine: float, *_: 
 
 
 def random_base(weights: Weights) -> Weights:
-    """A model of the same shape that shares nothing: normal numbers, vectors too."""
+    """A model of the same shape that shares nothing: normal numbers of the same mean and spread."""
     rng = np.random.default_rng(6)
-    vectors = {part: w + 0.1 * (w.std() + 0.1) * rng.standard_normal(w.shape) for part, w in weights.parts.items()
-               if w.ndim == 1}  # fmt: skip
-    return redrawn(weights).but(vectors)
+    return weights.but({
+        part: w.mean() + (w.std() + 0.1 * (w.ndim == 1)) * rng.standard_normal(w.shape, np.float32)
+        for part, w in weights.parts.items()
+    })  # fmt: skip
 
 
 def mixed(stranger: Weights, base: Weights, share: float) -> Weights:
@@ -132,14 +134,17 @@ def mixed(stranger: Weights, base: Weights, share: float) -> Weights:
 # Hiding
 
 
-def hidden(weights: Weights, cut: int = 0, noise: float = 0.0) -> tuple[Weights, np.ndarray]:
+def hidden(weights: Weights, cut: int = 0, noise: float = 0.0, blur: float = 0.0) -> tuple[Weights, np.ndarray]:
     """A model in another basis with its tokens renumbered, which keeps its function, and the new ids of its tokens.
 
-    Then the `cut` smallest singular values of each W_VO are dropped, and `noise`, a share of each matrix, is added.
+    Then the `cut` smallest singular values of each W_VO are dropped, and `noise`, a share of each matrix, is added; to
+    token embeddings also `blur`.
     """
     made = rotated(weights) if weights.dialect.rms and not weights.dialect.offset else stream_permuted(weights)
     order = np.random.default_rng(5).permutation(weights.size("vocabulary"))
     tables = {part: made.parts[part][order] for part in ((None, "tokens"), (None, "unembedding")) if part in made.parts}
+    rng = np.random.default_rng(7)
+    tables |= {part: w + blur * w.std() * rng.standard_normal(w.shape) for part, w in tables.items() if blur}
     made = _cut(made.but(tables), cut) if cut else made.but(tables)
     return (drifted(made, noise) if noise else made), np.argsort(order)
 
@@ -288,9 +293,9 @@ def attacks(victim: Weights, victim_folder: Path, noisy_name: str = "meta-llama/
 
         return make
 
-    def hiding(cut: int, noise: float) -> Callable[[Weights, Path], Attacked]:
+    def hiding(cut: int, noise: float, blur: float = 0.0) -> Callable[[Weights, Path], Attacked]:
         def make(weights: Weights, folder: Path) -> Attacked:
-            made, moved = hidden(weights, cut, noise)
+            made, moved = hidden(weights, cut, noise, blur)
             write_weights(made, folder / "suspect")
             return Attacked(folder / "suspect", [victim_folder], moved)
 
@@ -326,6 +331,8 @@ def attacks(victim: Weights, victim_folder: Path, noisy_name: str = "meta-llama/
         yield Attack("framing by layers that hardly write", f"{scale:g} of their size", writing(scale))
     for cut, noise in ((0, 0.0), (1, 0.0), (4, 0.0), (1, 0.02), (1, 0.1), (1, 0.3)):
         yield Attack("hiding: rotated, tokens renumbered", f"{cut} cut, noise {noise:.0%}", hiding(cut, noise))
+    for blur in (0.3, 0.6, 1.2):
+        yield Attack("hiding: the same, embeddings blurred", f"1 cut, noise {blur:.0%}", hiding(1, 0.0, blur))
     for count in (PLACES, 2 * PLACES, 8 * PLACES):
         yield Attack("registry: prints with forged layers", f"{count} files", registry(count, other_layers))
         yield Attack("registry: copies under other names", f"{count} files", registry(count, copies))
@@ -360,7 +367,7 @@ def read_weights_loosely(folder: str | Path, victim: Weights) -> Weights:
 @click.option("--tiny", type=click.Path(path_type=Path), help="Folder of tiny models; the first Llama is attacked.")
 @click.option("--model", "models", multiple=True, help="A checkpoint to attack, too. May be repeated.")
 @click.option("--text", type=click.Path(path_type=Path), required=True, help="Text on which predictions are compared.")
-@click.option("--only", default="", help="Only attacks whose name contains this.")
+@click.option("--only", default="", help="Only attacks whose name and strength match this regular expression.")
 @out_option("out/lineage-attacks")
 def main(tiny: Path | None, models: tuple[str, ...], text: Path, only: str, out: Path) -> None:
     """Run all attacks, and write attacks.csv."""
@@ -373,7 +380,7 @@ def main(tiny: Path | None, models: tuple[str, ...], text: Path, only: str, out:
             tokens = windows(source, str(text)) % victim.size("vocabulary")
             before = predictions(scratch / "victim", tokens)
             for attack in bar(list(attacks(victim, scratch / "victim")), title, "attack"):
-                if only not in attack.name:
+                if not re.search(only, f"{attack.name}, {attack.strength}"):
                     continue
                 with scratch_folder() as folder:
                     row = judged(attack, victim, before, tokens, folder) | {"model": title}

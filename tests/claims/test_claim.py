@@ -10,7 +10,6 @@ import weightscope as ws
 from tests.support.commands import is_one_line, run
 from weightscope.claims.claim import FIELDS, JUDGED, statement
 from weightscope.claims.digests import digests_of, model_digest
-from weightscope.lineage.sketches import fingerprint
 
 
 def claim_in(path: Path) -> Any:
@@ -20,6 +19,7 @@ def claim_in(path: Path) -> Any:
 def test_a_claim_says_what_lineage_says(claims: Path) -> None:
     claim, lineage = claim_in(claims / "bfloat16.json")["predicate"], claim_in(claims / "bfloat16" / "lineage.json")
     assert claim.keys() == FIELDS and claim["tier"] == "verified by weights"
+    assert claim["parts"] == lineage.get("parts", {})
     for field in ("lead", "verdict", "base", "p_value", "comparisons", "kinds", "weights", "doubts", "version"):
         assert claim[field] == lineage[field], field
     assert claim["direction"] == {"first": "base", "shown_by": "rounding to a coarser float"}
@@ -44,7 +44,7 @@ def test_digests_are_those_of_model_signing(models: Path, claims: Path) -> None:
     named = {each["name"]: each["digest"]["sha256"] for each in claim["predicate"]["bases"][0]["files"]}
     assert named.items() < of_folder.items() and "README.md" in of_folder
     for name in ("base", "bfloat16", "two-shards"):
-        digests = digests_of(fingerprint(models / name))
+        digests = digests_of(ws.open_model(models / name))
         assert len(digests) == (3 if name == "two-shards" else 2)
         read = [models / name / file for file in digests]
         manifest = hashing.Config().hash(models / name, files_to_hash=read)
@@ -52,7 +52,7 @@ def test_digests_are_those_of_model_signing(models: Path, claims: Path) -> None:
         assert payload.subject[0].digest["sha256"] == model_digest(digests)
         assert [each.identifier for each in manifest.resource_descriptors()] == list(digests)
     assert claim["predicate"]["suspect"]["digest"]["sha256"] == model_digest(
-        digests_of(fingerprint(models / "bfloat16"))
+        digests_of(ws.open_model(models / "bfloat16"))
     )
 
 
@@ -107,3 +107,8 @@ def test_an_adapter_is_merged_first(tmp_path: Path) -> None:
     model = ws.open_model(folder / "adapter", base=folder / "base")
     with pytest.raises(ws.CheckpointError, match=r"is read from several folders.*merge the adapter for a claim"):
         statement(ws.lineage(model, folder / "base"))
+    arguments = ["lineage", folder / "adapter", folder / "base", "--base", folder / "base", "--out", tmp_path / "out"]
+    for option in (["--attest", tmp_path / "claim.json"], ["--sbom", "spdx"]):
+        result = run(*arguments, *option)
+        assert is_one_line(result) and "is read from several folders" in result.stderr
+    assert not (tmp_path / "out" / "lineage.json").exists()

@@ -11,6 +11,7 @@ import pytest
 
 import weightscope as ws
 from analyses.experiments.derivations import DERIVATIONS, averaged, drifted, random_for, redrawn
+from analyses.experiments.further_kinds import CASES, COLUMNS, judged
 from analyses.experiments.named_parts import read_weights, write_gguf, write_weights
 from benchmarks.synthetic import Sizes, write
 from tests.support.tiny_models import FIXTURES
@@ -592,3 +593,38 @@ def test_an_embedding_with_its_rows_in_another_order_is_found(base, stranger, tm
     shuffled = read_weights(str(stranger)).but({(None, "tokens"): weights.parts[None, "tokens"][order]})
     lineage = ws.lineage(written(shuffled, tmp_path / "shuffled"), base)
     assert "the same rows in another order" in lineage.parts["tokens"].lead
+
+
+WRONG_ONCE = [name for name in CASES if name in {
+    "80 % pruned", "50 % pruned", "2 of 4 pruned", "rank cut to 1/4", "trained from an initialisation",
+    "two of one initialisation", "gains moved into weights", "vocabulary replaced", "vocabulary replaced, same size",
+    "tokenizer swapped", "another model's networks", "2 bits in groups of 32", "3 bits in groups of 32",
+    "Q4_0 by gguf", "two layers tuned", "slerp", "DARE", "only the embedding tuned", "LoRA subtracted",
+    "LLaMA-Pro undone", "layers repeated, undone", "stranger, pruned",
+}]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG_ONCE)
+def test_kinds_and_directions_that_are_easily_taken_for_others(base, stranger, name):
+    row = dict(zip(COLUMNS, judged(name, CASES[name], read_weights(base), read_weights(str(stranger))), strict=True))
+    assert (row["named"], row["nothing_else"], row["right"]) == (1, 1, 1), row
+
+
+def test_a_sum_of_two_tunes_names_both_where_their_base_is_not_given(base, stranger):
+    case = CASES["task arithmetic without the base"]
+    row = dict(zip(COLUMNS, judged("sum", case, read_weights(base), read_weights(str(stranger))), strict=True))
+    assert row["named"] == 1, row
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("trained from an initialisation", "They share an initialisation: base0 is as initialised"),
+        ("two of one initialisation", "They may share only an initialisation"),
+        ("two tunes of one base", "the weights do not show which came first"),
+    ],
+)
+def test_a_common_initialisation_has_a_sentence_of_its_own(base, stranger, tmp_path, name, sentence):
+    suspect, bases = CASES[name].make(read_weights(base), read_weights(str(stranger)))
+    lineage = ws.lineage(written(suspect, tmp_path / "suspect"), written(bases[0], tmp_path / "base0"))
+    assert lineage.verdict == "related" and sentence in lineage.lead

@@ -16,7 +16,7 @@ from weightscope.attention.layer import Head, Layer
 from weightscope.attention.maps import Affine
 from weightscope.attention.rotation import Delta
 from weightscope.audit.measure import MAPS, Arrays
-from weightscope.changes.thresholds import CLEAR, FLAT, LIKELY_SAME, OTHER_FACTORS, PERMUTED, THAN_MAPS, UNMOVED
+from weightscope.changes.thresholds import CLEAR, FAR, FLAT, LIKELY_SAME, OTHER_FACTORS, PERMUTED, THAN_MAPS, UNMOVED
 from weightscope.checkpoint import Checkpoint, Tensor
 from weightscope.checkpoint.lora import ChangeTensor, MergedTensor
 from weightscope.compute.cores import in_threads, one_blas_thread
@@ -32,7 +32,17 @@ def is_folded(a: Layer, b: Layer) -> bool:
     if not all(map(len, gains)):
         return False
     spread = [float(gain.std()) / max(float(np.abs(gain.mean())), 1e-30) for gain in gains]
-    return spread[1] < FLAT * min(1.0, spread[0])
+    if not spread[1] < FLAT * min(1.0, spread[0]):
+        return False
+    x, y = (layer.head(0).w_q.astype(np.float64) for layer in (a, b))  # (d, r), gains folded into both
+    if x.shape != y.shape:
+        return True
+    # A gain of one may also be where training began: then the weights agree without the other's gain.
+    scale = float(np.mean(gains[1]) or 1.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        unfolded = np.where(gains[0][:, None] == 0, 0.0, x / gains[0][:, None]) * scale
+    with_gain, without = (float(np.linalg.norm(y - w) / (np.linalg.norm(y) or 1.0)) for w in (x, unfolded))
+    return with_gain <= without or without > FAR
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -1,22 +1,24 @@
 """A lineage as an in-toto statement: which files it is about, by digest, and every number that can be recomputed."""
 
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from weightscope.checkpoint.storage import SHA256
 from weightscope.claims.digests import SERIALIZATION, digests_of, model_digest, resources
 from weightscope.errors import CheckpointError, printable
 from weightscope.lineage.lineage import Lineage
-from weightscope.lineage.sketches import LONGEST_TEXT, MOST_FILES, Sketches
-from weightscope.tables import as_json
+from weightscope.lineage.sketches import LONGEST_TEXT, Sketches
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://weightscope/lineage/v1"  # what a claim of this version is
 BY_WEIGHTS, INDEXED = "verified by weights", "indexed"  # tiers: what the bases were judged by
-SHARED = "shared"  # attention heads
+WEIGHTS, PRINT = "weights", "fingerprint"  # what a base was read from
+SHARED, NOT_SHARED = "shared", "not shared"  # attention heads
 ABOUT_FILES = ("suspect", "bases", "options", "probes", "serialization")  # what a claim is about, and how it was made
 LAYER = ("layer", "base", "base_layer", "likeness", "z")  # columns of the layer map
 MOST_BASES = 64  # of a claim
+MOST_FILES = 1_100  # of a model; an index may name 1,000
 
 
 class Options(NamedTuple):
@@ -41,7 +43,7 @@ def statement(lineage: Lineage, options: Options = AS_IS) -> dict[str, Any]:
     if suspect.source is None:
         problem = "is a fingerprint; a claim is about the files of a checkpoint, so the suspect's weights are needed"
         raise CheckpointError(problem, file=suspect.name)
-    digests = digests_of(suspect)
+    digests = digests_of(suspect.source)
     about = {
         "suspect": {"name": suspect.name, "digest": {"sha256": model_digest(digests)}},
         "bases": [_described(compared.base) for compared in lineage.compared],
@@ -56,22 +58,23 @@ def statement(lineage: Lineage, options: Options = AS_IS) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def probes_of(lineage: Lineage) -> dict[str, str] | None:
-    """The seed of the random probes, and the nonce that it follows from with the digests; None for public probes."""
-    return {"seed": lineage.probes.seed, "nonce": lineage.probes.nonce} if lineage.probes.nonce else None
-
-
 def _described(base: Sketches) -> dict[str, Any]:
-    """A base by name and digests; of a fingerprint, its own and those that it names."""
-    digests = digests_of(base)
-    about = {"name": base.name, "digest": {"sha256": model_digest(digests)}, "files": resources(digests)}
-    return about if base.source is not None else about | {"made_of": resources(made_of(base))}
+    """A base by name and digests: of its files, or of its fingerprint's, and of its heads."""
+    if base.source is not None:
+        digests, read_from = digests_of(base.source), WEIGHTS
+    else:
+        digests, read_from = {PurePath(file["name"]).name: file["sha256"] for file in base.read["files"]}, PRINT
+    return {
+        "name": base.name, "digest": {"sha256": model_digest(digests)}, "files": resources(digests),
+        "heads": {"sha256": base.about.get("heads_sha256", "")}, "read_from": read_from,
+    }  # fmt: skip
 
 
-def made_of(base: Sketches) -> dict[str, str]:
-    """Digests of the files that a fingerprint says it was made of; none if it does not know them all."""
-    files = base.about.get("made_of", [])
-    return {file["name"]: file["sha256"] for file in files} if all("sha256" in file for file in files) else {}
+def probes_of(lineage: Lineage) -> dict[str, str] | None:
+    """The seed of the random probes, and the nonce that it follows from with the digests of heads; None if they are
+    public or a key's.
+    """
+    return {"seed": lineage.probes.seed, "nonce": lineage.probes.nonce} if lineage.probes.nonce else None
 
 
 def tier_of(lineage: Lineage) -> str:
@@ -81,26 +84,33 @@ def tier_of(lineage: Lineage) -> str:
 
 def judgement(lineage: Lineage) -> dict[str, Any]:
     """What a lineage says, in values that a second run can be compared with."""
-    proof = lineage.proof
+    said, proof = lineage.as_json(), lineage.proof
     first = None if proof is None else "base" if lineage.verdict == "derived" else "suspect"
-    layers = [{key: row[key] for key in LAYER} for row in lineage.alignment.records()]
+    layers = [{key: row[key] for key in LAYER} for row in said["alignment"]]
     for layer in layers:
         layer["base_layer"] = None if layer["base_layer"] is None else int(layer["base_layer"])
-    return dict(as_json({
-        "lead": printable(lineage.lead), "verdict": lineage.verdict, "base": lineage.base,
+    shown = {
+        "lead": printable(lineage.lead), "layers": layers, "parts": said.get("parts", {}),
+        "attention": SHARED if lineage.origin is not None else NOT_SHARED,
         "direction": {"first": first, "shown_by": None if proof is None else proof.how},
-        "attention": SHARED if lineage.origin is not None else "not shared",
-        "p_value": lineage.p_value, "comparisons": lineage.comparisons, "layers": layers,
-        "kinds": [vars(kind) for kind in lineage.kinds], "weights": lineage.weights, "doubts": lineage.doubts,
-    }))  # fmt: skip
+    }  # fmt: skip
+    return {key: shown.get(key, said.get(key)) for key in JUDGED}
 
 
 JUDGED = (  # the keys of `judgement`
-    "lead", "verdict", "base", "direction", "attention", "p_value", "comparisons", "layers", "kinds", "weights",
-    "doubts",
+    "lead", "verdict", "base", "direction", "parts", "attention", "p_value", "comparisons", "layers", "kinds",
+    "weights", "doubts",
 )  # fmt: skip
 STATED = {"_type", "subject", "predicateType", "predicate"}
 FIELDS = {"version", "date", "tier", *ABOUT_FILES, *JUDGED}
+
+
+class ClaimedBase(NamedTuple):
+    """What a claim says of a base's files."""
+
+    files: dict[str, str]  # digests by name
+    heads: str  # digest of the tensors that sketches depend on
+    is_print: bool
 
 
 class Claim(NamedTuple):
@@ -109,14 +119,14 @@ class Claim(NamedTuple):
     predicate: dict[str, Any]
     name: str  # the suspect's
     digests: dict[str, str]  # of the suspect's files
-    bases: dict[str, dict[str, str]]  # digests of each base's files, by the base's name
-    made_of: dict[str, dict[str, str]]  # for bases that were fingerprints: of the files that they name
+    bases: dict[str, "ClaimedBase"]  # by name
     options: Options
+    nonce: str | None  # that probes were drawn with
 
     @property
     def tier(self) -> str:
         """What its bases were judged by."""
-        return INDEXED if self.made_of else BY_WEIGHTS
+        return INDEXED if any(base.is_print for base in self.bases.values()) else BY_WEIGHTS
 
 
 def claim_of(value: Mapping[str, Any], file: object) -> Claim:
@@ -139,11 +149,10 @@ def claim_of(value: Mapping[str, Any], file: object) -> Claim:
     ):
         raise refuse(f"it holds what nothing is known of: {', '.join(map(_shown, unknown[:4]))}")
     try:
-        _probes(predicate["probes"])
-        name, bases = _name(predicate["suspect"]), list(map(_base, _listed(predicate["bases"], "bases", MOST_BASES)))
+        bases = [(_name(value), _base(value)) for value in _listed(predicate["bases"], "bases", MOST_BASES)]
         claim = Claim(
-            predicate, name, _files(value.get("subject"), "subject"), {name: files for name, files, _ in bases},
-            {name: named for name, _, named in bases if named is not None}, _options(predicate["options"]),
+            predicate, _name(predicate["suspect"]), _files(value.get("subject"), "subject"), dict(bases),
+            _options(predicate["options"]), _nonce(predicate["probes"]),
         )  # fmt: skip
     except ValueError as error:
         raise refuse(str(error)) from None
@@ -183,19 +192,21 @@ def _files(value: Any, what: str) -> dict[str, str]:
     return files
 
 
-def _base(value: Any) -> tuple[str, dict[str, str], dict[str, str] | None]:
-    """A base's name, its files, and, of a fingerprint, the files that it names."""
-    name = _name(value)
-    named = _files(value["made_of"], "made_of") if value.get("made_of") else {} if "made_of" in value else None
-    return name, _files(value.get("files"), "files"), named
+def _base(value: Any) -> ClaimedBase:
+    read_from, heads = value.get("read_from"), value.get("heads")
+    if read_from not in (WEIGHTS, PRINT) or not isinstance(heads, dict):
+        raise ValueError(f"a base should have the digest of its heads, and be read_from {WEIGHTS} or {PRINT}")
+    return ClaimedBase(_files(value.get("files"), "files"), str(heads.get("sha256")), read_from == PRINT)
 
 
-def _probes(value: Any) -> None:
-    if value is not None and not (
-        isinstance(value, dict) and value.keys() == {"seed", "nonce"}
-        and all(isinstance(text, str) and 0 < len(text) <= LONGEST_TEXT for text in value.values())
-    ):  # fmt: skip
-        raise ValueError("probes should be null, or a seed and a nonce")
+def _nonce(value: Any) -> str | None:
+    """The nonce of the probes; None where they are public or a key's."""
+    if value is None:
+        return None
+    texts = value.values() if isinstance(value, dict) and value.keys() == {"seed", "nonce"} else [None]
+    if not all(isinstance(text, str) and 0 < len(text) <= LONGEST_TEXT for text in texts):
+        raise ValueError(f"probes should be null, or a seed and a nonce of 1 to {LONGEST_TEXT} characters")
+    return str(value["nonce"])
 
 
 def _options(value: Any) -> Options:

@@ -7,31 +7,40 @@ config. A model card may change without a claim becoming void.
 
 from collections.abc import Mapping
 from hashlib import sha256
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 from weightscope.errors import CheckpointError
-from weightscope.lineage.sketches import Sketches
+from weightscope.lineage.sketches import stored
+from weightscope.model import Model
 from weightscope.provenance import read_digests, source_of
 
 SERIALIZATION = {"method": "files", "hash_type": "sha256"}  # as Model Signing names it
 
 
-def digests_of(sketches: Sketches) -> dict[str, str]:
-    """SHA-256 of each file that a fingerprint was just made from, or of the fingerprint's own file, by name.
+def digests_of(model: Model) -> dict[str, str]:
+    """SHA-256 of each file that a model was read from, by name.
 
     Files on this machine are read whole, whatever the Hub's cache calls them.
     """
-    files = sketches.read["files"]
-    if sketches.source is not None:
-        checkpoint = sketches.source.checkpoint
-        if len({file.path.parent for file in checkpoint.files}) > 1:
-            problem = "is read from several folders, as an adapter on its base is: merge the adapter for a claim"
-            raise CheckpointError(problem, file=checkpoint.name)
-        read_digests(checkpoint)
-        files = source_of(checkpoint)["files"]
-    digests = {PurePath(file["name"]).name: file["sha256"] for file in files}
+    refuse_several_folders(model)
+    read_digests(model.checkpoint)
+    digests = {PurePath(file["name"]).name: file["sha256"] for file in source_of(model.checkpoint)["files"]}
     return {name: digests[name] for name in sorted(digests, key=_in_order)}
+
+
+def digests_of_print(path: Path) -> tuple[dict[str, str], str]:
+    """SHA-256 of a fingerprint's file, by its name, and what it says is the digest of the heads it was made of."""
+    about, _, file = stored(path)
+    file.read_digest()
+    return {path.name: file.sha256}, str(about.get("heads_sha256", ""))
+
+
+def refuse_several_folders(model: Model) -> None:
+    """Refuse a model that is put together from several folders: a claim names the files of one."""
+    if len({file.path.parent for file in model.checkpoint.files}) > 1:
+        problem = "is read from several folders, as an adapter on its base is: merge the adapter for a claim or an SBOM"
+        raise CheckpointError(problem, file=model.checkpoint.name)
 
 
 def _in_order(name: str) -> tuple[str, ...]:

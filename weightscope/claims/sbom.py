@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
-from weightscope.claims.claim import made_of
+from weightscope.claims.claim import INDEXED
 from weightscope.claims.digests import digests_of, model_digest
 from weightscope.errors import printable
 from weightscope.lineage.lineage import Lineage
@@ -19,6 +19,7 @@ FILES = {"cyclonedx": "sbom.cdx.json", "spdx": "sbom.spdx.json"}
 RELATION = {  # which came first, as the weights show it: CycloneDX's field of `pedigree`, SPDX's relationship
     "base": ("ancestors", "DESCENDANT_OF"), "suspect": ("descendants", "ANCESTOR_OF"), None: ("variants", "VARIANT_OF"),
 }  # fmt: skip
+FROM_A_PRINT = "known by a fingerprint, whose name for it is its maker's word"
 DIGEST = "SHA-256 over the SHA-256 of each file, in the order of their paths, as OpenSSF Model Signing computes it"
 
 
@@ -41,8 +42,8 @@ def relatives(lineage: Lineage) -> list[Sketches]:
 
 
 def _files_of(sketches: Sketches) -> dict[str, str]:
-    """A model's files by digest; a fingerprint's are those that it says it was made of."""
-    return digests_of(sketches) if sketches.source is not None else made_of(sketches)
+    """A model's files by digest; none of a fingerprint, which does not know them."""
+    return {} if sketches.source is None else digests_of(sketches.source)
 
 
 def _tool(lineage: Lineage) -> str:
@@ -61,7 +62,7 @@ def _cyclonedx(lineage: Lineage) -> dict[str, Any]:
         model["pedigree"] = {field: components, "notes": printable(lineage.lead)}
     said = {"verdict": lineage.verdict, "lead": printable(lineage.lead), "p_value": f"{lineage.p_value:.3g}"}
     model["properties"] += [{"name": f"weightscope:{name}", "value": value} for name, value in said.items()]
-    identity = uuid5(NAMESPACE_URL, f"{model_digest(digests_of(lineage.suspect))} {lineage.provenance.date}")
+    identity = uuid5(NAMESPACE_URL, f"{model_digest(_files_of(lineage.suspect))} {lineage.provenance.date}")
     tool = {"type": "application", "name": "weightscope", "version": lineage.provenance.version}
     return {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json", "bomFormat": "CycloneDX", "specVersion": "1.6",
@@ -84,7 +85,7 @@ def _component(sketches: Sketches, reference: str) -> dict[str, Any]:
             for i, (name, digest) in enumerate(digests.items())
         ]
     if sketches.source is None:
-        component["properties"].append({"name": "weightscope:tier", "value": "indexed: a fingerprint's own word"})
+        component["properties"].append({"name": "weightscope:tier", "value": f"{INDEXED}: {FROM_A_PRINT}"})
     return component
 
 
@@ -102,7 +103,7 @@ def _spdx(lineage: Lineage) -> dict[str, Any]:
     packages, related = [], [_related("SPDXRef-DOCUMENT", "DESCRIBES", "SPDXRef-suspect")]
     for reference, sketches in models.items():
         digests = _files_of(sketches)
-        comment = DIGEST if sketches.source is not None else f"A fingerprint's own word. {DIGEST}"
+        comment = DIGEST if digests else FROM_A_PRINT
         packages.append(_package(reference, sketches.name, model_digest(digests) if digests else "", "OTHER", comment))
         for i, (name, digest) in enumerate(digests.items()):
             packages.append(_package(f"{reference}-file-{i}", name, digest, "FILE"))
@@ -115,7 +116,7 @@ def _spdx(lineage: Lineage) -> dict[str, Any]:
         "annotationType": "REVIEW", "annotator": f"Tool: {_tool(lineage)}", "annotationDate": created,
         "comment": f"{lineage.verdict}: {lead}",
     }]  # fmt: skip
-    identity = uuid5(NAMESPACE_URL, f"{model_digest(digests_of(lineage.suspect))} {created}")
+    identity = uuid5(NAMESPACE_URL, f"{model_digest(_files_of(lineage.suspect))} {created}")
     return {
         "spdxVersion": "SPDX-2.3", "dataLicense": "CC0-1.0", "SPDXID": "SPDXRef-DOCUMENT",
         "name": printable(lineage.suspect.name), "documentNamespace": f"https://weightscope/sbom/{identity}",

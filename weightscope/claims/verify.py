@@ -1,7 +1,8 @@
 """Whether a claim holds: its files are compared by digest, its lineage is computed again, and each field compared."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from importlib import import_module
 from math import isclose, log
@@ -10,24 +11,26 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from weightscope.claims.claim import (
-    BY_WEIGHTS,
     INDEXED,
     JUDGED,
+    NOT_SHARED,
     SHARED,
     Claim,
     Options,
     claim_of,
     judgement,
-    made_of,
     probes_of,
+    tier_of,
 )
-from weightscope.claims.digests import SERIALIZATION, digests_of, model_digest
+from weightscope.claims.digests import SERIALIZATION, digests_of, digests_of_print, model_digest
 from weightscope.claims.envelope import Opened, opened_claim
-from weightscope.errors import CheckpointError, counted, printable
-from weightscope.lineage.lineage import lineage
-from weightscope.lineage.sketches import Sketches
-from weightscope.lineage.verdict import Base, print_of
-from weightscope.provenance import Provenance, source_of
+from weightscope.errors import CheckpointError, counted, printable, shortened
+from weightscope.lineage.lineage import Lineage, lineage
+from weightscope.lineage.probes import PUBLIC, digest_of_heads, keyed_probes
+from weightscope.lineage.sketches import is_fingerprint
+from weightscope.lineage.verdict import candidates, judge
+from weightscope.model import Model, as_model
+from weightscope.provenance import Provenance
 from weightscope.results import Result
 from weightscope.tables import as_json
 
@@ -36,8 +39,9 @@ RELATIVE, ABSOLUTE = 0.01, 1e-6  # two runs agree on a number up to this; other 
 LEAST = 1e-12  # of a printed number that float32's rounding may be; less is a probability
 OF_LOGARITHM = 0.01  # the same of ln p, relative, and absolute below 1
 NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?![\w])")
-BY_PRINTS = ("attention", "base", "layers")  # fields that fingerprints hold enough for
-LARGEST = 1e300  # of a number in a claim
+Base = Model | str | Path
+BY_PRINTS: tuple[str, ...] = ("attention", "layers")  # fields that fingerprints hold enough for
+FINITE = 1e300  # of a number in a claim
 NAMED, LISTED = 3, 1_000  # differences in the first sentence, and in all
 
 
@@ -79,10 +83,10 @@ class Verification(Result):
         if self.holds and "lead" not in self.not_checked:
             return f"The claim holds ({self.tier}): {printable(self.claim.predicate['lead'])}"
         if self.holds:
-            shares = "heads, layer by layer as claimed" if self.claim.predicate["attention"] == SHARED else "no heads"
-            with_base = " or ".join(map(printable, self.claim.bases))
-            shown = f"{printable(self.claim.name)} shares {shares}, with {with_base}"
-            return f"As far as fingerprints show, the claim holds ({self.tier}): {shown}."
+            shares = self.claim.predicate["attention"] == SHARED
+            heads, as_claimed = ("heads", ", layer by layer as claimed") if shares else ("no heads", "")
+            shown = f"shares {heads} with {' or '.join(map(printable, self.claim.bases))}{as_claimed}"
+            return f"As far as fingerprints show, the claim holds ({self.tier}): {printable(self.claim.name)} {shown}."
         parts = [f"{each.field} is {_shown(each.claim)} in the claim and {_shown(each.found)} here"
                  for each in self.differences[:NAMED]]  # fmt: skip
         more = f"; {len(self.differences) - NAMED} more fields differ" if len(self.differences) > NAMED else ""
@@ -97,11 +101,11 @@ class Verification(Result):
             lines.append("A base was a fingerprint: that it was made from the claimed files is its maker's word.")
         if self.not_checked:
             lines.append(f"Not checked: {', '.join(self.not_checked)}.")
-        lines += [f"{printable(name)}: {model_digest(files)}" for name, files in self._models().items()]
-        return lines
-
-    def _models(self) -> dict[str, dict[str, str]]:
-        return {self.claim.name: self.claim.digests, **self.claim.bases}
+        models = [
+            (self.claim.name, self.claim.digests),
+            *((name, base.files) for name, base in self.claim.bases.items()),
+        ]
+        return lines + [f"SHA-256 {model_digest(files)}: {printable(name)}" for name, files in models]
 
     def as_json(self) -> dict[str, Any]:
         """What `weightscope verify --json` prints."""
@@ -135,7 +139,7 @@ def signatures() -> ModuleType:
 
 def verify(
     path: str | Path, suspect: Base, bases: Sequence[Base], *, key: str | Path | None = None,
-    options: Options | None = None,
+    options: Options | None = None, probe_key: str | Path | None = None,
 ) -> Verification:  # fmt: skip
     """Compute a claimed lineage again and compare.
 
@@ -151,6 +155,8 @@ def verify(
         A public key in PEM that the claim must be signed by.
     options : Options, optional
         How the checkpoints were opened; as the claim says by default.
+    probe_key : str or Path, optional
+        The key file that fingerprints were made with.
 
     Raises
     ------
@@ -158,95 +164,133 @@ def verify(
         The claim, a checkpoint or the key cannot be read, or a fingerprint does not say what it was made of.
     """
     claim, opened = read_claim(path)
-    signature = "none" if opened.envelope is None else "not checked"
-    if key is not None:
-        valid = opened.envelope is not None and signatures().is_signed_by(opened.envelope, Path(key))
-        signature = "valid" if valid else "not valid" if opened.envelope is not None else "none"
-        if not valid:
-            return Verification(claim, None, signature, [Difference("signature", signature, "one by the given key")])
-    mine = print_of(suspect)
-    if mine.source is None:
-        raise CheckpointError("is a fingerprint; the suspect's weights are needed", file=mine.name)
-    given = [print_of(base) for base in bases]
-    if len(given) != len(claim.bases):
+    signature = _signature(opened, key)
+    if key is not None and signature != "valid":
+        return Verification(claim, None, signature, [Difference("signature", signature, "one by the given key")])
+    if is_fingerprint(suspect):
+        raise CheckpointError("is a fingerprint; the suspect's weights are needed", file=suspect)
+    if len(bases) != len(claim.bases):
         names = ", ".join(map(_shown, claim.bases))
-        problem = f"is about {counted(len(claim.bases), 'base')} ({names}); {len(given)} given"
+        problem = f"is about {counted(len(claim.bases), 'base')} ({names}); {len(bases)} given"
         raise CheckpointError(problem, file=path)
-    tier = BY_WEIGHTS if all(base.source is not None for base in given) else INDEXED
-    in_order, differences = _matched(claim, mine, given)
+    model, given = as_model(suspect), [base if is_fingerprint(base) else as_model(base) for base in bases]
+    in_order, differences = _matched(claim, model, given)
     differences += _about(claim, options)
-    read = [each.read if each.source is None else source_of(each.source.checkpoint) for each in (mine, *given)]
-    provenance = Provenance().of_all(read)
     if differences:
-        return Verification(claim, None, signature, differences, list(JUDGED), provenance)
-    named = [base.called(name) for base, name in zip(in_order, claim.bases, strict=True)]
-    probes = claim.predicate["probes"]
-    again = lineage(mine.called(claim.name), named, nonce=probes["nonce"] if probes else None)
-    found = judgement(again)
-    prints = {base.name for base in named if base.source is None}
-    mixed = prints != {*claim.made_of}  # weights in place of a fingerprint, or the reverse
+        return Verification(claim, None, signature, differences, list(JUDGED))
+    named = {name: base if is_fingerprint(base) else called(base, name)
+             for name, base in zip(claim.bases, in_order, strict=True)}  # fmt: skip
+    result = lineage(called(model, claim.name), list(named.values()), probe_key=probe_key, nonce=claim.nonce)
+    mixed = any(is_fingerprint(base) != claim.bases[name].is_print for name, base in named.items())
+    differences, not_checked = _judged_otherwise(claim, result, mixed)
+    if not differences and result.probes.nonce:
+        differences += _drawn_anew(result, named.values(), probe_key)
+    return Verification(claim, tier_of(result), signature, differences, not_checked, result.provenance)
+
+
+def _drawn_anew(result: Lineage, bases: Iterable[Base], probe_key: str | Path | None) -> Iterator[Difference]:
+    """Whether heads are shared by other probes too: an issuer may try many nonces, and keep the one that suits."""
+    assert result.suspect.source is not None
+    key = keyed_probes(probe_key) if probe_key else PUBLIC
+    pairs = candidates(result.suspect.source, list(bases), key).pairs
+    shared = any(judge(suspect, base).match is not None for suspect, base in pairs)
+    if shared != (result.origin is not None):
+        by_others = f"{SHARED if shared else NOT_SHARED}, by probes drawn anew"
+        yield Difference("attention", SHARED if result.origin else NOT_SHARED, by_others)
+
+
+def _signature(opened: Opened, key: str | Path | None) -> str:
+    """What is known of a claim's signature."""
+    if opened.envelope is None:
+        return "none"
+    if key is None:
+        return "not checked"
+    return "valid" if signatures().is_signed_by(opened.envelope, Path(key)) else "not valid"
+
+
+def _judged_otherwise(claim: Claim, result: Lineage, mixed: bool) -> tuple[list[Difference], list[str]]:
+    """Where the claim and a second run differ, and the fields that were not compared.
+
+    If `mixed`, there were weights in place of a fingerprint, or the reverse.
+    """
+    found = judgement(result)
     compared = BY_PRINTS if mixed else JUDGED
+    if mixed:  # a fingerprint goes by its own name
+        claimed = dict(zip((each.base.name for each in result.compared), claim.bases, strict=True))
+        found["layers"] = [layer | {"base": claimed.get(layer["base"], layer["base"])} for layer in found["layers"]]
+    names = sorted(map(printable, {claim.name, *claim.bases}), key=len, reverse=True)
+    differences = list(_differences("tier", claim.predicate["tier"], claim.tier, names))
     if not mixed:
-        differences += _differences("probes", probes, probes_of(again), ())
-    own_names = sorted(map(printable, {claim.name, *claim.bases}), key=len, reverse=True)
-    for name in compared:
-        differences += _differences(name, claim.predicate[name], found[name], own_names, mixed)
-    if claim.predicate["tier"] != claim.tier:
-        differences.append(Difference("tier", claim.predicate["tier"], claim.tier))
-    not_checked = ["version", "date", *(name for name in JUDGED if name not in compared)]
-    return Verification(claim, tier, signature, differences, not_checked, provenance)
+        differences += _differences("probes", claim.predicate["probes"], probes_of(result), ())
+        for i, each in enumerate(result.compared):
+            heads = claim.predicate["bases"][i]["heads"]
+            differences += _differences(
+                f"bases[{i}].heads", heads, {"sha256": each.base.about.get("heads_sha256", "")}, ()
+            )
+    for key in compared:
+        differences += _differences(key, claim.predicate[key], found[key], names, mixed)
+    return differences, ["version", "date", *(key for key in JUDGED if key not in compared)]
+
+
+def called(model: Model, name: str) -> Model:
+    """The same model under another name."""
+    other = copy(model)
+    other.called = name
+    return other
 
 
 def _about(claim: Claim, options: Options | None) -> Iterator[Difference]:
     """Where a claim contradicts itself, or was made with other options."""
     models = {"suspect": (claim.predicate["suspect"], claim.digests)}
     for i, described in enumerate(claim.predicate["bases"]):
-        models[f"bases[{i}]"] = described, claim.bases[described["name"]]
+        models[f"bases[{i}]"] = described, claim.bases[described["name"]].files
     for where, (described, files) in models.items():
         yield from _differences(f"{where}.digest", described.get("digest"), {"sha256": model_digest(files)}, ())
-        known = {"name", "digest"} | ({"files", "made_of"} if where != "suspect" else set())
+        known = {"name", "digest"} | ({"files", "heads", "read_from"} if where != "suspect" else set())
         for key in sorted(described.keys() - known):
-            yield Difference(f"{where}.{key}", described[key], None)
+            yield Difference(f"{where}.{shortened(key)}", described[key], None)
     yield from _differences("serialization", claim.predicate["serialization"], SERIALIZATION, ())
     if options is not None:
         yield from _differences("options", claim.options._asdict(), options._asdict(), ())
 
 
-def _matched(claim: Claim, suspect: Sketches, given: Sequence[Sketches]) -> tuple[list[Sketches], list[Difference]]:
+def _matched(claim: Claim, suspect: Model, given: Sequence[Base]) -> tuple[list[Any], list[Difference]]:
     """The bases in the claim's order, and which files are others than the claim says."""
     differences = list(_other_files("subject", claim.digests, digests_of(suspect)))
     left, in_order = list(given), []
     for i, name in enumerate(claim.bases):
         wanted = [_expected(claim, name, base) for base in left]
-        found = next((base for base, (want, have) in zip(left, wanted, strict=True) if want == have), None)
+        found = next((k for k, (want, have) in enumerate(wanted) if want == have), None)
         if found is None:
-            found, (want, have) = left[0], wanted[0]
-            differences += _other_files(f"bases[{i}].files", want, have)
-        left.remove(found)
-        in_order.append(found)
+            found = 0
+            differences += _other_files(f"bases[{i}].files", *wanted[0])
+        in_order.append(left.pop(found))
     return in_order, differences
 
 
-def _expected(claim: Claim, name: str, base: Sketches) -> tuple[dict[str, str], dict[str, str]]:
-    """The digests that a claim wants of a base, and those of its files, or of the files that a fingerprint names."""
-    claimed, is_print = claim.bases[name], name in claim.made_of
-    if base.source is not None:
-        return (claim.made_of[name] if is_print else claimed), digests_of(base)
-    if is_print:
-        return claimed, digests_of(base)
-    if not (named := made_of(base)):
-        problem = (
-            "does not hold the digests of the files it was made of; make it with `weightscope fingerprint --digest`"
-        )
-        raise CheckpointError(problem, file=base.read["name"])
-    return claimed, named
+def _expected(claim: Claim, name: str, base: Any) -> tuple[dict[str, str], dict[str, str]]:
+    """The digests that a claim wants of a base, and those that it has: of the files, or of the heads if one of the two
+    is a fingerprint.
+    """
+    claimed = claim.bases[name]
+    if not is_fingerprint(base):
+        if not claimed.is_print:
+            return claimed.files, digests_of(base)
+        return {"heads": claimed.heads}, {"heads": digest_of_heads(base)}
+    files, heads = digests_of_print(Path(base))
+    if claimed.is_print:
+        return claimed.files, files
+    if not heads:
+        problem = "does not say what it was made of; make it again with `weightscope fingerprint`"
+        raise CheckpointError(problem, file=base)
+    return {"heads": claimed.heads}, {"heads": heads}
 
 
 def _other_files(where: str, claimed: dict[str, str], found: dict[str, str]) -> Iterator[Difference]:
     """Files that are missing, more, or of another content."""
     for name in sorted(claimed.keys() | found.keys()):
         if claimed.get(name) != found.get(name):
-            yield Difference(f"{where}[{printable(name)}]", claimed.get(name), found.get(name))
+            yield Difference(f"{where}[{shortened(name)}]", claimed.get(name), found.get(name))
 
 
 def _differences(where: str, claim: Any, found: Any, names: Sequence[str], loose: bool = False) -> Iterator[Difference]:
@@ -254,7 +298,7 @@ def _differences(where: str, claim: Any, found: Any, names: Sequence[str], loose
     if isinstance(claim, dict) and isinstance(found, dict):
         for key in sorted(claim.keys() | found.keys()):
             if not (loose and key in ("likeness", "z")):
-                yield from _differences(f"{where}.{printable(key)}", claim.get(key), found.get(key), names, loose)
+                yield from _differences(f"{where}.{shortened(key)}", claim.get(key), found.get(key), names, loose)
     elif isinstance(claim, list) and isinstance(found, list) and len(claim) == len(found):
         for i, (mine, other) in enumerate(zip(claim, found, strict=True)):
             yield from _differences(f"{where}[{i}]", mine, other, names, loose)
@@ -272,7 +316,7 @@ def _agree(where: str, claim: Any, found: Any, names: Sequence[str]) -> bool:
         return claim == found  # whole numbers count something
     if where == "p_value" and found > 0 and 0 < claim <= 1:
         return isclose(log(claim), log(found), rel_tol=OF_LOGARITHM, abs_tol=OF_LOGARITHM)
-    return abs(claim) < LARGEST and isclose(claim, found, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
+    return abs(claim) < FINITE and isclose(claim, found, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
 
 
 def _same_text(claim: str, found: str, names: Sequence[str]) -> bool:

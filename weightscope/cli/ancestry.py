@@ -54,6 +54,7 @@ def lineage_command(
     their digests.
     """
     from weightscope.claims.claim import Options, statement
+    from weightscope.claims.digests import refuse_several_folders
     from weightscope.claims.sbom import FILES, sbom_of
     from weightscope.claims.verify import signatures
     from weightscope.files import OutputFolder
@@ -77,6 +78,10 @@ def lineage_command(
     folder = OutputFolder(out, names=(*RESULTS, *([FILES[sbom]] if sbom else [])))
     folder.refuse_foreign()
     models = [opened(suspect, adapted), *map(opened, bases)]  # fail on a wrong name before anything is read
+    if attest is not None or sbom is not None:
+        for model in models:
+            if not is_fingerprint(model):
+                refuse_several_folders(model)
     with folder:
         result = lineage(models[0], models[1:], probe_key=probe_key, nonce=nonce)
         result.write_files(folder)
@@ -162,10 +167,12 @@ def fingerprint_command(named: Any, source: str, out: Path, probe_key: Path | No
 @click.argument("bases", nargs=-1, required=True, metavar="BASE [BASE ...]", shell_complete=options.complete_source)
 @options.file_to_read("--key", "Public key in PEM that the claim must be signed by.")
 @options.families
+@PROBE_KEY
 @options.json
 def verify_command(
-    claim: Path, suspect: str, bases: tuple[str, ...], key: Path | None, families: str | None, as_json: bool
-) -> None:
+    claim: Path, suspect: str, bases: tuple[str, ...], key: Path | None, families: str | None, probe_key: Path | None,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Compute the lineage that CLAIM states again, from SUSPECT and every BASE, and compare each field.
 
     CLAIM is what `weightscope lineage --attest` wrote, signed or not. A BASE may be a fingerprint file (.wsf): then the
@@ -187,7 +194,8 @@ def verify_command(
             raise CheckpointError(f"{error}{by_claim}") from None
 
     models = [opened(source) for source in (suspect, *bases)]
-    result = verify(claim, models[0], models[1:], key=key, options=made_with._replace(families=file_digest(families)))
+    given = made_with._replace(families=file_digest(families))
+    result = verify(claim, models[0], models[1:], key=key, options=given, probe_key=probe_key)
     if as_json:
         print_json(result.as_json())
     else:

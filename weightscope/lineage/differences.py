@@ -5,20 +5,25 @@ show: how the weights of matching layers, and of what is outside layers, differ.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
 
 import numpy as np
 
 from weightscope.changes.all_tensors import TensorChanges, between
 from weightscope.changes.head import Basis, basis_by_tokens
 from weightscope.changes.layer import LayerChange, TensorsOfBoth, compare_layers, tensors_of_both
+from weightscope.changes.pair import SAMPLED_ROWS, first_rows, whole
 from weightscope.changes.tensor import Change
 from weightscope.changes.thresholds import (
     EXPLAINED,
     EXPLAINED_IN_ANOTHER_BASIS,
     MOSTLY,
     ON_GRIDS,
+    PARTLY,
+    SAME_BASIS,
     UNMOVED,
     UNMOVED_IN_ANOTHER_BASIS,
 )
@@ -44,6 +49,7 @@ OF_LAYERS = {  # kinds that layers show, each with the field of `LayerChange` an
         "base_copies", "At least {least} experts of a layer of the base copy the suspect's network."),
     "neurons permuted": ("neurons", "Feed-forward matrices have the base's rows in another order."),
 }  # fmt: skip
+QUIET = 0.05  # of the largest layer's median |W_VO|: matched layers that all write less may have been added to be found
 RESIZED = {"heads grouped", "heads grouped: the base", "width cut", "width extended"}  # what changes every head anyway
 
 
@@ -71,6 +77,11 @@ class WeightChanges:
         """Every compared tensor with the suspect's layer, or None outside layers."""
         inside = [(layer.layer, change) for layer in self.layers for change in layer.tensors.changes]
         return [*inside, *((None, change) for change in self.outside.changes)]
+
+    @cached_property
+    def along(self) -> TensorChanges:
+        """The same without layers, for directions that changes share."""
+        return TensorChanges([change for _, change in self.every])
 
     @property
     def lost(self) -> list[Tensor]:
@@ -111,7 +122,9 @@ def _basis_of(suspect: Model, base: Model, match: Match) -> Basis:
     if match.route == "spectra" or suspect.config.d_model != base.config.d_model:
         return Basis(known=False)
     order = match.order
-    return basis_by_tokens(base, suspect, (order.base, order.suspect) if order else None)
+    basis = basis_by_tokens(base, suspect, (order.base, order.suspect) if order else None)
+    turned = basis.rotation is not None and np.abs(basis.rotation - np.eye(len(basis.rotation))).max() > SAME_BASIS
+    return basis if turned else Basis()
 
 
 def _outside(suspect: Model, base: Model) -> TensorsOfBoth:
@@ -130,6 +143,7 @@ def _outside(suspect: Model, base: Model) -> TensorsOfBoth:
 def structure_kinds(suspect: Sketches, base: Sketches, match: Match) -> Iterator[Kind]:
     """Layers removed, repeated, reordered; heads removed, added, permuted, grouped; a changed vocabulary or width."""
     yield from _layer_kinds(suspect, base, match)
+    yield from _silent_kinds(suspect, match)
     yield from _head_kinds(suspect, base, match)
     a, b = base.about, suspect.about
     if a["vocabulary"] and b["vocabulary"] and a["vocabulary"] != b["vocabulary"]:
@@ -137,7 +151,7 @@ def structure_kinds(suspect: Sketches, base: Sketches, match: Match) -> Iterator
         yield Kind(f"vocabulary {what}", [], f"{a['vocabulary']:,} tokens in the base, {b['vocabulary']:,} here.")
     if match.order is not None:
         text = f"{match.order.share:.0%} of the compared tokens have a counterpart with another number."
-        yield Kind("vocabulary renumbered", [], text, match.order.share)
+        yield Kind("vocabulary reordered", [], text, match.order.share)
     if a["d_model"] != b["d_model"]:
         what = "cut" if b["d_model"] < a["d_model"] else "extended"
         sizes = f"{a['d_model']} dimensions in the base, {b['d_model']} here"
@@ -166,6 +180,18 @@ def _layer_kinds(suspect: Sketches, base: Sketches, match: Match) -> Iterator[Ki
     if new:
         text = f"Nothing in the base matches {indexed('layer', new)}."
         yield Kind("layers replaced or added", new, text, len(new) / len(suspect.layers))
+
+
+def _silent_kinds(suspect: Sketches, match: Match) -> Iterator[Kind]:
+    """Matched layers that write so little that they may have been added to be found, or to say nothing."""
+    written = {i: float(np.median(suspect.norms[suspect.of_layer(i), 1])) for i in suspect.layers}
+    loudest = max(written.values())
+    matched = [i for i, j in zip(suspect.layers, match.layers, strict=True) if j is not None]
+    quiet = [i for i in matched if 0 < written[i] < QUIET * loudest]
+    if quiet and max(written[i] for i in matched) < QUIET * loudest:
+        share = max(written[i] for i in matched) / loudest
+        text = f"The matched layers write at most {share:.2g} of what the suspect's largest layer does."
+        yield Kind("layers hardly used", quiet, text, len(quiet) / len(suspect.layers))
 
 
 def _is_repeat(order: Sequence[int]) -> bool:
@@ -224,12 +250,14 @@ def weight_kinds(weights: WeightChanges, structure: set[str], suspect: Model, ba
     """Kinds that weights show; `structure` names those that the match of layers already shows."""
     if not structure and _untouched(weights):
         return [_same_values(weights, same_files(base.checkpoint, suspect.checkpoint))]
+    moved_gains = {layer.layer: gains_moved(layer) for layer in weights.layers} if weights.basis.same else {}
     kinds = [
         *_basis(weights),
         *_of_layers(weights),
+        *_gains(moved_gains),
         *_casts(weights),
         *_grids(weights),
-        *_training(weights, structure),
+        *_training(weights, structure, {name for names in moved_gains.values() for name in names}),
     ]
     return kinds or list(_same_but_for_rounding(weights, structure))
 
@@ -293,6 +321,39 @@ def _basis(weights: WeightChanges) -> Iterator[Kind]:
         yield Kind(f"stream {name}", [layer.layer for layer in weights.layers], text)
 
 
+def gains_moved(layer: LayerChange) -> set[str]:
+    """The base's tensors of a layer that differ by a norm's gain, which its matrices contain instead; and the gains."""
+    if layer.folded or layer.base_folded:
+        return set()
+    changed = [change for change in layer.tensors.changes
+               if change.pair is not None and change.change > UNMOVED_IN_ANOTHER_BASIS]  # fmt: skip
+    vectors = [change for change in changed if len(change.shapes[0]) == len(change.shapes[1]) == 1]
+    gains = {change.name_a: tuple(whole(tensor).ravel().astype(np.float64) for tensor in (change.pair.a, change.pair.b))
+             for change in vectors if change.pair}  # fmt: skip
+    found: set[str] = set()
+    for change in changed:
+        if change.pair is None or not change.is_matrix or change.shapes[0] != change.shapes[1]:
+            continue
+        x, y = (first_rows(tensor, SAMPLED_ROWS).astype(np.float64) for tensor in (change.pair.a, change.pair.b))
+        for name, (before, after) in gains.items():
+            for side in (0, 1):  # which axis holds the inputs
+                if len(before) != len(after) or len(before) != change.shapes[0][side]:
+                    continue
+                of_a, of_b = (gain if side else gain[: len(x), None] for gain in (before, after))
+                left = float(np.linalg.norm(y * of_b - x * of_a))
+                if left <= UNMOVED_IN_ANOTHER_BASIS * float(np.linalg.norm(x * of_a)):
+                    found |= {name, change.name_a}
+    return found
+
+
+def _gains(moved: Mapping[int, Collection[str]]) -> Iterator[Kind]:
+    """Gains of norms that were moved, in part, into the matrices that read through them."""
+    layers = [layer for layer, names in moved.items() if names]
+    if layers:
+        text = f"In {counted(len(layers), 'layer')}, matrices times the gain before them are unchanged, and neither is."
+        yield Kind("gains moved into weights", layers, text, len(layers) / len(moved))
+
+
 def _casts(weights: WeightChanges) -> Iterator[Kind]:
     """Values that a coarser float holds exactly."""
     rounded = [
@@ -329,7 +390,7 @@ def _is_quantised(layers: Sequence[LayerChange], side: str) -> bool:
     return on_grid > ON_GRIDS * sum(layer.values.matrices for layer in layers)
 
 
-def _training(weights: WeightChanges, structure: set[str]) -> Iterator[Kind]:
+def _training(weights: WeightChanges, structure: set[str], explained_names: Collection[str] = ()) -> Iterator[Kind]:
     """Low-rank updates, and training that moved weights in other ways."""
     layers = weights.layers
     outside = [(i, change) for i, change in weights.every if change.name_a not in weights.attention]
@@ -339,11 +400,9 @@ def _training(weights: WeightChanges, structure: set[str]) -> Iterator[Kind]:
     if ranks:
         text = f"{counted(len(ranks), 'matrix change')} of rank {spans(ranks)}."
         yield Kind("low-rank update", where, text, len(where) / max(1, len(layers)))
-    for finding in TensorChanges([change for _, change in weights.every]).along_one_direction:
-        name = "direction removed" if finding.kind == "removed_direction" else "shared direction"
-        names = {member.name for member in finding.members}
-        along = sorted({i for i, change in weights.every if i is not None and change.name in names})
-        yield Kind(f"{name} (low-rank update)", along, finding.text, len(along) / max(1, len(layers)))
+    for shared, finding in zip(weights.along.shared, weights.along.along_directions, strict=True):
+        along = sorted({i for i in (weights.every[number][0] for number in shared.members) if i is not None})
+        yield Kind(f"{shared.kind} (low-rank update)", along, finding.text, len(along) / max(1, len(layers)))
     least = UNMOVED if weights.basis.same else UNMOVED_IN_ANOTHER_BASIS
     moved = {
         layer.layer
@@ -354,11 +413,26 @@ def _training(weights: WeightChanges, structure: set[str]) -> Iterator[Kind]:
     if not any(_is_quantised(layers, side) for side in ("grids", "base_grids")):
         explained = {x.layer for x in layers if x.gauge or x.folded or x.base_folded or x.neurons or x.only_ranks}
         tuned = [(i, change) for i, change in outside if change.kind == "changed"
-                 and change.change > max(least, weights.rounding) and i not in explained]  # fmt: skip
+                 and change.change > max(least, weights.rounding) and i not in explained
+                 and change.is_tuned and change.name_a not in explained_names]  # fmt: skip
         moved |= {i for i, _ in tuned if i is not None}
-    if moved:
+    if moved or tuned:
         drifts = [layer.drift.maps for layer in layers if layer.layer in moved and layer.drift.maps > least]
-        yield Kind("fine-tuned", sorted(moved), " ".join(_how_far(drifts, tuned)), len(moved) / len(layers))
+        kept = _unchanged_share(weights)
+        text = " ".join(_how_far(drifts, tuned))
+        if kept:
+            text += f" {kept:.0%} of the values of the changed matrices are equal bit for bit, as DARE leaves."
+        name = "fine-tuned in part" if kept else "fine-tuned"
+        yield Kind(name, sorted(moved), text, len(moved) / len(layers))
+
+
+def _unchanged_share(weights: WeightChanges) -> float:
+    """The share of values that changed float32 matrices kept, if not a few: values in coarser floats often stay."""
+    changed = [c for _, c in weights.every if c.kind == "changed" and c.is_matrix and c.dtypes == ("F32", "F32")]
+    if not changed or any(layer.values.rounding > UNMOVED for layer in weights.layers):
+        return 0.0
+    shares = [1 - change.values_changed / max(1, prod(change.shapes[0])) for change in changed]
+    return float(np.median(shares)) if np.median(shares) >= PARTLY else 0.0
 
 
 def _how_far(drifts: Sequence[float], tuned: Sequence[tuple[int | None, Change]]) -> Iterator[str]:
@@ -367,7 +441,8 @@ def _how_far(drifts: Sequence[float], tuned: Sequence[tuple[int | None, Change]]
         middle = f"{np.median(drifts):.2g} in the median layer"
         yield f"Heads differ by {min(drifts):.2g} to {max(drifts):.2g} of their norm, {middle}."
     if tuned:
-        where = "in layers" if all(i is not None for i, _ in tuned) else "in layers and outside them"
+        inside = [i is not None for i, _ in tuned]
+        where = "in layers" if all(inside) else "in layers and outside them" if any(inside) else "outside layers"
         sizes = between([change.change for _, change in tuned])
         yield f"{counted(len(tuned), 'other tensor')} {where} differ by {sizes} of their norm."
 

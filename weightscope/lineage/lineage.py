@@ -9,16 +9,19 @@ from typing import Any
 
 import numpy as np
 
+from weightscope.changes.all_tensors import TensorChanges
 from weightscope.changes.head import Basis
 from weightscope.changes.thresholds import EXPLAINED
 from weightscope.errors import CheckpointError, counted, printable
 from weightscope.findings import listed, spans
 from weightscope.lineage.differences import Kind, WeightChanges, structure_kinds, weight_changes, weight_kinds
 from weightscope.lineage.direction import HOW, Proof, prove, without_layers
+from weightscope.lineage.initial import initial_ones
 from weightscope.lineage.matching import BACKGROUND, ROUTES, Match
 from weightscope.lineage.parts import CALLED, NOTHING, Part, compare_parts, unread_parts
+from weightscope.lineage.permutation_test import permutation_log_p
 from weightscope.lineage.probes import PUBLIC, Probes, keyed_probes
-from weightscope.lineage.shared_tensors import NORMS
+from weightscope.lineage.shared_tensors import FEED_FORWARD, NORMS, TOKENS
 from weightscope.lineage.shares import Shares, shares_of
 from weightscope.lineage.sketches import Sketches
 from weightscope.lineage.verdict import CLEARLY, Base, ComparedBase, Related, candidates, judge, sources
@@ -35,6 +38,8 @@ NOT_IN_PRINTS = "feed-forward networks and embeddings were not compared, since a
 TABLES: dict[str, Callable[["Lineage"], Any]] = {
     "lineage.json": lambda lineage: lineage.as_json(),
     "alignment.csv": lambda lineage: lineage.alignment,
+    "directions.csv": lambda lineage: lineage.along.directions,
+    "directions.npz": lambda lineage: lineage.along.direction_vectors,
 }
 RESULTS = (*TABLES, "report.html", "lineage.png", "lineage.svg", "lineage.figure.csv")
 BY_PRINTS = {  # by whether the signs were drawn from a key
@@ -98,14 +103,29 @@ def _lineage(suspect: Base, named: Sequence[Base], key: Probes, nonce: str | Non
     """The same without the files that were read."""
     pairs, looked_at, unread, probes = candidates(suspect, named, key, nonce)
     compared = [judge(sketches, base) for sketches, base in pairs]
-    return replace(_judged(pairs[0][0], compared, looked_at, unread), probes=probes)
+    result = _judged(pairs[0][0], compared, looked_at, unread)
+    return replace(result, probes=probes, by_neurons=_by_neurons(pairs))
+
+
+def _by_neurons(pairs: Sequence[tuple[Sketches, Sketches]]) -> dict[str, float]:
+    """The p-value of the permutation test of neurons by base, where weights are there and shapes agree."""
+    log_p = {
+        base.name: permutation_log_p(suspect.source, base.source)
+        for suspect, base in pairs if suspect.source is not None and base.source is not None
+    }  # fmt: skip
+    return {name: exp(value) for name, value in log_p.items() if value is not None}
+
+
+def p_value_of(log_p: Sequence[float], looked_at: int) -> float:
+    """The smallest of some probabilities, times the number of comparisons by which it may be small by chance."""
+    comparisons = max(1, looked_at) * len(ROUTES)
+    return exp(min(0.0, max(-700.0, min(log_p, default=0.0) + log(comparisons))))
 
 
 def _judged(sketches: Sketches, compared: list[ComparedBase], looked_at: int, unread: list[str]) -> "Lineage":
     """The verdict on all bases."""
     comparisons = max(1, looked_at) * len(ROUTES)
-    log_p = min((each.log_p for each in compared), default=0.0) + log(comparisons)
-    p = exp(min(0.0, max(-700.0, log_p)))
+    p = p_value_of([each.log_p for each in compared], looked_at)
     related = sorted((Related(j.base, j.match) for j in compared if j.match), key=lambda each: -each.weight)
     if related:
         return replace(_related(sketches, compared, related, p, comparisons), unread=unread)
@@ -168,7 +188,8 @@ def _related(
 ) -> "Lineage":
     """How the suspect differs from the first of these bases, or from several, and which came first."""
     first, of_layers = related[0], sources(suspect, related)
-    shares, drift, older, verdict, basis = Shares({}), {}, None, "related", Basis(known=first.match.route != "spectra")
+    shares, drift, older, verdict, basis = Shares({}), {}, None, "related", Basis(known=first.match.route == "direct")
+    along = TensorChanges([])
     attention = _attention(first.match)
     if len({each.base.name for each in of_layers if each is not None}) > 1:
         kinds, shares = _layers_of_several(suspect, of_layers)
@@ -177,6 +198,7 @@ def _related(
         if suspect.source is not None and first.base.source is not None:
             weights = weight_changes(suspect.source, first.base.source, first.match)
             drift, basis = {layer.layer: layer.drift.maps for layer in weights.layers}, weights.basis
+            along = weights.along
             attention = _attention(first.match, weights)
             structure = {kind.kind for kind in kinds}
             done = weight_kinds(weights, structure, suspect.source, first.base.source)
@@ -184,7 +206,7 @@ def _related(
             if shares.weights:
                 kinds.append(_merge(suspect, shares))
                 done = [kind for kind in done if kind.kind not in TRAINED]
-                if shares.left > EXPLAINED * weights.rounding:
+                if min(shares.left, shares.by_tensor) > EXPLAINED * weights.rounding:
                     text = f"The merge leaves {shares.left:.2g} of the suspect's norm unexplained."
                     done.append(Kind("fine-tuned", suspect.layers, text))
             elif derivation := _proved(suspect, first, weights, structure, "B"):
@@ -194,14 +216,37 @@ def _related(
                 older = reverse
                 done = _as_proved(done, reverse, suspect, "base")
             kinds += done
-    kinds += _unnamed(suspect, first, kinds)
+    kinds += _unnamed(suspect, first, kinds, basis)
     parts = _parts(suspect, first.base, attention, basis)
+    kinds = _with_parts(kinds, parts, suspect, first)
+    begun = initial_ones(suspect, first, parts, {kind.kind for kind in kinds})
     if verdict == "derived":
         parts = {name: replace(part, verdict=verdict) if part.is_shared else part for name, part in parts.items()}
     return Lineage(
         suspect, compared, first, verdict, p, comparisons, kinds, shares.weights, drift, [], of_layers, proof=older,
-        parts=parts,
+        parts=parts, initial=begun, along=along,
     )  # fmt: skip
+
+
+def _with_parts(kinds: Sequence[Kind], parts: Mapping[str, Part], suspect: Sketches, first: Related) -> list[Kind]:
+    """Kinds with what the comparison of parts says of the vocabulary and of feed-forward networks."""
+    networks, tokens = parts[FEED_FORWARD], parts[TOKENS]
+    kept = [kind for kind in kinds if not (kind.kind.startswith("vocabulary") and _other_rows(tokens))]
+    if _other_rows(tokens):
+        sizes = [side.about["vocabulary"] for side in (first.base, suspect)]
+        name = "vocabulary reordered" if tokens.is_moved else "vocabulary replaced"
+        kept.append(Kind(name, [], f"{sizes[0]:,} tokens in the base, {sizes[1]:,} here: {tokens.lead}."))
+    if networks.verdict == "unrelated":
+        text = "Heads match, and no neuron of the feed-forward networks does."
+        kept.append(Kind("feed-forward networks replaced", suspect.layers, text))
+    if networks.is_moved and not any(kind.kind.startswith(("neurons", "experts")) for kind in kept):
+        kept.append(Kind("neurons permuted", suspect.layers, f"Feed-forward networks: {networks.lead}."))
+    return kept
+
+
+def _other_rows(tokens: Part) -> bool:
+    """Whether the rows of an embedding are others, or of other tokens."""
+    return tokens.verdict == "unrelated" or tokens.is_moved
 
 
 def _attention(match: Match, weights: WeightChanges | None = None) -> Part:
@@ -270,11 +315,13 @@ def _merge(suspect: Sketches, shares: Shares) -> Kind:
     """A sum of several bases."""
     parts = ", ".join(f"{share:.2f} of {printable(name)}" for name, share in shares.weights.items())
     left = f"{shares.left:.2g} of the suspect's norm is left over, against {shares.alone:.2g} with one base"
+    if shares.by_tensor < shares.left / 2:
+        left += f", and {shares.by_tensor:.2g} with shares of its own for each tensor, as slerp has"
     text = f"{parts}. On rows outside the fit, {left}."
     return Kind("merge", suspect.layers, text, 1 - shares.left / shares.alone)
 
 
-def _unnamed(suspect: Sketches, first: Related, kinds: Sequence[Kind]) -> list[Kind]:
+def _unnamed(suspect: Sketches, first: Related, kinds: Sequence[Kind], basis: Basis) -> list[Kind]:
     """What the match of heads shows, if no other kind says so."""
     match, names = first.match, " ".join(kind.kind for kind in kinds)
     if match.route == "spectra":
@@ -283,7 +330,7 @@ def _unnamed(suspect: Sketches, first: Related, kinds: Sequence[Kind]) -> list[K
             "does not show what else was done."
         )
         return [Kind(TURNED, suspect.layers, text, float(np.mean([j is not None for j in match.layers])))]
-    if match.route == "tokens" and "stream" not in names and "width" not in names:
+    if match.route == "tokens" and not basis.same and "stream" not in names and "width" not in names:
         text = "Heads agree when seen through the token embeddings, but not in the stream's own basis."
         return [Kind(TURNED, suspect.layers, text)]
     if not kinds and suspect.source is None and match.mean < NOT_ALIKE:
@@ -307,7 +354,7 @@ class Lineage(Result):
     compared: list[ComparedBase]  # every base
     origin: Related | None  # the base that it shares heads with, and the match that shows this
     verdict: str  # "derived", "related", "unrelated" or "undecided"; as above
-    p_value: float  # probability that strangers are this alike, times the comparisons; at most 1
+    p_value: float  # bound of the probability that strangers are this alike, times the comparisons; at most 1
     comparisons: int  # number of bases times routes
     # How the suspect differs from the base; neither needs to come first
     kinds: list[Kind] = field(default_factory=list)
@@ -319,7 +366,12 @@ class Lineage(Result):
     proof: Proof | None = None  # how the newer can be recomputed from the older, if the weights show it
     parts: dict[str, Part] = field(default_factory=dict)  # "attention", "feed_forward", "tokens", "norms", perhaps more
     sharing: Sketches | None = None  # a base that shares no heads but another part
+    by_neurons: dict[str, float] = field(default_factory=dict)  # p-value of the permutation test of neurons, by base
+    initial: str = ""  # what speaks for an initialisation that both share, as a sentence
     probes: Probes = PUBLIC  # where the signs of sketches of the pairs come from whose weights are both there
+    along: TensorChanges = field(
+        default_factory=lambda: TensorChanges([]), repr=False
+    )  # for directions that were removed
     provenance: Provenance = field(default_factory=Provenance, repr=False)
 
     @property
@@ -365,6 +417,8 @@ class Lineage(Result):
         order = UNKNOWN_ORDER
         if self.proof is not None:
             order = f"{base_name} can be recomputed from {name} by {self.proof.how}, so {name} came first"
+        if self.initial:
+            return f"{name} and {base_name} share an origin: {numbers}. {self.initial} {what}"
         if len(self.weights) > 1:
             parents = " and ".join(f"{printable(base)} ({share:.2f})" for base, share in self.weights.items())
             return f"{name} shares its origin with {parents}, as a merge does: {numbers}; {order}. {what}"
@@ -481,7 +535,7 @@ class Lineage(Result):
             "name": base.name, "heads": "related" if match else "undecided" if compared.doubt else "unrelated",
             "likeness": match.mean if match else None, "doubt": compared.doubt,
             "known_by": "weights" if base.source is not None else "fingerprint",
-            "heads_sha256": base.about.get("heads_sha256"),
+            "heads_sha256": base.about.get("heads_sha256"), "permutation_p": self.by_neurons.get(base.name),
         }  # fmt: skip
 
     def printed(self) -> list[str | Table]:
@@ -506,6 +560,7 @@ class Lineage(Result):
             "parts": {name: {"verdict": part.verdict, "lead": part.lead} for name, part in self.parts.items()},
             "kinds": [vars(kind) for kind in self.kinds], "weights": self.weights,
             "doubts": self.doubts, "comparisons": self.comparisons, "alignment": self.alignment.records(),
+            "directions": self.along.directions.records() if self.along.directions else [],
             "background": self.background.records(), "no_evidence": self.no_evidence.records(),
             "bases": [self._judged_alone(each) for each in self.compared], "ties": self.ties,
             "unread": self.unread, "probe_seed": self.probes.seed if self.probes.nonce else None,

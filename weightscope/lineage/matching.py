@@ -10,9 +10,9 @@ from math import log, sqrt
 
 import numpy as np
 
+from weightscope.changes.token_order import TokenOrder
 from weightscope.errors import CheckpointError
 from weightscope.lineage.sketches import SKETCH, Sketches
-from weightscope.lineage.token_order import TokenOrder
 from weightscope.results import ShowsShapes
 
 HALF = SKETCH // 2

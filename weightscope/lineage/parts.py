@@ -47,6 +47,7 @@ class Part:
     verdict: str  # "derived", "related", "unrelated", "undecided"; "absent" where not both have it
     lead: str  # in words, without a full stop
     share: float = 0.0  # of the suspect's values of this part that are the base's, or alike
+    is_moved: bool = False  # neurons or rows are in another order
 
     @property
     def is_shared(self) -> bool:
@@ -118,7 +119,8 @@ def _feed_forward(suspect: Model, base: Model, both: Both, basis: Basis) -> Part
         found |= {layer: Found(SIMILAR if each.in_place else REORDERED, each.place[0], each.likeness.mean)
                   for layer, each in matched.items() if each.likeness.is_sure}  # fmt: skip
     if found:
-        return Part("related", _layers_found(found, len(by_layer)), len(found) / len(by_layer))
+        moved = any(each.state == REORDERED for each in found.values())
+        return Part("related", _layers_found(found, len(by_layer)), len(found) / len(by_layer), moved)
     some_equal = [fact for fact in ours if (fact.shape, fact.digest) in digests]
     some = [fact for fact in ours if fact.name in near and near[fact.name][0] >= SHARED_ROWS]
     if some_equal or some:
@@ -192,11 +194,11 @@ def _tokens(suspect: Model, base: Model, both: Both, basis: Basis) -> Part:
         if match.is_sure:
             same = float((rows[0] == rows[1]).all(axis=1).mean())
             what = f"same values in {same:.0%} of the rows" if same else f"rows are alike (likeness {match.mean:.2f})"
-            return Part("related", f"{what}{how}", match.mean)
+            return Part("related", f"{what}{how}", match.mean, bool(how))
         doubtful |= match.is_doubtful
     order = order_of_rows(x, y, basis)
     if order.is_sure:
-        return Part("related", f"the same rows in another order (likeness {order.mean:.2f})", order.mean)
+        return Part("related", f"the same rows in another order (likeness {order.mean:.2f})", order.mean, is_moved=True)
     if equal:
         return Part("related", f"{len(equal)} of {counted(len(here), 'table')} have the same values", 0.5)
     return _unless_doubtful(here, there, [], doubtful or order.is_doubtful)

@@ -1,7 +1,7 @@
 """The share of each base in a merge: least squares over some weights, checked on others."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from math import prod, sqrt
 
@@ -30,6 +30,7 @@ class Shares:
     weights: dict[str, float]
     left: float = 1.0  # distance from the sum
     alone: float = 1.0  # distance from the nearest base
+    by_tensor: float = 1.0  # distance from sums of the same bases with shares of their own for each tensor
 
 
 def shares_of(suspect: Model, related: Sequence[Related]) -> Shares:
@@ -37,16 +38,27 @@ def shares_of(suspect: Model, related: Sequence[Related]) -> Shares:
     bases = [(each.base.name, each.base.source, each.match) for each in related if each.base.source is not None]
     if len(bases) < 2:
         return Shares({})
-    grams = [np.zeros((len(bases) + 1,) * 2) for _ in range(2)]  # suspect last; for the fit, and for the check
+    grams = np.zeros((2, *(len(bases) + 1,) * 2))  # suspect last; for the fit, and for the check
+    of_tensors: list[np.ndarray] = []
     for i, layer in enumerate(suspect.attention_layers):
         for tensor in suspect.attention_tensors(layer):
             counterparts = [_counterpart(suspect, layer, tensor, model, match.layers[i]) for _, model, match in bases]
             present = [each for each in counterparts if each is not None]
             if len(tensor.shape) > 1 and not why_unread(tensor) and len(present) == len(bases):
-                for half, gram in enumerate(grams):
-                    rows = np.stack([_rows(each, half) for each in (*present, tensor)])
-                    gram += rows @ rows.T
-    return _selected([name for name, *_ in bases], *grams)
+                rows = [np.stack([_rows(each, half) for each in (*present, tensor)]) for half in (0, 1)]
+                of_tensors.append(np.stack([each @ each.T for each in rows]))
+                grams += of_tensors[-1]
+    names = [name for name, *_ in bases]
+    shares = _selected(names, *grams)
+    return replace(shares, by_tensor=_by_tensor(of_tensors, [names.index(name) for name in shares.weights]))
+
+
+def _by_tensor(grams: Sequence[np.ndarray], chosen: list[int]) -> float:
+    """|y - sum w x| / |y| over the checks of all tensors, each with weights that fit it."""
+    if not chosen:
+        return 1.0
+    left = [_distance(check, chosen, _solved(fit, chosen)) ** 2 * check[-1, -1] for fit, check in grams]
+    return sqrt(sum(left) / max(sum(float(check[-1, -1]) for _, check in grams), 1e-30))
 
 
 def _counterpart(suspect: Model, layer: int, tensor: Tensor, base: Model, place: int | None) -> Tensor | None:

@@ -23,7 +23,7 @@ import numpy as np
 from weightscope.attention.factored import core_singular_values, inner, triangle
 from weightscope.attention.layer import Layer
 from weightscope.checkpoint.config import LARGEST, digest_of, parse_json
-from weightscope.checkpoint.storage import SHA256, HeaderDigest, OpenFile, header_length, parse_header
+from weightscope.checkpoint.storage import HeaderDigest, OpenFile, header_length, parse_header
 from weightscope.compute.cores import in_threads
 from weightscope.errors import CheckpointError, printable
 from weightscope.files import new_file
@@ -46,8 +46,6 @@ LARGEST_PRINT = 64 << 20  # bytes of a fingerprint file; a 70B model makes 3 MB
 MOST_HEADS = 32_768  # of all layers; the largest published model has 16,128
 MOST_LAYERS = 512  # with attention; the largest published model has 126
 LONGEST_TEXT = 1_000  # characters of a name in a fingerprint file
-MADE_OF = ("name", "size", "header_sha256", "sha256")  # what a fingerprint says of each file that it was made of
-MOST_FILES = 1_100  # that a fingerprint or a claim names; an index may name 1,000
 STORED = {  # arrays of a file: safetensors' dtype and NumPy's
     **dict.fromkeys(("direct", "tokens", "layers_direct", "layers_tokens"), ("I8", "i1")),
     **dict.fromkeys(("spectra", "layers_spectra"), ("F16", "<f2")),
@@ -274,19 +272,6 @@ def _check_description(about: dict[str, Any], path: Path) -> None:
         if not isinstance(text := about.get(key, ""), str) or len(text) > LONGEST_TEXT:
             problem = f"its {key} should be a text of at most {LONGEST_TEXT} characters"
             raise CheckpointError(f"is a damaged fingerprint: {problem}", file=path)
-    files = about.get("made_of", [])
-    if not isinstance(files, list) or len(files) > MOST_FILES or not all(map(_is_file, files)):
-        problem = f"made_of should list at most {MOST_FILES:,} files with their names and digests"
-        raise CheckpointError(f"is a damaged fingerprint: {problem}", file=path)
-
-
-def _is_file(value: Any) -> bool:
-    """Whether this is what a fingerprint says of a file that it was made of."""
-    if not isinstance(value, dict) or not value.keys() <= {*MADE_OF}:
-        return False
-    name, digests = value.get("name"), [value[key] for key in value if key.endswith("sha256")]
-    return (isinstance(name, str) and 0 < len(name) <= LONGEST_TEXT
-            and all(isinstance(digest, str) and SHA256.fullmatch(digest) for digest in digests))  # fmt: skip
 
 
 def check_sizes(heads: int, layers: int, file: object) -> None:
@@ -305,7 +290,6 @@ def _about(model: Model) -> dict[str, Any]:
         "d_model": config.d_model, "layers": config.n_layers, "heads": config.n_heads, "kv_heads": config.n_kv_heads,
         "vocabulary": _vocabulary(model), "dtypes": dtypes,
         "config": digest_of(checkpoint.config), "bytes": checkpoint.nbytes, "heads_sha256": digest_of_heads(model),
-        "made_of": [{key: file[key] for key in MADE_OF if key in file} for file in source_of(checkpoint)["files"]],
     }  # fmt: skip
 
 

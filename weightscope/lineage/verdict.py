@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from weightscope.changes.token_order import match_tokens, would_show
 from weightscope.engine import Engine
 from weightscope.errors import CheckpointError, one_line, printable
 from weightscope.files import writing
@@ -26,7 +27,6 @@ from weightscope.lineage.sketches import (
     load,
     stored,
 )
-from weightscope.lineage.token_order import match_tokens, would_show
 from weightscope.model import Model, as_model
 from weightscope.progress import bar
 from weightscope.sources import Source

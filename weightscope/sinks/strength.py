@@ -50,7 +50,7 @@ def similarity_between_tokens(x: np.ndarray) -> np.ndarray:
 
     A zero vector counts as orthogonal to all.
     """
-    unit = _unit(x)  # (..., n, d)
+    unit = unit_vectors(x)  # (..., n, d)
     n = x.shape[-2]
     total = np.square(unit.sum(axis=-2)).sum(axis=-1) - np.square(unit).sum(axis=(-2, -1))
     return total / (n * (n - 1))
@@ -58,7 +58,7 @@ def similarity_between_tokens(x: np.ndarray) -> np.ndarray:
 
 def similarity_through(before: np.ndarray, after: np.ndarray) -> np.ndarray:
     """Mean cosine between each token and itself after a block, (..., n, d) twice -> (...): a no-op leaves it at 1."""
-    return (_unit(before) * _unit(after)).sum(axis=-1).mean(axis=-1)
+    return (unit_vectors(before) * unit_vectors(after)).sum(axis=-1).mean(axis=-1)
 
 
 def norms(x: np.ndarray) -> np.ndarray:
@@ -66,7 +66,8 @@ def norms(x: np.ndarray) -> np.ndarray:
     return np.sqrt(np.square(x, dtype=np.float64).sum(axis=-1))
 
 
-def _unit(x: np.ndarray) -> np.ndarray:
+def unit_vectors(x: np.ndarray) -> np.ndarray:
+    """Vectors of length one along x (..., d); zero where x is."""
     length = norms(x)[..., None]
     return x / np.where(length > 0, length, 1.0)
 
@@ -221,6 +222,22 @@ def relative_spread(x: np.ndarray) -> np.ndarray:
     length = norms(x)
     with np.errstate(divide="ignore", invalid="ignore"):
         return length.std(axis=-1) / length.mean(axis=-1)
+
+
+def of_sink_and_others(pairs: np.ndarray, visible: np.ndarray, sink: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The sink's number and the mean of the other keys', each the mean over queries that see both: (...), (...).
+
+    pairs (..., m, n): a number for every query and key; visible (..., m, n): whether the query may attend to the key.
+    NaN where no query sees the sink and another key.
+    """
+    others = visible & (np.arange(pairs.shape[-1]) != np.asarray(sink)[..., None])[..., None, :]
+    count = others.sum(axis=-1)  # (..., m)
+    asked = sink_column(visible, sink) & (count > 0)
+    rest = np.where(others, pairs, 0.0).sum(axis=-1, dtype=np.float64) / np.maximum(count, 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        queries = np.where(asked.any(axis=-1), asked.sum(axis=-1), np.nan)
+        to_sink = np.where(asked, sink_column(pairs, sink), 0.0).sum(axis=-1) / queries
+        return to_sink, np.where(asked, rest, 0.0).sum(axis=-1) / queries
 
 
 def alignment(tokens: np.ndarray, direction: np.ndarray, sink: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

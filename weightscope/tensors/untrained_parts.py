@@ -46,7 +46,7 @@ def untrained_parts(model: Model, everything: Everything) -> Iterator[Finding]:
         matrices = [t for t in tensors if _narrow_side(t) >= LEAST_WIDE and not LOOKED_UP.search(_module(t.name))]
         if not matrices or not vectors or not all(tensor.constant for tensor in vectors):
             continue
-        distances = [_off_random(model.checkpoint[tensor.name].unchecked(set())) for tensor in matrices]
+        distances = [off_random(model.checkpoint[tensor.name].unchecked(set())) for tensor in matrices]
         if not all(distance < 1 for distance in distances):  # NaN is not
             continue
         weights, constants = counted(len(matrices), "weight"), counted(len(vectors), "gain or bias tensor")
@@ -74,7 +74,7 @@ def _narrow_side(tensor: TensorFacts) -> int:
     return min(tensor.shape[0], JUDGED_ROWS, prod(tensor.shape[1:])) if row_count(tensor) > 1 else 1
 
 
-def _off_random(tensor: Tensor) -> float:
+def off_random(tensor: Tensor) -> float:
     """How far a matrix is from random, in units of what a random one may be: 0 to 1 where it may be random.
 
     tr(G^2) / (tr G)^2 is 1/k + 1/n for a (k, n) matrix of independent entries, the second term with an error of 2 / k.

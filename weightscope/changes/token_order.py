@@ -16,8 +16,11 @@ COMPONENTS = 64  # of embeddings, in whose coordinates tokens are told apart
 LEVELS = 513  # quantiles by which distributions of coordinates are compared
 ROUNDS = 12  # of pairing and fitting, at most
 GROWS = 0.01  # of all rows: where a round pairs fewer rows more than the one before, it was the last
-FOUND = 0.5  # share of tokens that are each other's nearest, from which they are counterparts: strangers' reach 0.34
-FEWEST = 4  # times the components: fewer rows could be fitted whatever they are
+FOUND = 0.75  # share of tokens that are each other's nearest, from which they are counterparts: strangers' reach 0.52
+ROWS_EACH = 8  # at least, for each component: a rotation fits fewer rows whatever they are
+FEWEST = 32  # pairs of rows that a rotation is fitted to
+BEGUN_WITH = (8, 16, 32, 64)  # components by which rows are paired first
+ENOUGH = 0.9  # share of rows from which no other beginning is tried
 TRIED_WITH = 0.03  # noise, as a share of the embedding, with which a suspect's own copy has to be found
 BLOCK = 2048  # rows whose distances to all others are computed at a time
 
@@ -64,27 +67,37 @@ def strongest(model: Model) -> np.ndarray:
 
 
 def match_rows(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
-    """Indices of counterparts among rows of x (n, d) and y (m, d), and the share of rows that have one."""
-    a, b = coordinates(x), coordinates(y)
-    a = a @ _paired_components(a, b)
-    left = right = np.empty(0, int)
-    for _ in range(ROUNDS):
-        before = len(left)
-        left, right = mutual_neighbours(a, b)
-        if len(left) < FEWEST * a.shape[1] or len(left) - before < GROWS * len(a):
+    """Indices of counterparts among rows of x (n, d) and y (m, d), and the share of rows that have one.
+
+    Leading components are the same after noise that turns the others into one another, so rows are paired by few first.
+    """
+    k = max(1, min(COMPONENTS, x.shape[1], len(x) // ROWS_EACH, len(y) // ROWS_EACH))
+    a, b = coordinates(x, k), coordinates(y, k)
+    best = np.empty(0, int), np.empty(0, int)
+    for k in [k for k in BEGUN_WITH if k <= a.shape[1]]:
+        turn = _paired_components(a[:, :k], b[:, :k])
+        left, right = mutual_neighbours(a[:, :k] @ turn, b[:, :k])
+        before = 0
+        for _ in range(ROUNDS):
+            if len(left) < max(FEWEST, a.shape[1]):
+                break
+            u, _, vt = np.linalg.svd(a[left].T @ b[right])
+            left, right = mutual_neighbours(a @ (u @ vt), b)
+            best = max(best, (left, right), key=lambda pair: len(pair[0]))
+            if len(left) - before < GROWS * len(a):
+                break
+            before = len(left)
+        if len(best[0]) > ENOUGH * len(a):
             break
-        u, _, vt = np.linalg.svd(a[left].T @ b[right])
-        a = a @ (u @ vt)
-    return left, right, len(left) / min(len(a), len(b))
+    return *best, len(best[0]) / min(len(a), len(b))
 
 
-def coordinates(rows: np.ndarray) -> np.ndarray:
-    """Rows (n, d) along their first principal components, over their root mean square: (n, k)."""
+def coordinates(rows: np.ndarray, k: int) -> np.ndarray:
+    """Rows (n, d) along their first k principal components, over their root mean square: (n, k)."""
     from scipy.linalg import eigh
 
     centred = rows.astype(np.float64) - rows.mean(axis=0, dtype=np.float64)
     d = centred.shape[1]
-    k = min(COMPONENTS, d)
     _, vectors = eigh(centred.T @ centred, subset_by_index=(d - k, d - 1))  # (d, k)
     seen = centred @ vectors[:, ::-1]
     return np.asarray(seen / (np.sqrt(np.mean(centred**2)) or 1.0))

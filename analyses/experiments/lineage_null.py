@@ -1,0 +1,143 @@
+"""Ask whether lineage's p-values are uniform for strangers, and draw them against that.
+
+    python -m analyses.experiments.lineage_null --tiny TRAINED/ --out figures/lineage-null
+
+The strangers: tiny Llamas of one recipe (toys/train_lineage.py), of which some saw the same batches in the same order,
+all with one tokenizer and one width; and, of each, redraws with its spectra, its values in another order, and its
+standard deviations. Every pair is judged both by heads, as `ws.lineage` does, and by the permutation test of neurons.
+"""
+
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+
+import click
+import numpy as np
+
+import weightscope as ws
+from analyses.experiments.named_parts import Weights, read_weights, write_weights
+from analyses.inputs import out_option
+from weightscope.cli.command import EndsInOneLine
+from weightscope.files import Folder, scratch_folder
+from weightscope.lineage.lineage import p_value_of
+from weightscope.lineage.matching import matches
+from weightscope.lineage.neurons import networks_of
+from weightscope.lineage.permutation_test import _rows, _sides, assigned, fisher, spearman_log_p
+from weightscope.lineage.probes import drawn_probes
+from weightscope.lineage.sketches import fingerprint
+from weightscope.pages.style import COLOURS, in_our_style, save, subplots
+from weightscope.progress import bar
+from weightscope.tables import Table
+
+MODELS = 66  # 2,145 pairs
+LEVELS = 201  # points of a line
+TRAINED_APART = ("0", "1", "2", "3", "4", "5")
+
+
+def redraws(weights: Weights, seed: int) -> Iterator[tuple[str, Weights]]:
+    """What strangers may have in common with a model: spectra, values, sizes."""
+    rng = np.random.default_rng([13, seed])
+
+    def spectra(w: np.ndarray) -> np.ndarray:
+        values = np.linalg.svd(w.astype(np.float64), compute_uv=False)
+        left, right = (np.linalg.qr(rng.standard_normal((side, len(values))))[0] for side in w.shape)
+        return np.asarray((left * values) @ right.T)
+
+    changes = {
+        "spectra": spectra, "values": lambda w: rng.permuted(w.ravel()).reshape(w.shape),
+        "sizes": lambda w: w.std() * rng.standard_normal(w.shape),
+    }  # fmt: skip
+    for name, change in changes.items():
+        yield name, weights.but({part: change(w) for part, w in weights.parts.items() if w.ndim == 2})
+
+
+def models_of(tiny: Path) -> Iterator[tuple[str, Weights]]:
+    """Trained models, then redraws of each in turn."""
+    trained = [tiny / f"llama-{seed}" for seed in TRAINED_APART]
+    sources = [read_weights(folder) for folder in trained if folder.exists()]
+    for k, weights in enumerate(sources):
+        yield f"trained {k}", weights
+    for seed in range(MODELS):
+        for k, weights in enumerate(sources):
+            for name, made in redraws(weights, seed * len(sources) + k):
+                yield f"{name} of {k}", made
+
+
+def group_of(a: str, b: str) -> str:
+    """What two models have in common."""
+    kinds = {a.split()[0], b.split()[0]}
+    if kinds == {"trained"}:
+        same_order = {a.split()[1], b.split()[1]} <= {"0", "1", "2"}
+        return "other seed, same order of data" if same_order else "other seed"
+    if a.split()[-1] == b.split()[-1]:
+        return "redraws of one model"
+    return "redraws of two models"
+
+
+def kolmogorov(p: np.ndarray) -> tuple[float, float]:
+    """The largest distance between the distribution of p and the uniform one, and its p-value."""
+    from scipy.stats import kstest
+
+    result = kstest(p, "uniform")
+    return float(result.statistic), float(result.pvalue)
+
+
+@click.command(cls=EndsInOneLine)
+@click.option("--tiny", type=click.Path(path_type=Path), required=True, help="Folder of tiny models.")
+@out_option("out/lineage-null")
+def main(tiny: Path, out: Path) -> None:
+    """Judge all pairs, and write null.csv, summary.csv and the p-plot."""
+    with scratch_folder() as scratch:
+        prints, neurons, names = [], [], []
+        for k, (name, weights) in enumerate(bar(models_of(tiny), "models", "model", total=MODELS)):
+            if k == MODELS:
+                break
+            write_weights(weights, scratch / str(k))
+            model = ws.open_model(scratch / str(k))
+            if k == 0:
+                probes = drawn_probes([model], "strangers")
+            prints.append(fingerprint(model, probes))
+            neurons.append([[_rows(each, side) for side in _sides(each)] for each in networks_of(model)[::2]])
+            names.append(name)
+        rows = []
+        for i, j in bar(list(combinations(range(len(names)), 2)), "pairs", "pair"):
+            by_route = matches(prints[i], prints[j])
+            p = p_value_of([match.log_p for match in by_route.values()], 1)
+            layers = [
+                spearman_log_p(*(assigned(x, y) for x, y in zip(a, b, strict=True)))
+                for a, b in zip(neurons[i], neurons[j], strict=True)
+            ]
+            sure = any(match.is_sure for match in by_route.values())
+            rows.append((names[i], names[j], group_of(names[i], names[j]), p, float(np.exp(fisher(layers))), sure))
+    header = ("a", "b", "group", "p_heads", "p_neurons", "sure")
+    table = Table.of_rows(header, rows)
+    files = Folder(out)
+    files.text("null.csv", table.csv())
+    groups = [*dict.fromkeys(row[2] for row in rows), "all"]
+    summary = []
+    for group in groups:
+        for place, name in ((3, "heads"), (4, "neurons")):
+            p = np.array([row[place] for row in rows if group in (row[2], "all")])
+            distance, chance = kolmogorov(p)
+            shares = [float((p <= level).mean()) for level in (0.1, 0.01, 0.001)]
+            summary.append((group, name, len(p), distance, chance, *shares, sum(row[5] for row in rows)))
+    header = ("group", "p", "pairs", "kolmogorov", "chance", "below_0.1", "below_0.01", "below_0.001", "sure")
+    files.text("summary.csv", Table.of_rows(header, summary).csv())
+    draw({"heads (bound)": [row[3] for row in rows], "neurons (permutation test)": [row[4] for row in rows]}, files)
+
+
+def draw(p_values: dict[str, list[float]], files: Folder) -> None:
+    """The p-plot: which share of stranger pairs has a p-value up to each level."""
+    shares = np.linspace(0, 1, LEVELS)
+    with in_our_style():
+        figure, axis = subplots(figsize=(3.4, 2.8))
+        for (label, p), colour in zip(p_values.items(), COLOURS, strict=False):
+            axis.plot(shares, np.quantile(p, shares), label=label, color=colour, lw=1.2)
+        axis.plot([0, 1], [0, 1], color=COLOURS[7], lw=0.6)
+        axis.set(xlabel="share of stranger pairs", ylabel="p up to", xlim=(0, 1), ylim=(0, 1.02))
+        axis.legend(frameon=False)
+        save(figure, files, "p-plot")
+
+
+if __name__ == "__main__":
+    main()

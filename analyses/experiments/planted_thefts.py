@@ -1,0 +1,52 @@
+"""Plant one part of a checkpoint in another one, and see what `ws.lineage` says of each part.
+
+    python -m analyses.experiments.planted_thefts embedded MODEL ... --out figures/planted-thefts
+
+Of every base the attention, the feed-forward networks or the embeddings are put into a checkpoint of its sizes whose
+other weights were drawn anew. thefts.csv has the verdict of each part; only the part that was taken may be related.
+"""
+
+from pathlib import Path
+
+import click
+
+import weightscope as ws
+from analyses.experiments.derivations import redrawn
+from analyses.experiments.named_parts import read_weights, write_weights
+from analyses.inputs import out_option
+from weightscope.cli.command import EndsInOneLine
+from weightscope.files import Folder, scratch_folder
+from weightscope.sources import folder_names
+from weightscope.tables import Table
+
+TAKEN = {
+    "attention": ("q.w", "k.w", "v.w", "o.w"), "feed_forward": ("gate.w", "up.w", "down.w"), "tokens": ("tokens",),
+}  # fmt: skip
+COLUMNS = ("base", "taken", "verdict", *(f"of_{part}" for part in TAKEN), "right", "lead")
+
+
+@click.command("planted-thefts", cls=EndsInOneLine)
+@click.argument("bases", nargs=-1, required=True)
+@out_option("figures/planted-thefts")
+def main(bases: tuple[str, ...], out: Path) -> None:
+    """Take each part of each base."""
+    rows: list[list[object]] = []
+    for base, title in zip(bases, folder_names(list(bases)), strict=True):
+        weights = read_weights(base)
+        donor = redrawn(weights)
+        for taken, names in TAKEN.items():
+            parts = {part: w for part, w in weights.parts.items() if part[1] in names}
+            with scratch_folder() as scratch:
+                write_weights(donor.but(parts), Path(scratch) / "suspect")
+                lineage = ws.lineage(Path(scratch) / "suspect", base)
+            verdicts = [lineage.parts[part].verdict for part in TAKEN]
+            right = all(
+                (verdict == "related") == (part == taken) for part, verdict in zip(TAKEN, verdicts, strict=True)
+            )
+            rows.append([title, taken, lineage.verdict, *verdicts, int(right), lineage.lead])
+            click.echo(" | ".join(map(str, rows[-1])))
+    Folder(out).text("thefts.csv", Table.of_rows(COLUMNS, rows).csv())
+
+
+if __name__ == "__main__":
+    main()
