@@ -357,9 +357,9 @@ def first_token_sinks(model: Model, layers: Sequence[int], asked: bool | None = 
     unknown = np.full((len(layers), model.config.n_heads), np.nan)
     model = model.unchecked()  # what is not finite is a finding; here it is noticed where tokens meet it
     try:
-        problem = _why_no_sinks(model, max(layers), asked)
-        if not problem:
-            with one_blas_thread(), np.errstate(over="ignore", invalid="ignore"):  # broken scales are findings
+        with one_blas_thread(), np.errstate(over="ignore", invalid="ignore"):  # of broken scales, which are findings
+            problem = _why_no_sinks(model, max(layers), asked)
+            if not problem:
                 return _sinks(model, layers)
     except CheckpointError as error:
         problem = str(error)
