@@ -658,6 +658,26 @@ def test_removed_directions_and_false_alarms_are_those_of_the_files() -> None:
     )
 
 
+def with_base_rows() -> Iterator[str]:
+    """The rows of the table on removals in docs/compare.md: by strength, what was found with the base and without."""
+    now, before = rows("planted-directions/with-base/now.csv"), rows("planted-directions/with-base/before.csv")
+    for strength in dict.fromkeys(row["strength"] for row in now):
+        cells = [[row for row in table if row["strength"] == strength] for table in (before, now)]
+        total = sum(int(row["tensors"]) for row in cells[1])
+        shares = [f"{sum(int(row['found']) for row in of_table)} of {total}" for of_table in cells]
+        alone = sum(int(row["audit_found"]) > 0 for row in cells[1])
+        yield f"| {strength} | {' | '.join(shares)} | {alone} of {len(cells[1])} |"
+
+
+def test_removals_of_any_strength_are_those_of_the_files() -> None:
+    page, now = (ROOT / "docs" / "compare.md").read_text(), rows("planted-directions/with-base/now.csv")
+    for row in with_base_rows():
+        assert row in page
+    text = words(ROOT / "docs" / "compare.md")
+    errors, cosines = ([float(row[name]) for row in now if row[name]] for name in ("strength_error", "cosine"))
+    assert f"strengths are off by at most {max(errors):g}, directions agree to a cosine of {min(cosines):g}" in text
+
+
 KINDS_SHOWN = ("planted", "derived", "named", "nothing_else", "map_exact")
 
 
