@@ -63,6 +63,11 @@ DRAWINGS = (
         "sink-bias",
         f"analyses.recipes.sink_bias --paper --text {{books}} --model {SMOLLM2} --model {{gemma}} --own-first {{qwen}}",
     ),
+    Drawing(
+        "sinks-from-weights",
+        f"analyses.experiments.sinks_from_weights --model {SMOLLM2} smollm2-135m-instruct.q4_1"
+        " --model {gemma} gemma-3-270m-q4_k_m --model {qwen} qwen2.5-coder-0.5b",
+    ),
     Drawing("sink-mechanisms/mpnet", "analyses.recipes.sink_mechanisms --model {mpnet} --text {books}"),
     Drawing("sink-mechanisms/smollm2", f"analyses.recipes.sink_mechanisms --model {SMOLLM2} --text {{books}}"),
     Drawing("sink-mechanisms/vit-fashion-mnist", f"analyses.recipes.sink_mechanisms --model {FASHION}"),

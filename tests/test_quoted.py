@@ -14,7 +14,7 @@ from tests.support.claims import claim_rows
 from tests.support.quoted import ROOT, cell, column, rows, said, words
 from weightscope.architectures.table import standing
 from weightscope.norms.page import TABLE_3
-from weightscope.sinks.bias import PREDICTORS, prediction_aurocs
+from weightscope.sinks.bias import PREDICTORS, READINGS, prediction_aurocs
 
 pytestmark = pytest.mark.docs
 
@@ -210,6 +210,26 @@ def scale_rows() -> Iterator[str]:
             + " | ".join(f"{number(r['precision'], '.0%')}, {number(r['recall'], '.0%')}" for r in same_role)
             + " |"
         )
+
+
+FROM_WEIGHTS = {
+    "smollm2-135m-instruct.q4_1": "SmolLM2-135M", "gemma-3-270m-q4_k_m": "Gemma 3 270M",
+    "qwen2.5-coder-0.5b": "Qwen2.5-Coder-0.5B",
+}  # fmt: skip
+
+
+def from_weights_rows() -> Iterator[str]:
+    """The tables of docs/sinks.md on sinks from the weights alone."""
+    for row in rows("sinks-from-weights/aurocs.csv"):
+        best = max(float(row[each.name]) for each in READINGS)
+        aurocs = " | ".join(number(row[name], ".3f") for name in ("sink_share", "layer", "first_token"))
+        counted = f"{row['line']} | {row['heads_with']} of {row['heads']}"
+        yield f"| {FROM_WEIGHTS[row['model']]} | {counted} | {aurocs} | {best:.3f} |"
+    for row in rows("sinks-from-weights/massive.csv"):
+        value, times, weight = (float(row[name]) for name in ("value", "times_median", "weight"))
+        source = f"{row['written_by']} | {row['unit']} | {weight:.2f} | {number(row['share'], '.0%')}"
+        where = f"{row['dimension']} | {value:,.0f} | {times:,.0f} | {row['layer']}"
+        yield f"| {FROM_WEIGHTS[row['model']]} | {where} | {source} |"
 
 
 # What the pages say, the places of numbers in braces, and where they come from. Shares are percentages there.
@@ -434,7 +454,7 @@ def test_the_tables_of_roles_are_those_of_the_models_left_out(row: str) -> None:
     assert " ".join(row.split()) in SAID
 
 
-@pytest.mark.parametrize("row", [*beside_rows(), *patching_rows()])
+@pytest.mark.parametrize("row", [*beside_rows(), *patching_rows(), *from_weights_rows()])
 def test_the_tables_of_sinks_as_biases_are_those_of_the_models_run(row: str) -> None:
     assert row in SAID
 
@@ -442,6 +462,12 @@ def test_the_tables_of_sinks_as_biases_are_those_of_the_models_run(row: str) -> 
 @pytest.mark.parametrize("template", QUOTED)
 def test_a_number_is_what_its_file_holds(template: str) -> None:
     assert said(template, QUOTED[template]) in SAID
+
+
+def test_sink_kinds_are_those_of_the_model_run() -> None:
+    kinds = rows("sinks-from-weights/kinds.csv")
+    assert len(kinds) == 15 and all(row["when_run"] == row["sink_kind"] for row in kinds)
+    assert [(row["layer"], row["head"]) for row in kinds if row["sink_kind"] == "broadcast"] == [("24", "6")]
 
 
 def test_mpnet_does_what_the_paper_finds_in_bert() -> None:
@@ -537,7 +563,8 @@ def test_no_number_is_told_that_no_file_holds() -> None:
     text = " ".join(map(words, RESULTS))
     for row in (row for page in RESULTS for row in claim_rows(page.stem)):
         text = text.replace(row, "")
-    for row in (*held_out_rows(), *scale_rows(), *beside_rows(), *patching_rows(), *removed_rows()):
+    tables = (*held_out_rows(), *scale_rows(), *beside_rows(), *patching_rows(), *removed_rows(), *from_weights_rows())
+    for row in tables:
         text = text.replace(" ".join(row.split()), "")
     for template, numbers in QUOTED.items():
         text = text.replace(said(template, numbers), "")

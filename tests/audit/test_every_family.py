@@ -48,6 +48,11 @@ def test_an_audit_ends_well_and_its_files_are_whole(name: str, tmp_path: Path) -
     for row in rows:  # nothing is unknown, but for ratios of a part of W_QK that a layer does not have
         parts = model.layer(int(row["layer"])).qk_forms()
         lacking = tuple(f"_{part}" for part in ("free", "turning") if not parts[part].any())
+        if row["sink_share"] == "":
+            lacking += ("sink_share",)
+            assert "Sinks at the first token are not known: " in (out / "report.html").read_text()
+        if row["sink_share"] == "" or model.layer(int(row["layer"])).modulated:
+            lacking += ("sink_kind",)
         assert not [key for key, value in row.items() if value == "" and not key.endswith(lacking)]
     with np.load(out / "spectra.npz", allow_pickle=False) as spectra:
         assert spectra["layers"].tolist() == layers

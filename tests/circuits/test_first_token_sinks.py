@@ -15,7 +15,7 @@ from weightscope.circuits import names
 from weightscope.circuits.names import DRAWS, NAMED_AT_LEAST, SHORT, first_token_sinks
 from weightscope.circuits.stream import attend, follow_exactly, short_sequences
 from weightscope.embedded import FOLDER
-from weightscope.metrics.sinks import BROADCAST, NEITHER, NO_SINK, NOP, first_token_kind
+from weightscope.metrics.sinks import BROADCAST, NEITHER, NO_SINK, NOP, first_token_kind, massive_activation
 
 by_name = {case.name: case for case in CASES}
 FAMILIES = ("llama", "qwen2", "gemma", "gpt2", "gpt_neox", "gemma2", "gemma3", "qwen3", "phi3", "stablelm",
@@ -119,6 +119,40 @@ def test_a_broken_network_leaves_the_audit_whole(tmp_path: Path) -> None:
         audit = ws.audit(tmp_path, directions=0)
         assert np.isnan(audit.heads["sink_share"]).all()
         assert any(note.startswith("Sinks at the first token are not known") and reason in note for note in audit.notes)
+
+
+def planted(folder: Path, weight: float) -> ws.Model:
+    """The embedded model with one large entry in the down-projection of layer 0, for a unit that is on at first."""
+    shutil.copy(FOLDER / "config.json", folder)
+    weights = load_file(FOLDER / "model.safetensors")
+    up, bias, down = (next(name for name in weights if name.endswith(f"h.0.mlp.{end}"))
+                      for end in ("c_fc.weight", "c_fc.bias", "c_proj.weight"))  # fmt: skip
+    weights[up], weights[bias], weights[down] = (weights[name].copy() for name in (up, bias, down))
+    weights[up][:, 7], weights[bias][7] = 0, 10  # the unit is 10 for every token
+    weights[down][7, 5] = weight
+    save_file(weights, folder / "model.safetensors")
+    return ws.open_model(folder)
+
+
+def test_the_weight_that_makes_a_massive_activation_is_found(tmp_path: Path) -> None:
+    model = planted(tmp_path, 3000)
+    sinks = first_token_sinks(model, model.attention_layers)
+    assert sinks.massive is not None and sinks.super_weight is not None
+    assert (sinks.massive.dimension, sinks.massive.layer) == (5, 1)
+    assert sinks.massive.value == pytest.approx(30_000, rel=0.01) and sinks.massive.times_median > 1000
+    assert sinks.super_weight[:4] == (0, 7, 5, 3000)
+    assert sinks.super_weight.share == pytest.approx(1, abs=0.01)
+    assert any("entry (5, 7) of layer 0's down-projection, 3e+03," in note for note in ws.audit(model).notes)
+    without = planted(tmp_path, 0)
+    assert first_token_sinks(without, without.attention_layers).massive is None
+
+
+def test_massive_activations_are_large_and_larger_than_the_rest() -> None:
+    first = np.ones((4, 6))
+    first[1:, 2] = 30, 900, -1200
+    assert massive_activation(first, np.full(4, 0.5)) == (2, 2, -1200, 2400)
+    assert massive_activation(first, np.full(4, 1.3)) is None
+    assert massive_activation(first / 20, np.full(4, 0.01)) is None
 
 
 def head_of(rng: np.random.Generator, first: float) -> tuple[np.ndarray, np.ndarray]:

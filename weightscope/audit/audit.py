@@ -270,7 +270,7 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
         *notes,
         *undecided,
         positions_of(unchecked)[1],
-        sinks.note,
+        sinks.note or massive_note(sinks),
     )
     read = tensors_of_heads(unchecked, heads.layers.tolist())
     roles = affordable_names(model)
@@ -318,6 +318,18 @@ def sink_columns(sinks: FirstTokenSinks) -> tuple[Column, Column]:
         Column("sink_share", sinks.share.ravel(), "attention to token 0", meaning=share),
         Column("sink_kind", sinks.kind.ravel(), "kind of sink", meaning=kind),
     )
+
+
+def massive_note(sinks: FirstTokenSinks) -> str:
+    """The massive activation of the first token, in a sentence; empty where it has none."""
+    if (massive := sinks.massive) is None:
+        return ""
+    note = f"The first token has a massive activation: {massive.value:,.0f} in dimension {massive.dimension}, at most "
+    note += f"{massive.times_median:,.0f} times the median of the stream, from layer {massive.layer} on"
+    if (weight := sinks.super_weight) is None:
+        return f"{note}."
+    place = f"({weight.dimension}, {weight.unit}) of layer {weight.layer}'s down-projection, {weight.weight:.3g}"
+    return f"{note}; entry {place}, writes {weight.share:.0%} of what its network adds there.".replace("%", " %")
 
 
 def tensors_of_heads(model: Model, layers: Sequence[int], tokens_read: bool = False) -> list[str]:

@@ -71,6 +71,9 @@ def _spectra_table(heads: MeasuredHeads) -> Table:
     return Table([*labels, *(Column(f"sigma{i}", column) for i, column in enumerate(columns, 1))])
 
 
+LABELS = ("layer", "head", "kv_head")  # of a row of heads.csv
+
+
 def _facts(audit: Audit) -> dict[str, Any]:
     """The data that the page's script draws."""
     heads = audit.measured
@@ -85,7 +88,7 @@ def _facts(audit: Audit) -> dict[str, Any]:
         "measures": [{"name": m.name, "log": m.scale == "log"} for m in heads.measures if m.scale],
         "percentiles": {name: _plain(np.round(grid), 3) for name, grid in audit.standing.grids.items()},
         "compared_with": {name: count.tolist() for name, count in audit.standing.counts.items()},
-        "columns": {m.name: _plain(heads.grid(m.name), 6) for m in heads.measures},
+        "columns": {name: _plain(heads.grid(name), 6) for name in heads.table.names if name not in LABELS},
         "spectra": {name: _plain(array[..., places[name]], 4) for name, array in spectra.items()},
         "places": {name: indices.tolist() for name, indices in places.items()},
         "forms": forms_of(heads.arrays),
@@ -102,8 +105,9 @@ def _places(r: int, points: int) -> np.ndarray:
     return np.unique(np.geomspace(1, r, points).round().astype(int) - 1) if r > points else np.arange(r)
 
 
-def _plain(array: np.ndarray, digits: int) -> Any:
+def _plain(array: Any, digits: int) -> Any:
     """An array as nested lists, floats to `digits` significant ones, None where they are not finite."""
+    array = np.asarray(array)  # a cell of a column of objects is none
     if array.ndim:
         return [_plain(part, digits) for part in array]
     if array.dtype.kind == "f":

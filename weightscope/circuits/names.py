@@ -14,6 +14,7 @@ from weightscope.circuits.stream import (
     ANY,
     FREQUENT,
     ShortTexts,
+    down_column,
     follow_exactly,
     joining,
     said_once,
@@ -25,7 +26,7 @@ from weightscope.circuits.stream import (
 from weightscope.circuits.wiring import Wiring
 from weightscope.compute.cores import in_threads, one_blas_thread
 from weightscope.errors import CheckpointError, TooLargeError, sized
-from weightscope.metrics.sinks import first_token_kind, first_token_share
+from weightscope.metrics.sinks import Massive, first_token_kind, first_token_share, massive_activation
 from weightscope.model import Model
 from weightscope.progress import bar
 from weightscope.results import ShowsShapes
@@ -320,6 +321,16 @@ def looks_back(n: int) -> dict[str, int]:
     return {"previous_token": 1, "duplicate_token": n, "induction": n - 1}
 
 
+class SuperWeight(NamedTuple):
+    """The entry of a down-projection that writes most of a massive activation."""
+
+    layer: int  # of the network
+    unit: int  # the hidden unit that it reads
+    dimension: int  # the dimension of the stream that it writes
+    weight: float
+    share: float  # of what the network writes there for the first token
+
+
 # Sinks at the first token, which depends on nothing but itself in a causal model.
 
 SHORT = 5  # tokens in a sequence: the last one chooses between the first, three others and itself
@@ -337,16 +348,19 @@ class FirstTokenSinks(ShowsShapes):
     share: np.ndarray  # (L, H) mean attention that the last token gives the first
     kind: np.ndarray  # (L, H) objects: nop, broadcast, neither; none below half of the attention
     note: str = ""
+    massive: Massive | None = None  # the largest coordinate of the first token, if it is massive
+    super_weight: "SuperWeight | None" = None  # the weight that wrote most of it
 
 
 def first_token_sinks(model: Model, layers: Sequence[int], asked: bool | None = None) -> FirstTokenSinks:
     """Attention to the first token, followed exactly; where it was not `asked` for, of local models of bounded size."""
     unknown = np.full((len(layers), model.config.n_heads), np.nan)
+    model = model.unchecked()  # what is not finite is a finding; here it is noticed where tokens meet it
     try:
-        problem = _why_no_sinks(model, max(layers), asked)
-        if not problem:
-            with one_blas_thread(), np.errstate(over="ignore", invalid="ignore"):  # broken scales are findings
-                return _sinks(copy(model), layers)  # a copy, because a model caches its last layer
+        with one_blas_thread(), np.errstate(over="ignore", invalid="ignore"):  # of broken scales, which are findings
+            problem = _why_no_sinks(model, max(layers), asked)
+            if not problem:
+                return _sinks(model, layers)
     except CheckpointError as error:
         problem = str(error)
     return FirstTokenSinks(unknown, unknown.astype(object), f"Sinks at the first token are not known: {problem}.")
@@ -373,18 +387,37 @@ def _sinks(model: Model, layers: Sequence[int]) -> FirstTokenSinks:
     tokens = short_sequences(model, SHORT, DRAWS)
     starts = [slice(start, start + DRAWS) for start in range(0, len(tokens), DRAWS)]
     shares, kinds = [], []  # by layer: (S, H)
+    first, medians, hidden = [], [], []  # of the first token by layer: (S, d), (S,), (S, width)
     for short in bar(follow_exactly(model, tokens, max(layers)), "sinks", "layer", total=max(layers) + 1):
         shares.append([first_token_share(short.attention[start]) for start in starts])
         if not np.isfinite(shares[-1]).all():
-            raise TooLargeError(f"following tokens up to layer {short.layer.index} overflows")
+            raise CheckpointError(f"what random tokens become up to layer {short.layer.index} is not finite")
         kinds.append([_kinds(short, start, share) for start, share in zip(starts, shares[-1], strict=True)])
+        first.append([short.x[start, 0].mean(axis=0) for start in starts])
+        medians.append([np.median(np.abs(short.x[start])) for start in starts])
+        hidden.append([] if short.hidden is None else [short.hidden[start, 0].mean(axis=0) for start in starts])
     share, kind = np.stack(shares, axis=1), np.stack(kinds, axis=1)  # (S, layers, H)
     chosen = 0 if share[0].mean() >= NAMED_AT_LEAST * share[-1].mean() else len(starts) - 1
-    return FirstTokenSinks(share[chosen][list(layers)], kind[chosen][list(layers)])
+    massive = massive_activation(np.stack([row[chosen] for row in first]), np.array(medians)[:, chosen])
+    written_by = None
+    if massive is not None and massive.layer > 0:
+        written_by = _super_weight(model, massive, hidden[massive.layer][chosen])
+    return FirstTokenSinks(share[chosen][list(layers)], kind[chosen][list(layers)], "", massive, written_by)
+
+
+def _super_weight(model: Model, massive: Massive, hidden: np.ndarray) -> SuperWeight | None:
+    """The weight of the network before that writes most of the activation, given the hidden units (width,)."""
+    layer, dimension = massive.layer - 1, massive.dimension
+    weights = down_column(model, layer, dimension).astype(np.float64)
+    written = hidden * weights  # (width,)
+    unit = int(np.abs(written).argmax())
+    if not written[unit] / written.sum() > 0:
+        return None  # it writes the opposite, or nothing is written
+    return SuperWeight(layer, unit, dimension, float(weights[unit]), float(written[unit] / written.sum()))
 
 
 def _kinds(short: ShortTexts, start: slice, share: np.ndarray) -> np.ndarray:
-    """What every head does with the first token, (H,); NaN where values are not added up as they are."""
+    """What every head does with the first token, (H,); NaN where values are not finite or not added up as they are."""
     layer, kinds = short.layer, np.full(len(share), np.nan, object)
     if layer.modulated:
         return kinds
@@ -392,7 +425,8 @@ def _kinds(short: ShortTexts, start: slice, share: np.ndarray) -> np.ndarray:
     values = layer.inner_values(x.reshape(-1, x.shape[-1]))  # (G, D n, r_v)
     for head in layer.heads:
         updates = (values[head.kv_head] @ head.w_o).reshape(x.shape)
-        kinds[head.index] = first_token_kind(share[head.index], short.attention[start, head.index], updates)
+        if np.isfinite(updates).all():
+            kinds[head.index] = first_token_kind(share[head.index], short.attention[start, head.index], updates)
     return kinds
 
 

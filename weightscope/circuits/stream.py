@@ -201,6 +201,7 @@ class ShortTexts(ShowsShapes):
     layer: Layer
     x: np.ndarray  # (D, n, d)
     attention: np.ndarray  # (D, H, n, n)
+    hidden: np.ndarray | None  # (D, n, width) what the `down` of the layer before has read; None in the first layer
 
 
 def why_not_exact(model: Model, last: int) -> str | None:
@@ -236,6 +237,7 @@ def follow_exactly(model: Model, tokens: np.ndarray, last: int) -> Iterator[Shor
     positions, text = np.tile(np.arange(n), draws), np.repeat(np.arange(draws), n)
     seen = (text[:, None] == text) & (positions[:, None] >= positions)  # (D n, D n)
     x = _inputs(model, tokens).reshape(draws * n, -1)  # all texts at once: weights are read once
+    hidden = None
     for index in range(last + 1):
         layer = model.layer(index)
         if layer.relative_values is not None or layer.outer_sinks is not None:
@@ -243,9 +245,10 @@ def follow_exactly(model: Model, tokens: np.ndarray, last: int) -> Iterator[Shor
             raise CheckpointError(problem, file=model.checkpoint.name)
         attention = attend(layer, x, seen=seen, positions=positions)  # (H, D n, D n)
         by_text = attention.reshape(-1, draws, n, draws, n)[:, range(draws), :, range(draws)]  # (D, H, n, n)
-        yield ShortTexts(layer, x.reshape(draws, n, -1), by_text)
+        yield ShortTexts(layer, x.reshape(draws, n, -1), by_text, hidden)
         if index < last:
-            x = rest_of_layer(model, row, index, x, layer.output(attention, x))
+            x, hidden = _rest_and_hidden(model, row, index, x, layer.output(attention, x))
+            hidden = hidden.reshape(draws, n, -1)
 
 
 def attention_norm(model: Model, index: int) -> Norm | None:
@@ -267,6 +270,13 @@ def joining(model: Model, layer: Layer, written: np.ndarray) -> np.ndarray:
 
 def rest_of_layer(model: Model, row: FeedForward, index: int, before: np.ndarray, attended: np.ndarray) -> np.ndarray:
     """A layer's output (..., d), from its input and what its attention gives."""
+    return _rest_and_hidden(model, row, index, before, attended)[0]
+
+
+def _rest_and_hidden(
+    model: Model, row: FeedForward, index: int, before: np.ndarray, attended: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """`rest_of_layer`, and the hidden units (..., width) that the network's `down` reads."""
     tensors, d = model.under(_layer_name(model, index)), model.config.d_model
     x = before + (attended if row.attention_norm is None else row.attention_norm.read(tensors, model.config)(attended))
     activation = next((value for key in row.activation_keys if (value := model.config.get(key))), row.activation)
@@ -298,7 +308,15 @@ def rest_of_layer(model: Model, row: FeedForward, index: int, before: np.ndarray
     x = x + (added if row.output_norm is None else row.output_norm.read(tensors, model.config)(added))
     if model.family.norms.after is not None:
         x = model.family.norms.after.read(tensors, model.config)(x)
-    return x.astype(np.float32)
+    return x.astype(np.float32), inner
+
+
+def down_column(model: Model, index: int, dimension: int) -> np.ndarray:
+    """The weights with which the hidden units of a layer's network write into one dimension, (width,)."""
+    row, d = model.family.mlp, model.config.d_model
+    assert row is not None
+    w = model.under(_layer_name(model, index)).read(row.down + ".weight", (None, d) if row.transposed else (d, None))
+    return np.array(w[:, dimension] if row.transposed else w[dimension])
 
 
 def _layer_name(model: Model, index: int) -> str:

@@ -1,5 +1,7 @@
 """What a head does with a sink, the token that gets most of its attention: nothing, or the same to all others."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from weightscope.metrics.spectra import stable_rank
@@ -46,3 +48,32 @@ def first_token_kind(share: float, attention: np.ndarray, updates: np.ndarray) -
     received = (attention[:, -1:] @ updates)[:, 0].astype(np.float64)  # (D, d)
     squares = np.maximum(np.linalg.eigvalsh(received @ received.T)[::-1], 0)  # (D,)
     return str(mechanism(ratio, stable_rank(np.sqrt(squares))))
+
+
+# Massive activations (Sun et al. 2024): larger than 100, and than 1000 times the median magnitude of the stream.
+MASSIVE, TIMES_MEDIAN = 100, 1000
+
+
+class Massive(NamedTuple):
+    """The largest coordinate of a stream's first token."""
+
+    dimension: int
+    layer: int  # the first that it enters with half of its largest value
+    value: float  # the largest
+    times_median: float
+
+
+def massive_activation(first: np.ndarray, medians: np.ndarray) -> Massive | None:
+    """The massive activation of the first token, if it has one: what enters each of L layers, first (L, d), and the
+    median magnitude of all tokens' coordinates there, medians (L,)."""
+    largest = np.abs(first).max(axis=1)  # (L,)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        times = np.where(largest > MASSIVE, largest / medians, 0)
+    layer = int(times.argmax())
+    if not times[layer] > TIMES_MEDIAN:
+        return None
+    dimension = int(np.abs(first[layer]).argmax())
+    value = first[:, dimension]
+    peak = int(np.abs(value).argmax())
+    appears = int(np.flatnonzero(np.abs(value) >= np.abs(value[peak]) / 2)[0])
+    return Massive(dimension, appears, float(value[peak]), float(times[layer]))
