@@ -27,7 +27,7 @@ SAID = " ".join(map(words, [PAGES[0], *RESULTS]))
 
 TRAINING = json.loads((ROOT / "weightscope" / "embedded" / "training.json").read_text())
 TRENDS, GPT2 = "gpt2-detok/trends.csv", "positions-gpt2/trends.csv"
-SPREAD = "positions-gpt2-spread/by-spread.csv"
+SPREAD, KERNELS = "positions-gpt2-spread/by-spread.csv", "positions-smollm2/trends.csv"
 UNTRAINED = {"kind": "undertrained_rows", "index": 1023}
 SHARES, KINDS, LAYERS = (f"norm-attention/{name}.csv" for name in ("shares", "kinds", "layers"))
 OUTLIERS, ATTENTION = "outlier-dimensions/preferences.csv", "outlier-dimensions/attention.csv"
@@ -131,6 +131,11 @@ def strongest(heads: str, n: int) -> np.ndarray:
 def of_vit(name: str) -> np.ndarray:
     """A column of the small ViT's heads in its last four layers, in which patches are the strongest keys."""
     return np.concatenate([column(SMALL_VIT, name, layer=layer) for layer in range(8, 12)])
+
+
+def by_distance() -> np.ndarray:
+    """SmolLM2's heads by how much of their scores' variance is distance."""
+    return column(KERNELS, "position_share").argsort()
 
 
 def ends(values: np.ndarray) -> list[float]:
@@ -341,6 +346,17 @@ QUOTED: dict[str, list[float]] = {
     ),
     "their keys have {:.2f} to {:.2f} of the others' length, and no singular value of W_QK stands out there "
     "(sigma_1/sigma_2 at most {:.1f})": [*ends(of_vit("key_ratio")), of_vit("qk_gap").max()],
+    "queries have a cosine of {:.2f} to {:.2f} with these keys and of {:.2f} to {:.2f} with the others, and the "
+    "largest singular value makes {:.1f} to {:.1f} of a margin of {:.1f} to {:.1f}": [
+        end for name in ("query_key", "query_key_others", "first_margin", "logit_margin") for end in ends(of_vit(name))
+    ],
+    "Head 16.0, the previous-token head, peaks at distance {:.0f}; distance is {:.0%} of the variance of its scores": [
+        cell(KERNELS, name, layer=16, head=0) for name in ("peak", "position_share")
+    ],
+    "has {:.1%} in fast pairs and {:.0%} beyond the context, the tenth that owes least {:.1%} and {:.0%}.": [
+        column(KERNELS, name)[tenth].mean()
+        for tenth in (by_distance()[-27:], by_distance()[:27]) for name in ("fast_share", "beyond_share")
+    ],
     "after 30,000 steps the strongest keys get {:.2f} and {:.2f} of the attention": [
         cell("sink-toys/trials.csv", f"layer{i}_strength", variant="paper's size, batches of 64") for i in (0, 1)
     ],
@@ -505,6 +521,7 @@ ELSEWHERE = {
     "0.9": "a threshold", "15 %": "a threshold",
     "0.2": "the rule of a no-op", "1.5": "the rule of a broadcast", "1.0": "a part of 1.000",
     "0.01": "the paper's", "0.1": "the paper's", "80 %": "the paper's", "2.0": "a licence",
+    "16.0": "a head", "2410.06205": "a paper's number",
     "0.888": "the authors' runs", "0.906": "likewise", "0.916": "likewise", "0.959": "likewise",
     "0.34": "the paper's", "0.25": "the paper's", "0.06": "the paper's", "0.69": "the paper's",
 }  # fmt: skip
@@ -630,6 +647,26 @@ def test_removed_directions_and_false_alarms_are_those_of_the_files() -> None:
     assert round(100 * (1 - 0.05 ** (1 / len(tables)))) == int(
         text.split(" % of healthy checkpoints had an alarm")[0].split()[-1]
     )
+
+
+def with_base_rows() -> Iterator[str]:
+    """The rows of the table on removals in docs/compare.md: by strength, what was found with the base and without."""
+    now, before = rows("planted-directions/with-base/now.csv"), rows("planted-directions/with-base/before.csv")
+    for strength in dict.fromkeys(row["strength"] for row in now):
+        cells = [[row for row in table if row["strength"] == strength] for table in (before, now)]
+        total = sum(int(row["tensors"]) for row in cells[1])
+        shares = [f"{sum(int(row['found']) for row in of_table)} of {total}" for of_table in cells]
+        alone = sum(int(row["audit_found"]) > 0 for row in cells[1])
+        yield f"| {strength} | {' | '.join(shares)} | {alone} of {len(cells[1])} |"
+
+
+def test_removals_of_any_strength_are_those_of_the_files() -> None:
+    page, now = (ROOT / "docs" / "compare.md").read_text(), rows("planted-directions/with-base/now.csv")
+    for row in with_base_rows():
+        assert row in page
+    text = words(ROOT / "docs" / "compare.md")
+    errors, cosines = ([float(row[name]) for row in now if row[name]] for name in ("strength_error", "cosine"))
+    assert f"strengths are off by at most {max(errors):g}, directions agree to a cosine of {min(cosines):g}" in text
 
 
 KINDS_SHOWN = ("planted", "derived", "named", "nothing_else", "map_exact")

@@ -96,6 +96,13 @@ def test_any_strength_is_found_in_every_tensor(base: Path, tmp_path: Path, stren
     assert "fine-tuned" not in named
 
 
+@pytest.mark.parametrize(("strength", "first"), [(1.0, True), (0.5, False), (1.3, False), (2.0, False)])
+def test_only_a_whole_removal_shows_which_came_first(base: Path, tmp_path: Path, strength: float, first: bool) -> None:
+    """Tried backwards, the original as the suspect: every other strength can be undone by one."""
+    lineage = ws.lineage(base, edited(base, tmp_path / "cut", cut((strength,) * LAYERS)))
+    assert lineage.verdict == "related" and ("so base came first" in lineage.lead) is first
+
+
 @pytest.mark.parametrize("all_tensors", [False, True])
 def test_another_direction_in_every_layer_is_one_finding(base: Path, tmp_path: Path, all_tensors: bool) -> None:
     directions = np.linalg.qr(RNG.standard_normal((WIDTH, LAYERS)))[0].T

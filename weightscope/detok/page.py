@@ -71,6 +71,10 @@ def auroc_sections(files: Files, auroc: BigramAuroc, curves: Sequence[TokenRoc] 
     scored = f"{table['tokens_scored'][0]:,} of {auroc.auroc.shape[1]:,}"
     which = "were drawn" if auroc.sample else "follow some token"
     text = f"{plain(counts.origin)}. {scored} tokens {which}."
+    if of_paper:
+        text += (
+            " Table 2 counts OpenWebText; other counts, as of a few shards, are one reason for `auroc_paper_differs`."
+        )
     caption = (
         "Bigram AUROC of $T^ee$ by head, best first. "
         "Dot: mean over tokens; bars: the middle half and the middle 90 % of tokens."
