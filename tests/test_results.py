@@ -10,6 +10,8 @@ from matplotlib.figure import Figure
 
 import weightscope
 import weightscope as ws
+from tests.support.tiny_models import fixture
+from weightscope.detok.kernel import position_kernels
 from weightscope.embedded import FOLDER
 from weightscope.files import Files
 from weightscope.norms.measure import study_norms
@@ -30,6 +32,7 @@ RESULTS: dict[str, Callable[[], Result]] = {
     "Circuits": lambda: ws.circuits("embedded"),
     "BigramAuroc": lambda: ws.bigram_auroc("embedded", load_counts(FOLDER / "counts.npz"), sample=100),
     "PositionTerms": lambda: ws.first_layer("embedded").positions(),
+    "PositionKernels": lambda: position_kernels(fixture("llama").model),
 }
 STUDIES: dict[str, Callable[[], Study]] = {  # they run the model
     "NormAnalysis": lambda: study_norms(MODEL, read_texts(), 2, 16),
@@ -55,7 +58,8 @@ def test_a_result_says_shows_draws_and_writes_itself(name: str) -> None:
     html = result._repr_html_()
     assert "<table" in html and html.startswith(f"<p>{escape(result.lead)}")
     assert isinstance(result.plot(), Figure)
-    assert result.provenance.envelope(result.lead)["sources"][0]["name"] == "embedded"
+    source = "llama" if name == "PositionKernels" else "embedded"  # which has position embeddings
+    assert result.provenance.envelope(result.lead)["sources"][0]["name"].endswith(source)
     if not result.PAGE:
         return
     assert callable(function_at(result.PAGE))

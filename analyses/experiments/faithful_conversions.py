@@ -4,9 +4,10 @@
 
 A row is one conversion of one model with one set of options. The witness is the model's output, computed by
 transformers: of the copy on disk, and of the original with weights that the writer's own routines rounded or quantised
-in memory, without the copy. Nothing runs GGUF and MLX files here: these rest on their writers alone. A
-verdict weaker than the expected one is printed: it is a false alarm, unless the copy lost something. The table has the
-numbers of conversions. Writers are optional: those that are not installed are left out.
+in memory, without the copy. MLX's copies run in mlx-lm, GGUF files in transformers where its loader knows the type;
+other packings rest on their writers alone. A verdict weaker than the expected one is printed: it is a false alarm,
+unless the copy lost something. The table has the numbers of conversions. Writers are optional: those that are not
+installed are left out.
 """
 
 import shutil

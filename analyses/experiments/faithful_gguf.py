@@ -7,6 +7,7 @@ the environment variable LLAMA_CPP. The quantiser is the shared library in the p
 import ctypes
 import importlib.util
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
@@ -20,7 +21,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from analyses.experiments.faithful_sources import Made, Source
+from analyses.experiments.faithful_sources import Made, Source, outputs
 from weightscope.same.verdicts import QUANTISED, ROUNDED, SAME_VALUES, VERDICTS
 
 OUT_TYPES = {"f32": ("ALL_F32", SAME_VALUES), "f16": ("MOSTLY_F16", ROUNDED), "bf16": ("MOSTLY_BF16", ROUNDED),
@@ -32,7 +33,9 @@ BY_IMPORTANCE = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K",
 TO_EXP = ("bamba", "jamba")  # types whose state spaces are stored as -exp(A_log), which float32 rounds
 FEWEST = 1 << 20  # parameters of a model whose rows are whole blocks: tiny ones have none
 MOST = 1 << 25  # of a model that ggml's searches with an importance matrix are run on
-NO_WITNESS = "transformers does not run this file"
+NO_WITNESS = "transformers does not read this file"
+FLOATS = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+KEPT = r"\.(gate|router)\.weight$|wpe|position_embeddings"  # in float32, by the converter
 
 
 @cache
@@ -106,7 +109,8 @@ def conversions(source: Source, work: Path) -> Iterator[Made]:
             print(f"{source.name}: the converter fails: {type(error).__name__}: {str(error)[:100]}")
             return
         weakest = max(expected, ROUNDED if source.kind in TO_EXP else expected, key=VERDICTS.index)
-        yield Made(*about, "GGUF", f"--outtype {name}", weakest, copy, None, NO_WITNESS)
+        witness = _witness(source, copy, partial(_stored, kind=name, kept=KEPT))
+        yield Made(*about, "GGUF", f"--outtype {name}", weakest, copy, *witness)
     if source.model.num_parameters() < FEWEST or (library := ggml()) is None:
         return
     about = "ggml_quantize_chunk", version("xllamacpp")
@@ -114,9 +118,51 @@ def conversions(source: Source, work: Path) -> Iterator[Made]:
     for importance, kinds in ((False, OF_GGML), *([(True, BY_IMPORTANCE)] if is_small else [])):
         for kind in kinds:
             work.mkdir(parents=True, exist_ok=True)
-            convert(source.folder, copy, kind, partial(quantise, library, kind=kind, importance=importance))
+            pack = partial(quantise, library, kind=kind, importance=importance)
+            convert(source.folder, copy, kind, pack)
             options = f"{kind}{', importance matrix' if importance else ''}"
-            yield Made(*about, "GGUF", options, QUANTISED, copy, None, NO_WITNESS)
+            witness = _witness(source, copy, partial(_stored, kind=kind, pack=pack))
+            yield Made(*about, "GGUF", options, QUANTISED, copy, *witness)
+
+
+# The witness: transformers' own loader of GGUF files, and the model with its weights rounded or quantised in memory.
+
+Runs = Callable[[], tuple[Any, Any]]
+Packing = Callable[[np.ndarray], np.ndarray]
+
+
+def _witness(
+    source: Source, copy: Path, change: Callable[[str, torch.Tensor, bool], torch.Tensor]
+) -> tuple[Runs | None, str]:
+    """The model that the file should be and the file as transformers reads it; or why nothing runs it."""
+    kind = type(source.model)
+    try:
+        read = kind.from_pretrained(copy.parent, gguf_file=copy.name, dtype=torch.float32, attn_implementation="eager")
+        outputs(read.eval(), source.inputs)
+    except Exception:  # a type, or a part of one, that its loader does not know
+        return None, NO_WITNESS
+    turned = {f"{name}.weight" for name, module in source.model.named_modules() if type(module).__name__ == "Conv1D"}
+    return lambda: (source.with_weights(lambda name, weight: change(name, weight, name in turned)), read), ""
+
+
+def _stored(
+    name: str, weight: torch.Tensor, turned: bool, *, kind: str, pack: Packing | None = None, kept: str = "$^"
+) -> torch.Tensor:
+    """A weight as a file of this type holds it; `turned`: stored (in, out) in transformers."""
+    import gguf
+
+    if weight.dim() < 2 or "norm" in name or re.search(kept, name):
+        return weight
+    if kind in FLOATS:
+        return weight.to(FLOATS[kind]).float()
+    stored = gguf.GGMLQuantizationType[kind.upper()]
+    rows = (weight.T if turned else weight).contiguous().numpy()
+    if rows.shape[-1] % gguf.GGML_QUANT_SIZES[stored][0]:
+        return weight if pack else weight.half().float()  # what the converter falls back to
+    flat = rows.reshape(-1, rows.shape[-1])
+    packed = pack(flat) if pack else gguf.quants.quantize(flat, stored)
+    values = torch.from_numpy(gguf.quants.dequantize(packed, stored).reshape(rows.shape).copy())
+    return values.T if turned else values
 
 
 # ggml's own routines

@@ -47,6 +47,7 @@ def tokenizer():
 """
 
 END = """
+made.mkdir(parents=True, exist_ok=True)
 for i, option in enumerate(options):
     try:
         make(made / str(i), option)
@@ -136,9 +137,12 @@ def make(out, option):
 AUTO_ROUND = """
 from auto_round import AutoRound
 
+texts = [{"input_ids": torch.randint(0, 32, (4, 32)), "attention_mask": torch.ones(4, 32, dtype=torch.long)}
+         for _ in range(4)]
+
 def make(out, option):
-    packing = option.pop("packing")
-    rounder = AutoRound(load(), tokenizer(), iters=0, disable_opt_rtn=option.pop("rtn"), device_map="cpu", **option)
+    packing, tuned = option.pop("packing"), {"batch_size": 4, "nsamples": 16, "seqlen": 32, "dataset": texts}
+    rounder = AutoRound(load(), tokenizer(), disable_opt_rtn=option.pop("rtn"), device_map="cpu", **tuned, **option)
     rounder.quantize_and_save(str(out / "all"), format=packing)
     written = next((out / "all").rglob("model.safetensors")).parent
     for name in ("model.safetensors", "config.json"):
@@ -185,12 +189,13 @@ PACKERS = (
         )
     )),
     Packer("AutoRound", "AUTO_ROUND_PYTHON", ("auto-round",), AUTO_ROUND, (
-        *({"packing": packing, "bits": bits, "group_size": 64, "sym": sym, "rtn": True}
+        *({"packing": packing, "bits": bits, "group_size": 64, "sym": sym, "rtn": True, "iters": 0}
           for packing, bits, sym in (("auto_round", 4, True), ("auto_round", 3, False), ("auto_round", 8, True),
                                      ("auto_gptq", 4, True), ("auto_gptq", 8, True), ("auto_awq", 4, False),
                                      ("auto_round:gptqmodel", 4, False))),
-        {"packing": "auto_gptq", "bits": 4, "group_size": 64, "sym": True, "rtn": False},
-        {"packing": "auto_round", "bits": 2, "group_size": 64, "sym": False, "rtn": False},
+        *({"packing": packing, "bits": bits, "group_size": 64, "sym": sym, "rtn": False, "iters": iters}
+          for packing, bits, sym, iters in (("auto_gptq", 4, True, 0), ("auto_round", 2, False, 0),
+                                            ("auto_round", 4, True, 50), ("auto_awq", 4, False, 50))),
     )),
     Packer("HQQ", "HQQ_PYTHON", ("hqq",), HQQ, tuple(
         {"nbits": bits, "group_size": size, "axis": axis}

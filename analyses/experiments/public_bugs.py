@@ -80,6 +80,19 @@ def _rotary(queries: int = HEADS, keys: int = KV_HEADS) -> Callable[[Weights], N
     return change
 
 
+def _undone_wrongly(weights: Weights) -> None:
+    """The rotary layout of GGUF files undone with the axes of heads and of their pairs exchanged, by as many heads of
+    keys as of queries.
+    """
+    for letter, heads in (("q", HEADS), ("k", KV_HEADS)):
+
+        def change(w: np.ndarray, heads: int = heads) -> np.ndarray:
+            stored = interleaved(w, heads)
+            return stored.reshape(-1, HEADS, 2, w.shape[-1]).swapaxes(1, 2).reshape(w.shape)
+
+        _each(weights, f"self_attn.{letter}_proj.weight", change)
+
+
 def _unfilled_experts(weights: Weights) -> None:
     """Experts that were never filled, as they are initialised."""
     rng = np.random.default_rng(1)
@@ -160,10 +173,10 @@ BUGS = (
     Bug(
         "huggingface/transformers/issues/31766",
         "transformers",
-        "a GGUF file read without undoing its permutation",
+        "the permutation of a GGUF file undone by the wrong number of heads",
         "llama",
-        _rotary(),
-        "rotary layout",
+        _undone_wrongly,
+        "and back",
     ),
     Bug(
         "foundation-model-stack/foundation-model-stack/pull/527",

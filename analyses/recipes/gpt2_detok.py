@@ -24,7 +24,8 @@ from weightscope.detok.on_text import TextCheck, run_on_texts
 from weightscope.detok.page import auroc_sections, is_of_paper, position_section, present, text_section
 from weightscope.embedded import FOLDER
 from weightscope.files import OutputFolder
-from weightscope.pages.page import write_page
+from weightscope.formulas import plain
+from weightscope.pages.page import Section, write_page
 from weightscope.text.bigrams import openwebtext_counts
 from weightscope.text.sequences import Texts, read_texts
 from weightscope.text.tokenizer import Tokenizer
@@ -63,7 +64,7 @@ def main(source: str, counts_file: Path | None, shards: int, text: tuple[Path, .
     drawn = [] if terms is None else list(dict.fromkeys([int(auroc.ranked["head"][0]), terms.nearest_head()]))
     if is_paper:
         drawn = present([detok_tables.HEAD_OF_FIG_3, *drawn], n_heads)
-    check = None if terms is None else check_if_it_runs(first, texts, terms.query)
+    check = None if terms is None else check_or_reason(first, texts, terms.query)
 
     # write and draw
     with OutputFolder(out) as files:
@@ -75,22 +76,24 @@ def main(source: str, counts_file: Path | None, shards: int, text: tuple[Path, .
         if terms is not None:
             terms.write_tables(files)
             sections.append(position_section(files, terms, drawn))
-        if check is not None:
+        if isinstance(check, TextCheck):
             check.write_tables(files)
             sections.append(text_section(files, check, terms, drawn))
+        elif check is not None:
+            sections.append(Section("What happens on text", f"Fig. 4 (section 5) was not drawn: {check}."))
         title = f"Detokenization in the first attention layer of {name}"
         write_page(files, "report.html", title, auroc.lead, sections, model=name, provenance=auroc.provenance)
     click.echo(auroc)
     click.echo(f"report: {out / 'report.html'}")
 
 
-def check_if_it_runs(first: FirstLayer, texts: Texts, query: int) -> TextCheck | None:
-    """Section 5. None, with a message, if the model cannot be run on these texts."""
+def check_or_reason(first: FirstLayer, texts: Texts, query: int) -> TextCheck | str:
+    """Section 5; or, printed too, why the model cannot be run on these texts and what to do."""
     try:
         return run_on_texts(first, texts, query)
     except CheckpointError as error:
         click.echo(f"skipped the run on text: {error}")
-        return None
+        return plain(str(error))
 
 
 if __name__ == "__main__":

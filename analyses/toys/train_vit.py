@@ -26,9 +26,9 @@ from transformers import Dinov2Config, Dinov2Model, Dinov2WithRegistersConfig, D
 import weightscope as ws
 from analyses.toys.sinks.training import seeded, train
 from weightscope.files import Folder
+from weightscope.metrics.sinks import MECHANISMS
 from weightscope.runner import open_runner
 from weightscope.sinks.mechanisms import read_inputs, sink_mechanisms
-from weightscope.sinks.strength import MECHANISMS
 from weightscope.tables import Table
 
 SIDE, PATCH = 28, 4

@@ -12,7 +12,7 @@ from tests.support.embedded_heads import permuted, real
 from tests.support.figures import undrawn
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.changes.all_tensors import compare_tensors
-from weightscope.changes.tensor import first_directions
+from weightscope.changes.directions import first_directions
 from weightscope.cli import main
 from weightscope.compare.compare import Comparison
 from weightscope.findings import Finding, Member
@@ -100,18 +100,24 @@ def remove(strength: float, layers: range) -> Callable[[Weights], None]:
 
 @pytest.mark.parametrize("all_tensors", [False, True])
 @pytest.mark.parametrize(
-    ("strength", "kind"), [(1.0, "removed_direction"), (0.5, "removed_direction"), (-2.0, "shared_direction")]
+    ("strength", "kind"),
+    [
+        (1.0, "removed_direction"),
+        (0.5, "removed_direction"),
+        (1.3, "removed_direction"),
+        (2.0, "removed_direction"),
+        (-2.0, "shared_direction"),
+    ],
 )
 def test_edits_along_one_direction_are_one_finding(base: Weights, tmp_path: Path, strength, kind, all_tensors) -> None:
     comparison = compared(tmp_path, base, remove(strength, range(1, 5)), all_tensors=all_tensors)
     (finding,) = of_kind(comparison, "removed_direction", "shared_direction")
     assert finding.kind == kind and finding.severity == "warning"
-    assert finding.number == pytest.approx(abs(1 - strength), abs=1e-3)
+    expected = strength if kind == "removed_direction" else 1 - strength  # taken away; left
+    assert finding.number == pytest.approx(expected, abs=1e-3)
+    assert {member.layer for member in finding.members} == {1, 2, 3, 4} and "layers 1-4" in finding.text
     if all_tensors:
-        assert {member.name.split(".")[1] for member in finding.members} == set("1234")
         assert "LoRA" not in comparison.lead and "along one direction" in comparison.lead
-    else:
-        assert finding.items == (1, 2, 3, 4) and "layers 1-4" in finding.text
 
 
 @pytest.mark.parametrize("half", [0, 0x8000], ids=["cut off", "rounded"])

@@ -146,8 +146,8 @@ def test_indices_are_listed_in_runs() -> None:
 
 @pytest.mark.parametrize(
     ("name", "instead"),
-    [("llama", "weightscope audit SOURCE --deltas 0,1,8`"), ("bloom", "model.layer(0).position_bias(delta)"),
-     ("t5_encoder", "model.layer(0).position_bias(delta)")],
+    [("llama", "`weightscope positions SOURCE` has its scores by distance"),
+     ("bloom", "`weightscope positions SOURCE` has them"), ("t5_encoder", "`weightscope positions SOURCE` has them")],
 )  # fmt: skip
 def test_a_model_without_position_embeddings_is_told_what_to_use_instead(name: str, instead: str) -> None:
     with pytest.raises(ws.CheckpointError, match=re.escape(instead)):

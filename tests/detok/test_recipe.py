@@ -114,6 +114,7 @@ def test_a_checkpoint_that_cannot_be_run_keeps_all_the_rest(repository: dict[str
     result = CliRunner().invoke(main, [*arguments, "--text", str(tmp_path / "text.txt")], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     assert "skipped the run on text: model: lacks" in result.output
+    assert "Fig. 4 (section 5) was not drawn: model: lacks" in (tmp_path / "out" / "report.html").read_text()
     written = {path.name for path in (tmp_path / "out").iterdir()}
     assert written >= WRITTEN | {"notes.txt"}
     assert not any(name.startswith(("contributions", "empirical")) for name in written)

@@ -186,6 +186,15 @@ def test_alignment_by_plain_loops_for_heads_with_different_sinks() -> None:
         assert other_cosine[text, head] == pytest.approx(np.mean([c for j, c in enumerate(cosines) if j != s]))
 
 
+def test_a_sink_is_compared_with_the_keys_that_queries_see() -> None:
+    """Under a causal mask the query that sees the sink alone compares nothing; NaN where no query sees both."""
+    pairs = np.array([[9.0, 9.0, 9.0], [5.0, 1.0, 9.0], [7.0, 2.0, 4.0]])
+    causal = np.tril(np.ones((3, 3), bool))
+    to_sink, to_others = sinks.of_sink_and_others(pairs, causal, np.array(0))
+    assert (to_sink, to_others) == ((5 + 7) / 2, (1 + (2 + 4) / 2) / 2)
+    assert np.isnan(sinks.of_sink_and_others(pairs, np.eye(3, dtype=bool), np.array(1))).all()
+
+
 def test_spread_is_over_lengths() -> None:
     assert sinks.relative_spread(np.array([[3.0, 4.0], [0.0, 5.0]])) == 0
     assert sinks.relative_spread(np.array([[1.0, 0.0], [0.0, 3.0]])) == pytest.approx(0.5)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from analyses.toys.sinks.diagnosis import attention_shares, sink_event, strongest_sink, update_stable_rank
 from tests.support.a_head import a_head, softmax
+from weightscope.metrics import sinks as rule
 from weightscope.sinks import strength as sinks
 
 HEADS, QUERIES, KEYS, WIDTH = (3, 2), 7, 5, 4
@@ -117,7 +118,7 @@ def test_a_silent_head_has_no_ratio_and_no_rank() -> None:
     attention, zero = np.full((6, 6), 1 / 6), np.zeros((6, 3))
     assert np.isnan(sinks.value_norm_ratio(zero, np.array(0)))
     assert np.isnan(update_stable_rank(attention, zero))
-    assert sinks.mechanism(np.array(np.nan), np.array(np.nan)) == sinks.NEITHER
+    assert rule.mechanism(np.array(np.nan), np.array(np.nan)) == rule.NEITHER
 
 
 @pytest.mark.parametrize("scale", [1e-200, 1e200])
@@ -129,17 +130,17 @@ def test_a_rank_does_not_depend_on_scale(attention: np.ndarray, updates: np.ndar
 @pytest.mark.parametrize(
     ("ratio", "rank", "expected"),
     [
-        (0.0, 9.0, sinks.NOP),
-        (0.2, 1.0, sinks.NOP),
-        (0.21, 1.0, sinks.NEITHER),
-        (0.49, 1.0, sinks.NEITHER),
-        (0.5, 1.5, sinks.BROADCAST),
-        (3.0, 1.0, sinks.BROADCAST),
-        (3.0, 1.51, sinks.NEITHER),
+        (0.0, 9.0, rule.NOP),
+        (0.2, 1.0, rule.NOP),
+        (0.21, 1.0, rule.NEITHER),
+        (0.49, 1.0, rule.NEITHER),
+        (0.5, 1.5, rule.BROADCAST),
+        (3.0, 1.0, rule.BROADCAST),
+        (3.0, 1.51, rule.NEITHER),
     ],
 )
 def test_the_rule_at_its_thresholds(ratio: float, rank: float, expected: str) -> None:
-    mechanisms = sinks.mechanism(np.array([ratio, ratio]), np.array([rank, rank]))
+    mechanisms = rule.mechanism(np.array([ratio, ratio]), np.array([rank, rank]))
     assert mechanisms.tolist() == [expected, expected]
 
 

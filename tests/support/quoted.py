@@ -1,6 +1,7 @@
 """Cells of the tables under figures/, which README and docs/ quote."""
 
 import csv
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,3 +34,8 @@ def cell(name: str, *args: Any, **where: Any) -> float:
     """The one cell there is."""
     (value,) = column(name, *args, **where)
     return float(value)
+
+
+def said(template: str, numbers: list[float]) -> str:
+    """The sentence with these numbers, as the pages write them."""
+    return re.sub(r"(\d)%", r"\1 %", template.format(*numbers)).replace("-0.00", "0.00")

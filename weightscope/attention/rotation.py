@@ -119,6 +119,11 @@ class Rotation(ShowsShapes):
             return slice(self.start, stop, 2), slice(self.start + 1, stop, 2)
         return slice(self.start, half), slice(half, stop)
 
+    @property
+    def pairs(self) -> tuple[Any, Any]:
+        """Indices of the first and of the second dimension of every pair, in the order of `frequencies`."""
+        return self._pairs(len(self.frequencies))
+
     def rotate(self, x: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Queries or keys x (..., n, r) of tokens at `positions` (n,) or (n, axes)."""
         return self.turn(x, self.angles(positions), self.factor)
@@ -131,7 +136,7 @@ class Rotation(ShowsShapes):
 
     def over_pairs(self, x: np.ndarray) -> np.ndarray:
         """The mean of x (..., r) over each pair of dimensions that turn together, at both; others stay as they are."""
-        first, second = self._pairs(len(self.frequencies))
+        first, second = self.pairs
         mean = x.copy()
         mean[..., first] = mean[..., second] = (x[..., first] + x[..., second]) / 2
         return mean

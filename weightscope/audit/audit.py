@@ -18,7 +18,7 @@ from weightscope.audit.measure import UNSCALED, Arrays, MeasuredHeads, measure_l
 from weightscope.audit.reference import OWN, Reference, Standing
 from weightscope.audit.removed_directions import Removed, removed_directions, removed_findings
 from weightscope.checkpoint import Checkpoint
-from weightscope.circuits.names import Roles, affordable_names
+from weightscope.circuits.names import FirstTokenSinks, Roles, affordable_names, first_token_sinks
 from weightscope.compute.cores import one_blas_thread
 from weightscope.compute.device import open_device
 from weightscope.errors import CheckpointError, counted, printable, sized, wholes
@@ -69,6 +69,7 @@ class AuditOptions:
     reference: str | Path | None = None
     baseline: str | Path | None = None
     accept: str | Path | None = None
+    sinks: bool | None = None
 
     def __post_init__(self) -> None:
         plain: dict[str, Any] = {
@@ -132,6 +133,7 @@ def audit(
     progress: bool = False,
     baseline: str | Path | None = None,
     accept: str | Path | None = None,
+    sinks: bool | None = None,
 ) -> "Audit":
     """Measure every head, and report what stands out.
 
@@ -164,6 +166,9 @@ def audit(
     accept : path, optional
         A file of reviewed findings, also marked as known: findings.json or rows of findings.csv. Location cells may be
         left empty to match everything; `reason` may say why.
+    sinks : bool, optional
+        Follow random tokens through the feed-forward networks, and measure what heads do with the first token; by
+        default where these are on this machine and have at most 2 GB.
 
     Raises
     ------
@@ -180,7 +185,7 @@ def audit(
     (16,)
     """
     opened = as_model(model)
-    options = AuditOptions(layers, deltas, window, directions, device, all_tensors, reference, baseline, accept)
+    options = AuditOptions(layers, deltas, window, directions, device, all_tensors, reference, baseline, accept, sinks)
     options.entries()  # read before the work starts
     with progress_shown(progress):
         indices = options.layers_of(opened)
@@ -247,7 +252,8 @@ def measured_forms(model: Model, options: AuditOptions) -> list[str]:
 def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) -> "Audit":
     """The audit of layers that have been measured: findings, tokens along directions, roles, percentiles."""
     unchecked = model.unchecked()  # NaN in the embeddings is a finding, not an error
-    heads = MeasuredHeads(layers, model.config.d_model)
+    sinks = first_token_sinks(model, list(layers), options.sinks)
+    heads = MeasuredHeads(layers, model.config.d_model, sink_columns(sinks))
     standing = Standing(model, heads, Reference.load(options.reference or OWN))
     with one_blas_thread():
         directions, notes = directions_of(unchecked, heads, options.directions)
@@ -264,6 +270,7 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
         *notes,
         *undecided,
         positions_of(unchecked)[1],
+        sinks.note,
     )
     read = tensors_of_heads(unchecked, heads.layers.tolist())
     roles = affordable_names(model)
@@ -280,8 +287,10 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
         unsaid = (f for f in more if f.kind != "zero_tensor" or {m.name for m in f.members} - zero)
         findings = Findings([*findings, *unsaid])
     lists = options.entries()
-    findings, left = with_known(with_roles(findings, roles), [entry for entries in lists.values() for entry in entries])
-    unused = set(map(id, left))
+    findings, unused = with_roles(findings, roles), set[int]()
+    if lists:
+        findings, left = with_known(findings, [entry for entries in lists.values() for entry in entries])
+        unused = set(map(id, left))
     for name, entries in lists.items():
         notes = (*notes, unmatched(str(options.lists[name]), [entry for entry in entries if id(entry) in unused]))
     return Audit(
@@ -298,6 +307,16 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
         everything=everything,
         roles=roles,
         provenance=Provenance.of(model.checkpoint),
+    )
+
+
+def sink_columns(sinks: FirstTokenSinks) -> tuple[Column, Column]:
+    """The last columns of heads.csv."""
+    share = "Mean attention that the last of five random tokens gives the first; NaN if tokens were not followed."
+    kind = "What a head that gives the first token half of that or more does with it: nop, broadcast or neither."
+    return (
+        Column("sink_share", sinks.share.ravel(), "attention to token 0", meaning=share),
+        Column("sink_kind", sinks.kind.ravel(), "kind of sink", meaning=kind),
     )
 
 

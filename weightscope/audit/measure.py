@@ -355,11 +355,11 @@ class MeasuredHeads:
     layers: np.ndarray  # (L,) their indices in the checkpoint
     arrays: dict[str, np.ndarray]  # (L, H, ...) what all layers have, but for singular vectors: spectra, sketches
     by_layer: Mapping[int, Arrays]  # with the singular vectors, a layer at a time: all of them may not fit into memory
-    table: Table  # one row per head: layer, head, kv_head and the measures; it is heads.csv
+    table: Table  # one row per head: layer, head, kv_head and the measures; it is heads.csv, with `more` columns
     caveats: tuple[str, ...]  # what the matrices leave out of the heads' scores
     broken: dict[int, list[str]]  # by layer, the tensors in which NaN or infinity was read
 
-    def __init__(self, layers: Mapping[int, Arrays], d: int) -> None:
+    def __init__(self, layers: Mapping[int, Arrays], d: int, more: Sequence[Column] = ()) -> None:
         self.layers, self.by_layer = np.array(list(layers)), layers
         first, *rest = every = [_without_vectors(layers[layer]) for layer in layers]
         self.caveats = tuple(dict.fromkeys(str(caveat) for arrays in every for caveat in arrays["caveats"]))
@@ -380,7 +380,7 @@ class MeasuredHeads:
         for measure in self.measures:
             values = measure.compute(_without_padding(self.arrays[measure.array]), d)
             columns.append(Column(measure.name, values.ravel(), f"${measure.symbol}$", meaning=measure.meaning))
-        self.table = Table(columns)
+        self.table = Table([*columns, *more])
 
     def __repr__(self) -> str:
         return f"MeasuredHeads({len(self.layers)} layers of {self.n_heads} heads)"

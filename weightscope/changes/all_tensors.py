@@ -10,17 +10,15 @@ import numpy as np
 
 from weightscope.architectures.layer import NO_WEIGHTS
 from weightscope.changes.counterparts import Counterparts, counterparts
+from weightscope.changes.directions import SharedDirection, direction_finding, shared_directions
 from weightscope.changes.pair import Pair, pair_up
 from weightscope.changes.tensor import (
     CALLED,
     UNKNOWN_SIZE,
     UNLIKE,
-    Along,
     Change,
-    changes_along_one_direction,
     compare_pairs,
     first_pass,
-    one_direction,
     unchanged,
 )
 from weightscope.changes.thresholds import RESCALED, UNMOVED
@@ -28,7 +26,7 @@ from weightscope.checkpoint import Tensor
 from weightscope.checkpoint.gguf import GgufFile
 from weightscope.errors import counted
 from weightscope.files import Files
-from weightscope.findings import Finding, Member, listed, spans
+from weightscope.findings import Finding, Member, indexed, listed, spans
 from weightscope.model import Model, TensorsOnly
 from weightscope.tables import Column, Table
 from weightscope.tensors.findings import (
@@ -57,9 +55,10 @@ class TensorChanges:
         return Counter(change.kind for change in self.changes)
 
     @cached_property
-    def shared(self) -> tuple[dict[int, Along], float]:
-        """The tensors, by number, whose changes share a direction, and the least cosine of two."""
-        return one_direction([(i, along) for i, change in enumerate(self.changes) for along in change.along])
+    def shared(self) -> list[SharedDirection]:
+        """The directions that were removed from several tensors, or that the changes of several share."""
+        along = [(i, along) for i, change in enumerate(self.changes) for along in change.along]
+        return list(shared_directions(along))
 
     @property
     def lead(self) -> str:
@@ -122,19 +121,58 @@ class TensorChanges:
         return Table(filled, "All are in tensors.csv.")
 
     @property
-    def along_one_direction(self) -> Iterator[Finding]:
-        """The tensors whose changes share a direction, as a finding, where there are any."""
-        shared, cosine = self.shared
-        if shared:
-            members = {Member("tensor", None, name=self.changes[i].shown_name): along for i, along in shared.items()}
-            names = listed([member.name for member in members], NAMED)
-            yield changes_along_one_direction(members, cosine, names)
+    def along_directions(self) -> Iterator[Finding]:
+        """What is shared, as findings; each tensor has its strength."""
+        for shared in self.shared:
+            changes = [self.changes[i] for i in shared.members]
+            members = [
+                Member("tensor", None, layer=layer_of(change), name=change.shown_name, number=strength)
+                for change, strength in zip(changes, shared.strengths.values(), strict=True)
+            ]
+            yield direction_finding(shared, members, in_places(changes))
+
+    @cached_property
+    def directions(self) -> Table | None:
+        """One row per tensor that a shared direction was removed from, or that changed along it; None without one."""
+        rows = [
+            (shared.label(i), self.changes[i].shown_name, layer_of(self.changes[i]), along.strength, along.left,
+             along.cosine)
+            for shared in self.shared for i, along in shared.members.items()
+        ]  # fmt: skip
+        return Table.of_rows(DIRECTIONS, rows) if rows else None
+
+    @property
+    def direction_vectors(self) -> dict[str, np.ndarray] | None:
+        """The unit vector of every direction by its label in `directions`; None without one."""
+        return {label: vector for shared in self.shared for label, vector in shared.vectors.items()} or None
 
     def write(self, files: Files) -> None:
         """Write tensors.csv."""
         files.table("tensors.csv", self.table)
 
 
+def layer_of(change: Change) -> int | None:
+    """The first number in a tensor's name, in the last checkpoint where it has one: that of its layer."""
+    return next(iter(role_of(change.name_b or change.name_a)[1]), None)
+
+
+def in_places(changes: Sequence[Change]) -> str:
+    """`h.*.attn.c_proj.weight in layers 1-4`: tensors by their names without numbers."""
+    layers: dict[str, set[int]] = {}
+    for change in changes:
+        number = layer_of(change)
+        layers.setdefault(role_of(change.name)[0], set()).update(() if number is None else (number,))
+    return listed([f"{name} in {indexed('layer', where)}" if where else name for name, where in layers.items()], NAMED)
+
+
+DIRECTIONS = (
+    Column("direction", meaning="Its number among those that were removed, or that changes share."),
+    Column("tensor"),
+    Column("layer", format=".0f"),
+    Column("strength", meaning="Of what the tensor had along it, how much was subtracted: 1 leaves nothing."),
+    Column("left", meaning="How much of its size along it is left."),
+    Column("cosine", meaning="Of the change along it and what was subtracted there: 1 for a removal."),
+)
 COLUMNS = (
     Column("tensor", meaning="Its name in the first checkpoint; in the last where only that has it."),
     Column("role", meaning="Its role; the name where no row knows it."),
@@ -199,7 +237,7 @@ def _lacking(only: Counterparts) -> Change:
 def changes_with_directions(a: Model | TensorsOnly, b: Model | TensorsOnly, pairs: Sequence[Pair]) -> list[Change]:
     """How each pair changed; those along a direction that several share are of a kind of their own."""
     compared = TensorChanges(compare_pairs(a.checkpoint, b.checkpoint, pairs))
-    shared = compared.shared[0]  # what is more than one of their rank is rounding
+    shared = {i for each in compared.shared for i in each.members}  # what is more than one of their rank is rounding
     return [replace(c, kind="one direction", rank=1) if i in shared else c for i, c in enumerate(compared.changes)]
 
 

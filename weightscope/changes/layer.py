@@ -12,20 +12,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weightscope.attention.layer import Layer
 from weightscope.changes.counterparts import counterparts_among
 from weightscope.changes.head import UNDRIFTED, Basis, Drift, drift, is_folded, low_ranks
 from weightscope.changes.pair import SAMPLED_ROWS, Pair, first_rows, pair_up, sample_rows, whole
 from weightscope.changes.rounding import FRACTION, precision
-from weightscope.changes.tensor import Along, Change, compare_pairs, first_directions, first_pass, new_grid
+from weightscope.changes.tensor import Change, compare_pairs, first_pass, new_grid
 from weightscope.changes.thresholds import (
     COPIED,
     COPIED_AND_TUNED,
     FOLDING,
-    NEARLY_ONE_DIRECTION,
     REORDERED,
     SAME_NORMS,
-    UNMOVED,
 )
 from weightscope.checkpoint import Tensor
 from weightscope.checkpoint.blocks import Block, row_width
@@ -194,17 +191,7 @@ def _reordered(change: Change) -> bool:
     return same_norms and float(np.median([_cosine(x, y) for x, y in zip(*ordered, strict=True)])) > COPIED_AND_TUNED
 
 
-# Directions and other layers
-
-
-def written_direction(a: Layer, b: Layer) -> Along | None:
-    """The direction along which a layer's outputs W_O changed; None where they did not, or along several."""
-    before, after = (np.asarray(layer.w_o).reshape(-1, layer.w_o.shape[-1]) for layer in (a, b))
-    size = float(np.linalg.norm(before))
-    if not np.isfinite(after).all() or not float(np.linalg.norm(after - before)) > UNMOVED * size:
-        return None
-    share, _, along = first_directions(lambda: [(before, after)])
-    return along if share >= NEARLY_ONE_DIRECTION else None
+# Other layers
 
 
 def layers_elsewhere(a: Model, b: Model, moved: Sequence[int]) -> dict[int, int]:

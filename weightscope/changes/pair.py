@@ -61,15 +61,36 @@ class Pair:
         common = np.result_type(x, y)
         return x.astype(common, copy=False), y.astype(common, copy=False)
 
-    def pairs(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Blocks of rows of both."""
+    @property
+    def is_stack(self) -> bool:
+        """Whether it is a stack of matrices, as experts are."""
+        return len(self.a.shape) == 3
+
+    @property
+    def sides(self) -> tuple[bool, ...]:
+        """Whether matrices are turned, for each way to see it as one matrix: a stack's may share rows or columns."""
+        return (False, True) if self.is_stack else (False,)
+
+    def flat(self, turned: bool = False) -> tuple[int, int]:
+        """The shape of the one matrix."""
+        width = self.a.shape[-2 if turned else -1]
+        return prod(self.a.shape) // width, width
+
+    def pairs(self, turned: bool = False) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Blocks of rows of both; `turned`, of a stack whose matrices are transposed."""
+        if turned:
+            size = prod(self.a.shape[-2:])
+            for start in range(0, prod(self.a.shape), size):
+                x, y = (values.reshape(self.a.shape[-2:]).T for values in self.read(start, start + size))
+                yield x, y
+            return
         for _, start, stop in self.blocks():
             x, y = (values.reshape(-1, self.a.shape[-1]) for values in self.read(start, stop))
             yield x, y
 
-    def rows(self) -> Iterator[np.ndarray]:
+    def rows(self, turned: bool = False) -> Iterator[np.ndarray]:
         """The change, B - A, in blocks of rows, in float64."""
-        for x, y in self.pairs():
+        for x, y in self.pairs(turned):
             yield y.astype(np.float64) - x
 
 

@@ -4,105 +4,26 @@
 not settle, as a rank, a grid or a direction that several changes share, is read again.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod, sqrt
-from typing import NamedTuple
 
 import numpy as np
 
+from weightscope.changes.directions import Along, first_directions
 from weightscope.changes.pair import SAMPLED_ROWS, Pair, Part, blocks_of_pairs, few_rows_each, first_rows
 from weightscope.changes.rounding import CASTS, Grid, casts_between, grid_of, precision
-from weightscope.changes.thresholds import FEW_ROWS, NEARLY_ONE_DIRECTION, PARALLEL, QUANTISED, REMOVED, STORED, TUNED
+from weightscope.changes.thresholds import FEW_ROWS, NEARLY_ONE_DIRECTION, QUANTISED, STORED, TUNED
 from weightscope.checkpoint import Checkpoint, Tensor
 from weightscope.checkpoint.blocks import row_width
 from weightscope.compute.cores import in_threads
-from weightscope.findings import Finding, Member, finding
-from weightscope.metrics.spectra import low_rank
+from weightscope.metrics.spectra import evenly_spread, low_rank
 from weightscope.progress import bar
 from weightscope.tensors.measure import BITS, row_squares
 
 EVERY_CAST = frozenset((cast, rounded) for cast in CASTS for rounded in "AB")
-PASSES = 3  # over the blocks: a power iteration, which finds the direction of a matrix of rank one in the first
-
-Pairs = Callable[[], Iterable[tuple[np.ndarray, np.ndarray]]]
-
-
-class Along(NamedTuple):
-    """The direction of one side of a change from A to B that is nearly of rank one."""
-
-    direction: np.ndarray  # a unit vector
-    left: float  # |B v| / |A v|: 0 where the direction was removed
-
-
-def first_directions(pairs: Pairs) -> tuple[float, Along, Along]:
-    """The share of a change's energy in its first singular direction, the left direction and the right one.
-
-    pairs: blocks of rows of A and of B, (rows, n) each -> share, (m,), (n,).
-    """
-    v = np.zeros(0)
-    for _ in range(PASSES):
-        total, inside, rows, squares = 0.0, [], np.zeros(len(v)), np.zeros(2)
-        for x, y in pairs():
-            d = y.astype(np.float64) - x
-            if not v.any():
-                v = _unit(d[np.vecdot(d, d).argmax()])
-                rows = np.zeros(len(v))
-            inside.append(d @ v)
-            rows = rows + inside[-1] @ d
-            total += float(np.vecdot(d, d).sum())
-            squares += float(((x @ v) ** 2).sum()), float(((y @ v) ** 2).sum())
-        u, share = np.concatenate(inside), float(sum(part @ part for part in inside)) / (total or 1.0)
-        v, right = _unit(rows), Along(v, _ratio(*squares.tolist()))
-    u = _unit(u)
-    of_a, of_b, start = np.zeros(len(v)), np.zeros(len(v)), 0
-    for x, y in pairs():
-        part = u[start : start + len(x)]
-        of_a, of_b, start = of_a + part @ x, of_b + part @ y, start + len(x)
-    return share, Along(u, _ratio(float(of_a @ of_a), float(of_b @ of_b))), right
-
-
-def _unit(vector: np.ndarray) -> np.ndarray:
-    return vector / (float(np.linalg.norm(vector)) or 1.0)
-
-
-def _ratio(before: float, after: float) -> float:
-    """The ratio of two lengths, from their squares."""
-    return sqrt(after / before) if before else 0.0
-
-
-def one_direction(directions: Sequence[tuple[int, Along]]) -> tuple[dict[int, Along], float]:
-    """The most changes, by number, that share a direction, each with its own, and their least cosine with the first."""
-    best: dict[int, Along] = {}
-    least = 0.0
-    for _, seed in directions:
-        near = {}
-        for number, along in directions:
-            if len(along.direction) == len(seed.direction):
-                cosine = abs(float(seed.direction @ along.direction))
-                if cosine >= PARALLEL:
-                    near[number] = along, cosine
-        if len(near) > len(best):
-            best, least = {number: along for number, (along, _) in near.items()}, min(c for _, c in near.values())
-    return (best, least) if len(best) > 1 else ({}, 0.0)
-
-
-@finding("shared_direction", "changes along one direction", severity="warning", rank=200,
-         look_next="See which tokens lie along the direction: one edit was made in several places.")  # fmt: skip
-def changes_along_one_direction(members: Mapping[Member, Along], cosine: float, what: str) -> Finding:
-    """Changes of rank one that share a direction, of `what` in words."""
-    left = max(along.left for along in members.values())
-    removed = left <= REMOVED
-    done = f"as if one direction were removed; at most {left:.2g} of their size along it is left"
-    if not removed:
-        done = f"as if something were added along one direction; they are up to {left:.3g} times as large along it"
-    text = f"{what} changed along one direction, the same in each (cosines from {cosine:.4f}): {done}."
-    return Finding(
-        kind="removed_direction" if removed else "shared_direction", measure="size_left_along_it", number=left,
-        usual=1.0, text=text, members=tuple(members),
-    )  # fmt: skip
-
-
+IN_A_SAMPLE = 0.8  # of a change's energy, in one direction of a sample, for the whole to be looked at: it may have 0.9
 NEARLY_ONE = 4  # rank of a change that may be of rank one: its other singular values may be rounding
 
 # How the lead calls each kind of change, in its order.
@@ -110,7 +31,7 @@ CALLED = {
     "identical": "identical",
     "rounded": "the same after rounding",
     "quantised": "quantised",
-    "one direction": "changed along one direction that they share",
+    "one direction": "changed along one direction",
     "low rank": "changed by a matrix of low rank, as by a merged LoRA",
     "few rows": "changed in a few rows only",
     "resized": "with rows added or removed",
@@ -309,9 +230,27 @@ def classify(pair: Pair, change: Change) -> Change:
     a, b = pair.a.shape, pair.b.shape
     if a != b:
         kind, detail = "resized", f"{a[0]:,} rows to {b[0]:,}; those that both have: {detail or CALLED[kind]}"
-    share, *along = first_directions(pair.pairs) if rank is not None and rank <= NEARLY_ONE else (0.0,)
-    along = along if share >= NEARLY_ONE_DIRECTION else []
-    return replace(change, kind=kind, detail=detail, rank=rank, along=tuple(along))
+    is_likely = _may_be_along(pair) if kind == "changed" and a == b else rank is not None and rank <= NEARLY_ONE
+    along = _along(pair, rank) if is_likely else ()
+    return replace(change, kind=kind, detail=detail, rank=rank, along=along)
+
+
+def _may_be_along(pair: Pair) -> bool:
+    """Whether a sample of a matrix's change is nearly of rank one, as where values were cut off after an edit."""
+    if len(pair.a.shape) != 2 or min(pair.a.shape) < 4:
+        return False
+    rows = next(pair.rows())
+    sample = rows[np.ix_(*(evenly_spread(n, SAMPLED_ROWS) for n in rows.shape))]
+    energies = np.linalg.svd(sample, compute_uv=False) ** 2
+    return bool(energies[0] >= IN_A_SAMPLE * energies.sum())
+
+
+def _along(pair: Pair, rank: int | None) -> tuple[Along, ...]:
+    """Both directions of a change of rank one, or of nearly that; of a stack, the one that its matrices share."""
+    sides = [first_directions(partial(pair.pairs, turned)) for turned in pair.sides]
+    share, *along = max(sides, key=lambda side: side[0])
+    is_all = rank == 1 or share >= NEARLY_ONE_DIRECTION  # what is left of a change of rank one is rounding
+    return tuple(along[-1:] if pair.is_stack else along) * is_all
 
 
 def _kind(pair: Pair, change: Change) -> tuple[str, str, int | None]:
@@ -360,16 +299,21 @@ def new_grid(before: Tensor, after: Tensor, xs: Sequence[np.ndarray], ys: Sequen
 
 
 def _ranked(pair: Pair, change: Change) -> tuple[str, str, int | None]:
-    """Low rank, up to the rounding of one of the dtypes involved, the finest first; or changed otherwise."""
+    """Low rank, up to the rounding of one of the dtypes involved, the finest first; or changed otherwise.
+
+    A stack of matrices is judged as one, with its matrices below each other or side by side.
+    """
     shape = pair.a.shape
-    if len(shape) != 2 or min(shape) < 4 or any(dtype not in BITS for dtype in change.dtypes) or shape != pair.b.shape:
+    too_small = len(shape) not in (2, 3) or min(shape[-2:]) < 4
+    if too_small or any(dtype not in BITS for dtype in change.dtypes) or shape != pair.b.shape:
         return "changed", "", None
     rms = sqrt(max(change.squares, change.moved) / prod(shape))
     held = (precision(first_rows(tensor, SAMPLED_ROWS).astype(np.float32)) for tensor in (pair.a, pair.b))
     floats = {*change.dtypes, *(name for name in held if name in BITS)}  # values may be coarser than what stores them
     for bits in sorted({*(BITS[name] for name in floats), 23}, reverse=True):
         noise = 2.0**-bits * rms / sqrt(12)  # rounding errors are even within a step, a step at most 2^-bits of a value
-        rank = low_rank(pair.rows, (shape[0], shape[1]), noise)
+        ranks = (low_rank(partial(pair.rows, turned), pair.flat(turned), noise) for turned in pair.sides)
+        rank = min((rank for rank in ranks if rank is not None), default=None)
         if rank is not None:
             rounding = next(dtype for dtype, fraction in BITS.items() if fraction == bits)
             return "low rank", f"up to the rounding of {rounding}", rank

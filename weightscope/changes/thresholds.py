@@ -28,6 +28,7 @@ NEAR_COPY = 0.3  # of matrices of two layers of one checkpoint, where one may co
 COPIED_AND_TUNED = 0.9  # of rows, from which an expert, or a neuron in another place, comes from the one it is held to
 TUNED = 0.5  # of a matrix before and after: weights that were trained apart have about 0
 PARALLEL = 0.99  # of two directions that are called one
+OWN = 0.99  # of a change along a direction with what was there, which is then what was subtracted: a LoRA's has about 0
 ONE_DIMENSION = 0.99  # largest component of a direction that is a dimension: a zero row of a matrix may have been added
 
 # Shares.
@@ -42,8 +43,8 @@ NEAR_IDENTITY = 0.5  # of the median layer's size, below which a layer writes so
 FLAT = 0.25  # spread of a folded gain over the spread before folding
 PERMUTED = 0.9  # largest weight in each row of a rotation that is a permutation
 NEARLY_ONE_DIRECTION = 0.9  # of a change's energy: rounding to bfloat16 adds 1 % in the widest models
-REMOVED = 0.6  # of a matrix's size along a direction, at most left where that was removed, if only in part
-PROJECTED = 1e-3  # the same where it was removed wholly, in float32
+PROJECTED = 1e-3  # of a matrix's size along a direction, at most left where that was removed wholly, in float32
+WHOLLY = 0.01  # of strengths, from 1, where a direction was removed wholly: rounding to bfloat16 makes 0.001
 RESCALED = 1000.0  # times a tensor's norm before, or as many times less: no training does that
 
 # How much rounding explains, in units of its error.

@@ -115,7 +115,7 @@ def streams(model: Model) -> Iterator[Stream]:
     """The stream that enters each layer, from the first attention layer to the last."""
     row = model.family.mlp
     assert row is not None  # `why_no_stream` has said so
-    x = _inputs(model)
+    x = _inputs(model, sequences(model))
     last = max(model.attention_layers)
     for index in range(last + 1):
         attended = np.zeros_like(x)
@@ -128,13 +128,18 @@ def streams(model: Model) -> Iterator[Stream]:
             x = rest_of_layer(model, row, index, x, attended)
 
 
-def attend(layer: Layer, x: np.ndarray, *, causal: bool) -> np.ndarray:
-    """Attention of every head, learned sinks included: x (n, d) -> (H, n, n)."""
+def attend(
+    layer: Layer, x: np.ndarray, *, causal: bool = False, seen: np.ndarray | None = None,
+    positions: np.ndarray | None = None,
+) -> np.ndarray:  # fmt: skip
+    """Attention of every head, learned sinks included: x (n, d) -> (H, n, n); to what is `seen` (n, n), if given."""
     from scipy.special import softmax  # SciPy takes a while to import
 
-    scores = layer.scores(x)
+    scores = layer.scores(x, positions)
     if causal:
-        scores = np.where(np.tri(len(x), dtype=bool), scores, -np.inf)
+        seen = np.tri(len(x), dtype=bool)
+    if seen is not None:
+        scores = np.where(seen, scores, -np.inf)
     if layer.sinks is None:
         return softmax(scores, axis=-1)
     sinks = np.broadcast_to(layer.sinks[:, None, None], (*scores.shape[:2], 1))
@@ -159,12 +164,12 @@ def sequences(model: Model) -> np.ndarray:
     return np.concatenate([np.full((len(once), 1), first_token(model)), once, once], axis=1)
 
 
-def _inputs(model: Model) -> np.ndarray:
-    """What enters the first layer, (2, n, d)."""
-    embeddings, tokens = model.embeddings, sequences(model)
+def _inputs(model: Model, tokens: np.ndarray) -> np.ndarray:
+    """What enters the first layer: sequences of tokens (..., n) -> (..., n, d)."""
+    embeddings = model.embeddings
     x = embeddings.rows(tokens)
     if embeddings.positions is not None:
-        x = x + embeddings.positions[: tokens.shape[1]]
+        x = x + embeddings.positions[: tokens.shape[-1]]
     norm = model.stream_norm(0)
     if norm is not None and embeddings.norm is None:
         x = norm(x)
@@ -173,11 +178,74 @@ def _inputs(model: Model) -> np.ndarray:
 
 def first_token(model: Model) -> int:
     """The token that a text begins with, if the config names it, else any."""
+    named = named_first_token(model)
+    return 0 if named is None else named
+
+
+def named_first_token(model: Model) -> int | None:
+    """The token that a text begins with, if the config names it."""
     for key in ("bos_token_id", "cls_token_id", "eos_token_id"):
         token = model.config.get(key)
         if isinstance(token, int) and 0 <= token < model.embeddings.n_tokens:
             return token
-    return 0
+    return None
+
+
+# A few tokens pass exactly: no attention is averaged, for there is nothing far away.
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ShortTexts(ShowsShapes):
+    """What enters one layer in D sequences of n random tokens, and where its heads look: as in the model itself."""
+
+    layer: Layer
+    x: np.ndarray  # (D, n, d)
+    attention: np.ndarray  # (D, H, n, n)
+
+
+def why_not_exact(model: Model, last: int) -> str | None:
+    """Why random tokens cannot be followed exactly up to a layer, or None."""
+    if (lacking := why_no_stream(model)) is not None:
+        return lacking
+    row, inputs = model.family.mlp, model.family.inputs
+    if row is None or not row.causal:
+        return "attention is not causal: the first token is like any other"
+    if inputs.more:
+        return f"layer 0 sees more than tokens and positions: {inputs.more}"
+    if others := sorted({*range(last + 1)} - {*model.attention_layers}):
+        return f"layer {others[0]} is not attention of one input"
+    return None
+
+
+def short_sequences(model: Model, n: int, draws: int) -> np.ndarray:
+    """Sequences of random tokens, always the same, (2 draws, n): as many that begin with the token that the config
+    names as a text's first as begin with any; only the latter, (draws, n), where it names none."""
+    any_first = np.random.default_rng(0).integers(model.embeddings.n_tokens, size=(draws, n))
+    if (first := named_first_token(model)) is None:
+        return any_first
+    named_first = any_first.copy()
+    named_first[:, 0] = first
+    return np.concatenate([named_first, any_first])
+
+
+def follow_exactly(model: Model, tokens: np.ndarray, last: int) -> Iterator[ShortTexts]:
+    """The stream that enters each layer up to the last asked for: tokens (D, n). `why_not_exact` has said nothing."""
+    row = model.family.mlp
+    assert row is not None
+    draws, n = tokens.shape
+    positions, text = np.tile(np.arange(n), draws), np.repeat(np.arange(draws), n)
+    seen = (text[:, None] == text) & (positions[:, None] >= positions)  # (D n, D n)
+    x = _inputs(model, tokens).reshape(draws * n, -1)  # all texts at once: weights are read once
+    for index in range(last + 1):
+        layer = model.layer(index)
+        if layer.relative_values is not None or layer.outer_sinks is not None:
+            problem = f"layer {index} adds values of distances, or weights its output by its scores"
+            raise CheckpointError(problem, file=model.checkpoint.name)
+        attention = attend(layer, x, seen=seen, positions=positions)  # (H, D n, D n)
+        by_text = attention.reshape(-1, draws, n, draws, n)[:, range(draws), :, range(draws)]  # (D, H, n, n)
+        yield ShortTexts(layer, x.reshape(draws, n, -1), by_text)
+        if index < last:
+            x = rest_of_layer(model, row, index, x, layer.output(attention, x))
 
 
 def attention_norm(model: Model, index: int) -> Norm | None:

@@ -56,6 +56,11 @@ ALL = "all"  # --tower all: every stack
     "--reference",
     "Reference to compare with (see `weightscope reference`); default: the one that ships with weightscope.",
 )
+@click.option(
+    "--sinks", is_flag=True, default=None,
+    help="Measure attention to the first token, however large the feed-forward networks on the way are; default: where "
+    "they are local and at most 2 GB.",
+)  # fmt: skip
 @click.option("--resume", is_flag=True, help="Continue an interrupted audit; keep a finished one.")
 @fail_on_option
 @click.option(

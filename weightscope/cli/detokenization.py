@@ -120,26 +120,37 @@ def neighbours(
 
 
 @command(
-    "How heads of layer 0 weigh positions (--on-text runs the model).",
+    "How heads weigh positions, or distances where they rotate.",
     [
         "weightscope positions embedded --out positions/",
         "weightscope positions gpt2/ --out positions/ --query 500 --head 7",
+        "weightscope positions llama/ --out positions/ --layer 16 --head 0",
     ],
 )
 @options.with_model
 @options.out
 @click.option("--query", type=int, help="Query position i; default: 500, or the last position of a shorter model.")
 @click.option("--unscaled", is_flag=True, help="Numerators without 1/sigma; needs no token embedding.")
-@click.option("--head", "heads", type=int, multiple=True, help="Draw Fig. 3 for this head; may be repeated.")
+@click.option("--layer", type=int, help="Draw this layer's scores by distance (no position embeddings).")
+@click.option("--head", "heads", type=int, multiple=True, help="Draw this head, of --layer or 0; may be repeated.")
+@click.option(
+    "--counts", type=click.Path(dir_okay=False, path_type=Path),
+    help="Bigram counts: how often tokens occur, where scores are averaged over tokens (no position embeddings).",
+)  # fmt: skip
 @options.tokenizer
 @click.option("--on-text", is_flag=True, help="Also run the model on text and draw Fig. 4 (needs PyTorch).")
 @options.text
 @options.device
 def positions(
-    model: Any, out: Path, query: int | None, unscaled: bool, heads: tuple[int, ...], on_text: bool,
-    text: tuple[Path, ...], device: str,
+    model: Any, out: Path, query: int | None, unscaled: bool, layer: int | None, heads: tuple[int, ...],
+    counts: Path | None, on_text: bool, text: tuple[Path, ...], device: str,
 ) -> None:  # fmt: skip
-    """Compute T^p and T^pp of every head at one query position, their trends, and the paper's Fig. 3."""
+    """Compute what position does to the scores of heads.
+
+    With position embeddings: T^p and T^pp of every head of layer 0 at one query position, their trends, and the paper's
+    Fig. 3. Where heads rotate or add a bias by distance instead: the mean score by distance of every head of every
+    layer, its spread over tokens, and which wavelengths heads use.
+    """
     from weightscope.detok.first_layer import FirstLayer, position_terms
     from weightscope.detok.on_text import run_on_texts
     from weightscope.detok.page import position_section, text_section
@@ -149,6 +160,13 @@ def positions(
 
     if unscaled and (on_text or text):
         raise click.UsageError("--unscaled cannot be combined with --on-text, which needs sigma")
+    if model.positions is None:
+        given = {"--query": query is not None, "--unscaled": unscaled, "--on-text": on_text or bool(text)}
+        _kernels(model, out, layer, heads, counts, [option for option, there in given.items() if there])
+        return
+    if counts is not None or layer is not None:
+        option = "--layer" if counts is None else "--counts"
+        raise click.UsageError(f"{option} is for models without position embeddings; {model.family.name} has them")
     first = FirstLayer(model, device=device)
     for head in heads:
         first.attention.head(head)
@@ -175,6 +193,37 @@ def positions(
     if not is_quiet():
         show(terms.heads.select("head", "t_p_slope", "t_pp_period", "recency"))
     click.echo(out / "report.html")
+
+
+def _kernels(
+    model: Any, out: Path, layer: int | None, heads: Sequence[int], counts: Path | None, misplaced: Sequence[str]
+) -> None:  # fmt: skip
+    """Scores by distance, of a model without position embeddings."""
+    from weightscope.circuits.stream import FREQUENT, streams, why_no_stream
+    from weightscope.detok.kernel import position_kernels
+    from weightscope.files import OutputFolder
+
+    if misplaced:
+        problem = f"{model.family.name} has no position embedding, and scores by distance need no {misplaced[0]}"
+        raise CheckpointError(f"{problem}; leave it out", file=model.checkpoint.name)
+    drawn: list[int] = []
+    if layer is not None or heads:
+        chosen = model.layer(layer or 0)
+        drawn = [chosen.head(head).index for head in heads] or [head.index for head in chosen.heads]
+    inputs: dict[int, Any] = {}
+    if why_no_stream(model) is None:
+        try:
+            inputs = {stream.layer.index: stream.x[FREQUENT, 1:] for stream in streams(model)}
+        except CheckpointError:  # a later layer lacks what the first has: embeddings stand in, as the page says
+            inputs = {}
+    kernels = position_kernels(model, counts, inputs)
+    rows = [kernels.row(layer or 0, head) for head in drawn]
+    with OutputFolder(out) as files:
+        kernels.write_report(files, rows)
+        kernels.write_tables(files)
+    for caution in kernels.cautions:
+        click.echo(f"weightscope: {caution}", err=True)
+    end_with(kernels, out)
 
 
 def _tokens(model: Any, texts: Sequence[str], ids: Sequence[int]) -> tuple[list[str], list[int], Any]:

@@ -21,12 +21,10 @@ from weightscope.changes.all_tensors import (
     other_changes,
 )
 from weightscope.changes.head import LIMITED, Stage, added_to, follow_heads, unmoved
-from weightscope.changes.layer import written_direction
 from weightscope.changes.settings import SettingsChange, first_sentence, settings_change
-from weightscope.changes.tensor import Along
 from weightscope.changes.thresholds import UNMOVED
 from weightscope.changes.wiring import CircuitChanges, circuit_changes
-from weightscope.compare.deeds import IDENTICAL, along_one_direction, attention_changes, deed, moved_layers
+from weightscope.compare.deeds import IDENTICAL, attention_changes, deed, moved_layers
 from weightscope.errors import CheckpointError, counted, printable, sized
 from weightscope.files import Files
 from weightscope.findings import (
@@ -66,6 +64,8 @@ TABLES: dict[str, Callable[["Comparison"], Any]] = {
     "findings.csv": lambda comparison: comparison.findings.table,
     "findings.json": lambda comparison: comparison.findings.as_json(),
     "spectra.npz": lambda comparison: _spectra(comparison.measured),
+    "directions.csv": lambda comparison: comparison.along.directions,
+    "directions.npz": lambda comparison: comparison.along.direction_vectors,
 }
 RESULTS = (*TABLES, "report.html", *(f"{name}.{kind}" for name in FIGURES for kind in ("png", "svg", "figure.csv")))
 
@@ -121,7 +121,6 @@ def compare(
     from_first: list[list[Arrays]] = [[] for _ in models[1:]]
     from_previous: list[list[Arrays]] = [[] for _ in models[1:]]
     orders: list[list[np.ndarray]] = [[] for _ in models[1:]]
-    written: dict[int, Along | None] = {}
     with progress_shown(progress):
         indices = bar(a.attention_layers, "layers", "layer")
     for index in indices:
@@ -138,7 +137,6 @@ def compare(
             from_previous[k].append(since_previous)
             orders[k].append(current.order)
             previous = current
-        written[index] = written_direction(base, layer)
     heads = [MeasuredHeads(layers, a.config.d_model) for layers in measured]
     left_out = set() if forms else {"qk_change_delta1"}  # without a rotation every distance is alike
     if not any(np.isfinite(layer["qk_change_rank"]).any() for layers in from_first for layer in layers):
@@ -151,12 +149,12 @@ def compare(
     differ = [
         index for index, layer in zip(a.attention_layers, from_first[-1], strict=True) if not unmoved(layer).all()
     ]
-    named_by_tensors = everything is not None and bool(everything.shared[0])
-    edits = [*moved_layers(a, models[-1], differ), *(() if named_by_tensors else along_one_direction(written))]
     changes = (
         everything.changes if everything else [*others[-1].changes, *attention_changes(unchecked[0], unchecked[-1])]
     )
     changes = list({(change.name, change.part): change for change in changes}.values())  # biases are among both
+    along = TensorChanges(changes)
+    edits = [*moved_layers(a, models[-1], differ), *along.along_directions]
     done = deed(unchecked[0], unchecked[-1], changes, (heads[0], heads[-1]), from_first[-1], order[-1], edits)
     return Comparison(
         labels=labels,
@@ -186,6 +184,7 @@ def compare(
         ],
         find_circuits=partial(circuit_changes, a, models[-1], order[-1]),
         deed=done,
+        along=along,
         provenance=Provenance.of(*(model.checkpoint for model in models)),
     )
 
@@ -268,6 +267,7 @@ class Comparison(Result):
     unread_files: Sequence[Finding] = ()  # weight files next to those that were read
     find_circuits: Callable[[], CircuitChanges | None] | None = None  # computes `circuits` on first use
     deed: str = ""  # what was done from the first to the last, in a sentence; empty where it is no one thing
+    along: TensorChanges = field(default_factory=lambda: TensorChanges([]))  # the last one's, for shared directions
     provenance: Provenance = field(default_factory=Provenance, repr=False)
 
     @property
@@ -511,8 +511,6 @@ def _of_tensors(comparison: Comparison) -> Iterator[Finding]:
         yield from find_rescaled(tensors.changes, label)
         kinds = {c.name: c.kind for c in tensors.changes if c.name not in broken}
         yield from incomparable_tensors(kinds, architecture)
-    if comparison.everything is not None:
-        yield from comparison.everything.along_one_direction
 
 
 def _not_finite(comparison: Comparison) -> Iterator[Finding]:

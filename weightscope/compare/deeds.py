@@ -1,7 +1,7 @@
 """What was done to a checkpoint's attention, in a sentence: rounded, quantised, tuned, folded, rotated ..."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -11,10 +11,10 @@ from weightscope.changes.head import basis_by_tokens, is_folded, unmoved
 from weightscope.changes.layer import layers_elsewhere
 from weightscope.changes.pair import pair_up
 from weightscope.changes.rounding import CASTS
-from weightscope.changes.tensor import UNKNOWN_SIZE, Along, Change, changes_along_one_direction, one_direction
+from weightscope.changes.tensor import UNKNOWN_SIZE, Change
 from weightscope.changes.thresholds import FAR, NEAR, SAME_SPECTRA, UNMOVED
 from weightscope.errors import CheckpointError, counted
-from weightscope.findings import Finding, Member, finding, indexed, spans
+from weightscope.findings import Finding, Member, finding, spans
 from weightscope.metrics.spaces import relative_change
 from weightscope.model import Model
 
@@ -134,7 +134,7 @@ def _of_matrices(now: Sequence[Change], total: int, farthest: float) -> str:
         which, _, grid = detail.partition(" to ")
         return f"Quantised{' in the first' * (which == 'A')}: {where}, most to {grid}, {spread(now)}."
     if kinds.keys() == {"one direction"}:
-        return f"Changed along one direction, the same in each: {where}."
+        return f"Changed along one direction: {where}."
     if kinds.keys() <= {"low rank", "one direction", "rounded"}:  # the rest of a merged LoRA may be saved in fewer bits
         ranks = between([change.rank for change in now if change.rank is not None])
         where = f"{len(now) - kinds['rounded']} of {total} attention matrices"
@@ -152,14 +152,6 @@ def _of_matrices(now: Sequence[Change], total: int, farthest: float) -> str:
 
 
 # Findings
-
-
-def along_one_direction(written: Mapping[int, Along | None]) -> Iterator[Finding]:
-    """Layers whose outputs changed along the same direction."""
-    shared, cosine = one_direction([(layer, along) for layer, along in written.items() if along is not None])
-    if shared:
-        members = {Member("layer", layer): along for layer, along in shared.items()}
-        yield changes_along_one_direction(members, cosine, f"The outputs W_O of {indexed('layer', list(shared))}")
 
 
 @finding("copied_layer", "layer that became a copy of another", severity="warning", rank=170,

@@ -1,16 +1,29 @@
 """Figures of the detokenization analysis: AUROC by head, ROC curves, position terms, attention on text."""
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
 from weightscope.detok.first_layer import TERMS
 from weightscope.detok.heads import BigramAuroc, TokenRoc
+from weightscope.detok.kernel import FAST, PositionKernels
 from weightscope.detok.on_text import TextCheck
 from weightscope.detok.positions import PositionTerms, spread_over_tokens
-from weightscope.pages.style import COLOURS, COLUMN, DASHES, head_style, in_our_style, subplots
+from weightscope.pages.style import (
+    BY_LAYER,
+    COLOURS,
+    COLUMN,
+    DASHES,
+    head_style,
+    in_our_style,
+    index_along,
+    layer_rows,
+    subplots,
+)
 
 SIGMA_I = (("mean", "#0072B2"), ("minimum", "#009E73"), ("maximum", "#E69F00"))  # the paper's blue, green, orange
 LAST = 30  # positions before the query that an inset shows, as the authors draw
@@ -187,4 +200,110 @@ def contributions_figure(check: TextCheck) -> Figure:
         axis.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=6, color=colour)
     axis.spines[:].set_visible(False)
     figure.colorbar(shown, label="nats")
+    return figure
+
+
+@in_our_style()
+def kernel_figure(kernels: PositionKernels, rows: Sequence[int] = ()) -> Figure:
+    """The mean score by distance of some heads, by default those that owe most to it, with the band over tokens."""
+    chosen = list(rows) or kernels.most_positional()
+    columns = min(3, len(chosen))
+    lines = -(-len(chosen) // columns)
+    size = (COLUMN / 1.5 * columns + 0.4, 1.4 * lines + 0.7)
+    figure, axes = subplots(lines, columns, figsize=size, squeeze=False, sharex=True)
+    near = np.flatnonzero(np.abs(kernels.distances) <= kernels.distances[kernels.near[-1]])
+    distances = kernels.distances[near]
+    for axis, row in zip(axes.flat, chosen, strict=False):
+        mean, band = kernels.mean[row, near], kernels.band[row, near]
+        axis.fill_between(distances, mean - band, mean + band, color=COLOURS[0], alpha=0.18, linewidth=0)
+        axis.plot(distances, mean, color=COLOURS[0])
+        peak = int(mean.argmax())
+        axis.plot(distances[peak], mean[peak], "o", color=COLOURS[1], markersize=3)
+        axis.set_title(f"{kernels.name(row)}: highest at {distances[peak]}")
+    for axis in axes.flat[len(chosen) :]:
+        axis.set_axis_off()
+    figure.supxlabel(r"distance $\delta = i - j$ (tokens)", fontsize=8)
+    figure.supylabel("score before softmax", fontsize=8)
+    return figure
+
+
+@in_our_style()
+def peaks_figure(kernels: PositionKernels) -> Figure:
+    """Share of distance in the variance of scores, and the distance of the peak, as maps of layers by heads."""
+    layers = np.unique(kernels.layer)
+    shape = len(layers), int(kernels.head.max()) + 1
+    figure, axes = subplots(1, 2, figsize=(2 * COLUMN, min(4.5, 0.14 * shape[0] + 1.2)), sharey=True)
+    place = np.searchsorted(layers, kernels.layer), kernels.head
+    peak = np.abs(kernels.heads["peak"])
+    panels = (
+        (kernels.heads["position_share"], "share of distance in the variance of scores (1)", Normalize(0, 1)),
+        (np.maximum(peak, 0.5), "distance of the peak (tokens; 0 drawn as ½)", LogNorm(0.5, max(1, peak.max()))),
+    )
+    for axis, (values, label, norm) in zip(axes, panels, strict=True):
+        grid = np.full(shape, np.nan)
+        grid[place] = values
+        shown = axis.imshow(grid, cmap=BY_LAYER, aspect="auto", norm=norm, interpolation="nearest")
+        index_along(axis, "head")
+        axis.spines[:].set_visible(False)
+        figure.colorbar(shown, ax=axis, label=label, location="top")
+    layer_rows(axes[0], layers)
+    return figure
+
+
+@in_our_style()
+def wavelengths_figure(kernels: PositionKernels) -> Figure:
+    """What pairs of dimensions do, by layer and octave of wavelength: their size, mean wave, and spread over tokens."""
+    pairs, layers = kernels.pairs, np.unique(kernels.layer)
+    octave = np.floor(np.log2(np.where(np.isfinite(pairs.wavelengths), pairs.wavelengths, np.nan)))  # (h, P)
+    octaves = np.arange(np.nanmin(octave), np.nanmax(octave) + 1)
+    size = (2 * COLUMN, min(4.5, 0.09 * len(layers) + 1.5))
+    figure, axes = subplots(1, 3, figsize=size, sharey=True)
+    panels = ((pairs.usage, "size $|q|\\,|k|$"), (pairs.by_position, "by position"), (pairs.by_content, "by content"))
+    drawn = [_mean_over_heads(values, octave, octaves, kernels.layer, layers) for values, _ in panels]
+    seen = np.concatenate([grid[np.isfinite(grid) & (grid > 0)] for grid in drawn])
+    norm = LogNorm(*np.quantile(seen, (0.01, 1.0))) if np.ptp(seen) > 0 else None
+    for axis, grid, (_, label) in zip(axes, drawn, panels, strict=True):
+        shown: Any = axis.imshow(grid, cmap=BY_LAYER, aspect="auto", norm=norm, interpolation="nearest")
+        for limit, colour in ((FAST, "white"), (kernels.context, "#D55E00")):
+            if octaves[0] <= np.log2(limit) <= octaves[-1] + 1:
+                axis.axvline(np.log2(limit) - octaves[0] - 0.5, color=colour, linewidth=1, linestyle="--")
+        ticks = range(0, len(octaves), max(1, -(-len(octaves) // 5)))
+        axis.set_xticks(ticks, [f"$2^{{{octaves[tick]:.0f}}}$" for tick in ticks])
+        axis.set_title(label)
+        axis.spines[:].set_visible(False)
+    figure.supxlabel("wavelength (tokens, by octave)", fontsize=8)
+    layer_rows(axes[0], layers)
+    figure.colorbar(shown, ax=axes, label="score, mean over heads")
+    return figure
+
+
+def _mean_over_heads(
+    values: np.ndarray, octave: np.ndarray, octaves: np.ndarray, layer: np.ndarray, layers: np.ndarray
+) -> np.ndarray:  # fmt: skip
+    """Root of the sum of squares over the pairs (h, P) of each octave, averaged over a layer's heads: (L, octaves)."""
+    summed = np.stack([np.where(octave == each, values**2, 0).sum(axis=1) for each in octaves], axis=1) ** 0.5
+    there = np.stack([(octave == each).any(axis=1) for each in octaves], axis=1)
+    summed[~there] = np.nan
+    return np.stack([summed[layer == each].mean(axis=0) for each in layers])
+
+
+@in_our_style()
+def window_figure(kernels: PositionKernels, rows: Sequence[int] = ()) -> Figure:
+    """Biases by rows and columns between two patches of a window, one panel per head."""
+    assert kernels.windows is not None
+    chosen = list(rows) or list(range(min(8, len(kernels.head))))
+    columns = min(4, len(chosen))
+    lines = -(-len(chosen) // columns)
+    figure, axes = subplots(lines, columns, figsize=(1.7 * columns + 0.6, 1.7 * lines + 0.5), squeeze=False)
+    most = float(np.abs(kernels.windows[chosen]).max()) or 1.0
+    height, width = ((side - 1) // 2 for side in kernels.windows.shape[1:])
+    for axis, row in zip(axes.flat, chosen, strict=False):
+        extent = (-width - 0.5, width + 0.5, height + 0.5, -height - 0.5)
+        shown: Any = axis.imshow(kernels.windows[row], cmap="RdBu", vmin=-most, vmax=most, extent=extent)
+        axis.set_title(kernels.name(row))
+    for axis in axes.flat[len(chosen) :]:
+        axis.set_axis_off()
+    figure.supxlabel("columns from key to query", fontsize=8)
+    figure.supylabel("rows from key to query", fontsize=8)
+    figure.colorbar(shown, ax=axes, label="bias (score)")
     return figure

@@ -482,9 +482,9 @@ def position_terms(first: FirstLayer, query: int | None = None, unscaled: bool =
 def _instead(layer: Layer) -> str:
     """How to see what positions do in a layer that gets none from embeddings."""
     if layer.rotation is not None:
-        return "it rotates queries and keys: `weightscope audit SOURCE --deltas 0,1,8` measures W_QK at those distances"
+        return "it rotates queries and keys: `weightscope positions SOURCE` has its scores by distance"
     if layer.additive is not None:
-        return f"it adds biases by distance to the scores: model.layer({layer.index}).position_bias(delta)"
+        return "it adds biases by distance to the scores: `weightscope positions SOURCE` has them"
     return f"layer {layer.index} sees no positions" if not layer.relative else "it has terms of a token and a distance"
 
 

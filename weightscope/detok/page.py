@@ -7,6 +7,7 @@ import numpy as np
 from weightscope.detok import figures
 from weightscope.detok.first_layer import TERMS
 from weightscope.detok.heads import BigramAuroc, TokenRoc
+from weightscope.detok.kernel import FAST, PositionKernels
 from weightscope.detok.on_text import TextCheck
 from weightscope.detok.positions import SHOWN, PositionTerms, Trends
 from weightscope.files import Files
@@ -133,3 +134,58 @@ def text_section(files: Files, check: TextCheck, terms: PositionTerms, heads: Se
         "Mean of each term's contribution over positions, in nats, by head.",
     )
     return Section("What happens on text", text, [*fig_4, every, check.heads])
+
+
+KERNEL = "$$K(δ) = frac(1, √(d')) E[q] R(δ) E[k]^⊤ + b(δ)$$"
+
+
+@phase("drawing figures")
+def write_kernel_page(files: Files, kernels: PositionKernels, heads: Sequence[int] = ()) -> None:
+    """Write report.html and its figures: mean scores by distance, and shares of wavelengths."""
+    table = Filed(kernels.shown()[0], "trends.csv")
+    of_tokens = "" if not kernels.tokens else " Band: one standard deviation over pairs of tokens."
+    which = "The heads chosen" if heads else "The heads whose scores owe most to distance"
+    parts = [
+        Figure(
+            save(figures.kernel_figure(kernels, heads), files, "kernels"),
+            f"{which}: the mean score at each distance (kernel.csv).{of_tokens} Dot: the highest of those "
+            "drawn; kernel.csv goes on to the whole context, 16 distances to each doubling.",
+        ),
+    ]
+    if kernels.tokens:
+        caption = "Every head: share of distance in the variance of scores over distances below 128, and its peak."
+        parts.append(Figure(save(figures.peaks_figure(kernels), files, "peaks"), caption))
+    if kernels.windows is not None:
+        caption = "Biases by rows and columns. The curves above are those of patches in one row."
+        parts.append(Figure(save(figures.window_figure(kernels, heads), files, "windows"), caption))
+    text = (
+        f"{KERNEL} $q$ and $k$ are queries and keys before rotation, $R(δ)$ turns them by distance, and $b(δ)$ is the "
+        "bias by distance (ALiBi, T5, windows), where there is one."
+    )
+    sections = [Section("Scores by distance", text, [*parts, table])]
+    if kernels.rotates:
+        sections.append(_wavelength_section(files, kernels))
+    title = f"Scores by distance in {kernels.model}"
+    lead, provenance = kernels.lead, kernels.provenance
+    write_page(files, "report.html", title, lead, sections, model=kernels.model, provenance=provenance)
+
+
+def _wavelength_section(files: Files, kernels: PositionKernels) -> Section:
+    """Which wavelengths heads use."""
+    table = kernels.heads
+    fast, beyond = (float(np.mean(table[name])) for name in ("fast_share", "beyond_share"))
+    text = (
+        f"Each pair of dimensions turns at a frequency of its own. Pairs that turn once within {FAST} tokens hold "
+        f"{fast:.0%} of $|q||k|$ in the mean head, pairs that turn less than once in the {kernels.context:,} tokens of "
+        f"the context {beyond:.0%}. Barbero et al. (arXiv 2410.06205) find the highest frequencies in heads that look "
+        "at positions, and the lowest in heads that look at content."
+    )
+    caption = (
+        "By layer and wavelength, mean over heads. Left: how large queries and keys are in these pairs. Middle: the "
+        "wave that they add to the mean score, whatever the tokens. Right: how far tokens spread what they add. "
+        f"Dashed: {FAST} tokens (white) and the trained context (orange), where they lie within the panel."
+    )
+    drawn = Figure(save(figures.wavelengths_figure(kernels), files, "wavelengths"), caption)
+    names = ("layer", "head", "fast_share", "middle_share", "beyond_share", "still_share", "wavelength")
+    shown = Filed(table.select(*names), "trends.csv")
+    return Section("Which wavelengths heads use", text, [drawn, shown])

@@ -7,6 +7,7 @@ show: how the weights of matching layers, and of what is outside layers, differ.
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 
 import numpy as np
@@ -76,6 +77,11 @@ class WeightChanges:
         """Every compared tensor with the suspect's layer, or None outside layers."""
         inside = [(layer.layer, change) for layer in self.layers for change in layer.tensors.changes]
         return [*inside, *((None, change) for change in self.outside.changes)]
+
+    @cached_property
+    def along(self) -> TensorChanges:
+        """The same without layers, for directions that changes share."""
+        return TensorChanges([change for _, change in self.every])
 
     @property
     def lost(self) -> list[Tensor]:
@@ -394,11 +400,9 @@ def _training(weights: WeightChanges, structure: set[str], explained_names: Coll
     if ranks:
         text = f"{counted(len(ranks), 'matrix change')} of rank {spans(ranks)}."
         yield Kind("low-rank update", where, text, len(where) / max(1, len(layers)))
-    for finding in TensorChanges([change for _, change in weights.every]).along_one_direction:
-        name = "direction removed" if finding.kind == "removed_direction" else "shared direction"
-        names = {member.name for member in finding.members}
-        along = sorted({i for i, change in weights.every if i is not None and change.name in names})
-        yield Kind(f"{name} (low-rank update)", along, finding.text, len(along) / max(1, len(layers)))
+    for shared, finding in zip(weights.along.shared, weights.along.along_directions, strict=True):
+        along = sorted({i for i in (weights.every[number][0] for number in shared.members) if i is not None})
+        yield Kind(f"{shared.kind} (low-rank update)", along, finding.text, len(along) / max(1, len(layers)))
     least = UNMOVED if weights.basis.same else UNMOVED_IN_ANOTHER_BASIS
     moved = {
         layer.layer

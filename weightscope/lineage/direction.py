@@ -8,9 +8,10 @@ from math import prod, sqrt
 import numpy as np
 
 from weightscope.attention.factored import inner
-from weightscope.changes.pair import Pair, first_rows
+from weightscope.changes.directions import one_direction
+from weightscope.changes.pair import first_rows
 from weightscope.changes.recomputed import Cells, way_from
-from weightscope.changes.tensor import Change, first_directions, one_direction
+from weightscope.changes.tensor import Change
 from weightscope.changes.thresholds import CONVERTED, EXPLAINED, NEAR_COPY, NEAR_IDENTITY, ONE_DIMENSION, PROJECTED
 from weightscope.checkpoint import Tensor
 from weightscope.lineage.differences import WeightChanges
@@ -95,11 +96,11 @@ def _projected(changes: Sequence[Change], which: str) -> set[str]:
     removed = []
     for i, change in enumerate(changes):
         if change.rank == 1:
-            older, newer = _older_and_newer(change, which)
-            small = max(PROJECTED, 4 * 2.0 ** -BITS.get(newer.dtype, 23))
-            _, *sides = first_directions(Pair(older, newer).pairs)
-            removed += [(i, side) for side in sides
-                        if side.left <= small and np.abs(side.direction).max() < ONE_DIMENSION]  # fmt: skip
+            small = max(PROJECTED, 4 * 2.0 ** -BITS.get(_older_and_newer(change, which)[1].dtype, 23))
+            for along in change.along:
+                left = along.left if which == "B" else 1 / along.left if along.left else np.inf
+                if left <= small and np.abs(along.direction).max() < ONE_DIMENSION:
+                    removed.append((i, along))
     return {changes[i].shown_name for i in one_direction(removed)[0]}
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from weightscope.changes.all_tensors import TensorChanges
 from weightscope.changes.head import Basis
 from weightscope.changes.thresholds import EXPLAINED
 from weightscope.errors import CheckpointError, counted, printable
@@ -37,6 +38,8 @@ NOT_IN_PRINTS = "feed-forward networks and embeddings were not compared, since a
 TABLES: dict[str, Callable[["Lineage"], Any]] = {
     "lineage.json": lambda lineage: lineage.as_json(),
     "alignment.csv": lambda lineage: lineage.alignment,
+    "directions.csv": lambda lineage: lineage.along.directions,
+    "directions.npz": lambda lineage: lineage.along.direction_vectors,
 }
 RESULTS = (*TABLES, "report.html", "lineage.png", "lineage.svg", "lineage.figure.csv")
 BY_PRINTS = {  # by whether the signs were drawn from a key
@@ -186,6 +189,7 @@ def _related(
     """How the suspect differs from the first of these bases, or from several, and which came first."""
     first, of_layers = related[0], sources(suspect, related)
     shares, drift, older, verdict, basis = Shares({}), {}, None, "related", Basis(known=first.match.route == "direct")
+    along = TensorChanges([])
     attention = _attention(first.match)
     if len({each.base.name for each in of_layers if each is not None}) > 1:
         kinds, shares = _layers_of_several(suspect, of_layers)
@@ -194,6 +198,7 @@ def _related(
         if suspect.source is not None and first.base.source is not None:
             weights = weight_changes(suspect.source, first.base.source, first.match)
             drift, basis = {layer.layer: layer.drift.maps for layer in weights.layers}, weights.basis
+            along = weights.along
             attention = _attention(first.match, weights)
             structure = {kind.kind for kind in kinds}
             done = weight_kinds(weights, structure, suspect.source, first.base.source)
@@ -219,7 +224,7 @@ def _related(
         parts = {name: replace(part, verdict=verdict) if part.is_shared else part for name, part in parts.items()}
     return Lineage(
         suspect, compared, first, verdict, p, comparisons, kinds, shares.weights, drift, [], of_layers, proof=older,
-        parts=parts, initial=begun,
+        parts=parts, initial=begun, along=along,
     )  # fmt: skip
 
 
@@ -364,6 +369,9 @@ class Lineage(Result):
     by_neurons: dict[str, float] = field(default_factory=dict)  # p-value of the permutation test of neurons, by base
     initial: str = ""  # what speaks for an initialisation that both share, as a sentence
     probes: Probes = PUBLIC  # where the signs of sketches of the pairs come from whose weights are both there
+    along: TensorChanges = field(
+        default_factory=lambda: TensorChanges([]), repr=False
+    )  # for directions that were removed
     provenance: Provenance = field(default_factory=Provenance, repr=False)
 
     @property
@@ -552,6 +560,7 @@ class Lineage(Result):
             "parts": {name: {"verdict": part.verdict, "lead": part.lead} for name, part in self.parts.items()},
             "kinds": [vars(kind) for kind in self.kinds], "weights": self.weights,
             "doubts": self.doubts, "comparisons": self.comparisons, "alignment": self.alignment.records(),
+            "directions": self.along.directions.records() if self.along.directions else [],
             "background": self.background.records(), "no_evidence": self.no_evidence.records(),
             "bases": [self._judged_alone(each) for each in self.compared], "ties": self.ties,
             "unread": self.unread, "probe_seed": self.probes.seed if self.probes.nonce else None,

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -17,12 +18,24 @@ from weightscope.checkpoint.checkpoint import DerivedTensor
 from weightscope.checkpoint.lora import MergedTensor
 from weightscope.tensors.measure import BITS
 
-GROUP = 32  # values whose error is judged together: of most formats a block
+
+class Bounds(NamedTuple):
+    """How far values may be from where rounding to the nearest puts them. A change inside them is not seen."""
+
+    how: str
+    group: int  # neighbours whose error is judged together; 0: a row
+    error: float  # times the error of rounding to the nearest, in each group
+    farthest: float  # half-steps from its level, of one value within its grid
+    in_cells: float  # the least share of values that are in their cells
+
+
 # What quantisers that search for a scale may do, weighted by an importance matrix too; measured on ggml's, see
-# `analyses.experiments.faithful_conversions`. A change inside these bounds is not seen: less than two half-steps of one
-# value, or outliers in one value of twenty, at the end of its block's grid, by less than twenty half-steps.
-SEARCHED = 2.0  # times the error of rounding to the nearest, in each group
-FARTHEST = 3.0  # half-steps from its level, of one value within its grid
+# `analyses.experiments.faithful_conversions`.
+SEARCHED = Bounds("quantised by search", 32, 2.0, 3.0, 0.0)
+# What GPTQ may do, which moves values by several steps to make up for the errors of those before; measured on
+# llm-compressor's, with calibration on random tokens: rows to 2.7, values to 8.4, 66 % in their cells.
+COMPENSATED = Bounds("quantised with compensated errors", 0, 3.0, 10.0, 0.6)
+WITH_COMPENSATION = ("GPTQ int", "compressed-tensors int", "AutoRound int")  # formats that GPTQ writes
 BEYOND = 20.0  # half-steps beyond the end of its grid
 OUTLIERS = 0.05  # of the values of a row, that are more than `CLIPPED` beyond
 # Types whose groups of 4 or 8 values are entries of a codebook: no value has a cell of its own. |error| / |W| that
@@ -110,16 +123,20 @@ def _each_in_its_cell(letter: str, newer: Tensor) -> Proof:
     return Proof(how, "every value in the cell of its original")
 
 
-def quantised(pair: Pair, change: Change) -> Proof | None:
-    """Whether one is the other quantised: every value in its original's cell, or nearly where a format searches."""
+def quantised(pair: Pair, change: Change, *, may_compensate: bool = True) -> Proof | None:
+    """Whether one is the other quantised: every value in its original's cell, or nearly where a format searches, and
+    farther if its writer may compensate for errors.
+    """
     if len(pair.a.shape) < 2 or not np.isfinite(change.moved):
         return None
     for letter, older, newer in (("B", pair.a, pair.b), ("A", pair.b, pair.a)):
-        if proof := _quantised(letter, older, newer, change):
-            return proof
-        for cast in SUMMED if newer.ends() is not None and older.dtype == "F32" else ():
-            if proof := _quantised(f"{letter} to {cast} and", RoundedTensor(older, cast), newer, change):
-                return proof
+        originals = [(letter, older)]
+        if newer.ends() is not None and older.dtype == "F32":
+            originals += [(f"{letter} to {cast} and", RoundedTensor(older, cast)) for cast in SUMMED]
+        for prove in (_by_cells, _by_error, *([_by_compensation] if may_compensate else [])):
+            for how, original in originals:
+                if proof := prove(how, original, newer, change):
+                    return proof
     return None
 
 
@@ -144,39 +161,59 @@ class RoundedTensor(DerivedTensor):
         return replace(self, stored=self.stored.unchecked(noted))
 
 
-def _quantised(letter: str, older: Tensor, newer: Tensor, change: Change) -> Proof | None:
-    """Whether every value is in the cell of its original, or near enough where a format searches."""
+def _by_cells(letter: str, older: Tensor, newer: Tensor, _: Change) -> Proof | None:
+    """Whether every value is in the cell of its original."""
     with np.errstate(all="ignore"):
         way = way_from(older, newer, (), Cells())
-    if way == "quantised":
-        return _each_in_its_cell(letter, newer)
+    return _each_in_its_cell(letter, newer) if way == "quantised" else None
+
+
+def _by_error(letter: str, older: Tensor, newer: Tensor, change: Change) -> Proof | None:
+    """Whether values are near enough their originals, where a format searches its codes."""
     usual = USUAL * CODEBOOKS.get(newer.dtype, 0.0)
     if usual:
         detail = f"error {change.change:.2f} |W|; ggml's own on normal weights {usual / USUAL:.2f}"
         return Proof(f"{letter} quantised by search ({newer.dtype})", detail) if change.change <= usual else None
-    if newer.ends() is not None and (detail := _searched(older, newer)):
-        return Proof(f"{letter} quantised by search ({newer.dtype})", detail)
-    return None
+    return _proof_within(letter, older, newer, SEARCHED) if newer.ends() is not None else None
 
 
-def _searched(older: Tensor, newer: Tensor) -> str:
-    """How near values are to what a search rounded them to; empty where they are not near enough."""
-    worst, farthest, clipped, width = 0.0, 0.0, 0.0, newer.shape[-1]
+def _by_compensation(letter: str, older: Tensor, newer: Tensor, _: Change) -> Proof | None:
+    """Whether values are as near as those of a writer that compensates for errors."""
+    is_written = newer.ends() is not None and newer.dtype.startswith(WITH_COMPENSATION)
+    return _proof_within(letter, older, newer, COMPENSATED) if is_written else None
+
+
+def _proof_within(letter: str, older: Tensor, newer: Tensor, bounds: Bounds) -> Proof | None:
+    detail = _within(older, newer, bounds)
+    return Proof(f"{letter} {bounds.how} ({newer.dtype})", detail) if detail else None
+
+
+def _within(older: Tensor, newer: Tensor, bounds: Bounds) -> str:
+    """How near values are to what they were rounded from; empty where they are not near enough."""
+    worst, farthest, clipped, in_cells, width = 0.0, 0.0, 0.0, 0, newer.shape[-1]
+    group = bounds.group or width
     for stored in stored_cells(older, newer):
-        if stored.off.size % width or width % GROUP:
+        if stored.off.size % width or width % group:
             return ""
         grids = stored.grids
         off = np.maximum(stored.off - (grids.room - grids.half), 0.0)
         beyond = np.maximum(stored.beyond - grids.lost, 0.0)
         half = np.broadcast_to(grids.half, off.shape)
         with np.errstate(all="ignore"):
-            apart, usual = (np.square(each).reshape(-1, GROUP).sum(axis=1) for each in (off, half))
+            apart, usual = (np.square(each).reshape(-1, group).sum(axis=1) for each in (off, half))
             ratio = np.where(apart > 0, np.sqrt(3 * apart / usual), 0.0).max(initial=0.0)
             step = np.where(off > 0, off / half, 0.0).max(initial=0.0)
             ends = np.where(beyond > 0, beyond / grids.end, 0.0)
         is_far = (ends > CLIPPED).reshape(-1, width).mean(axis=1).max(initial=0.0)
-        if not (ratio <= SEARCHED and step <= FARTHEST and ends.max(initial=0.0) <= BEYOND and is_far <= OUTLIERS):
+        if not (ratio <= bounds.error and step <= bounds.farthest and ends.max(initial=0.0) <= BEYOND
+                and is_far <= OUTLIERS):  # fmt: skip
             return ""
+        in_cells += int(np.count_nonzero((off <= half) & (ends <= CLIPPED)))
         worst, farthest, clipped = max(worst, ratio), max(farthest, step), max(clipped, ends.max(initial=0.0))
-    return (f"error {worst:.2f} times that of rounding to the nearest in the worst {GROUP} values, a value at most "
-            f"{farthest:.2g} half-steps from its level, clipped by at most {clipped:.2g}")  # fmt: skip
+    share = in_cells / prod(newer.shape)
+    if share < bounds.in_cells:
+        return ""
+    where = f"{group} values" if bounds.group else "row"
+    return (f"{share:.1%} of values in their cells; error {worst:.2f} times that of rounding to the nearest in the "
+            f"worst {where}, a value at most {farthest:.2g} half-steps from its level, clipped by at most "
+            f"{clipped:.2g}")  # fmt: skip

@@ -1,5 +1,6 @@
 """One tensor of A and its counterpart in B: the strongest verdict that can be proved, or what was done to it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from math import prod, sqrt
@@ -17,7 +18,7 @@ from weightscope.checkpoint.blocks import Block, row_width
 from weightscope.checkpoint.checkpoint import StoredTensor, WholeTensor
 from weightscope.checkpoint.packings.packed import DequantisedTensor
 from weightscope.metrics.spectra import evenly_spread, low_rank
-from weightscope.same.coarser import exponentiated, in_cells, merged_otherwise, quantised, rounded_twice
+from weightscope.same.coarser import COMPENSATED, exponentiated, in_cells, merged_otherwise, quantised, rounded_twice
 from weightscope.same.deeds import EXACT, OF_VOCABULARY, SPREAD, Deed, Sizes, error_of, find_deed, sampled
 from weightscope.same.stored import equal_bytes, is_copy
 from weightscope.same.verdicts import DIFFERENT, QUANTISED, ROUNDED, SAME_FUNCTION, SAME_VALUES, UNDECIDED
@@ -73,7 +74,7 @@ class Compared(NamedTuple):
     share: float = 1.0  # of the blocks that are compared
 
 
-def judge(parts: Compared) -> Judged:
+def judge(parts: Compared, *, may_compensate: bool = True) -> Judged:
     """Compare one tensor: values, roundings, cells of a quantisation, and then the catalogue of deeds."""
     pair = parts.tensors
     if why := why_unread(pair.a) or why_unread(pair.b):
@@ -96,7 +97,17 @@ def judge(parts: Compared) -> Judged:
         return _judged(parts, ROUNDED, f"{rounded} to {_way(cast)}", change.change)
     if parts.share < 1:
         return _judged(parts, UNDECIDED, "differs in the sample", change.change)
-    return _coarser(parts, change) or _done(parts, change)
+    return _coarser(parts, change, may_compensate) or _done(parts, change)
+
+
+def few_compensated(judged: Sequence[Judged]) -> list[int]:
+    """The tensors that only pass for quantised with compensated errors, where most are quantised without.
+
+    A writer that compensates does so in nearly all matrices: a few that look so were changed.
+    """
+    packed = [i for i, each in enumerate(judged) if each.verdict == QUANTISED]
+    compensated = [i for i in packed if COMPENSATED.how in judged[i].deed]
+    return compensated if 2 * len(compensated) < len(packed) else []
 
 
 def _way(cast: str) -> str:
@@ -129,11 +140,11 @@ def _sampled_blocks(parts: Compared) -> list[Part]:
 # Rounded twice, or quantised
 
 
-def _coarser(parts: Compared, change: Change) -> Judged | None:
+def _coarser(parts: Compared, change: Change, may_compensate: bool) -> Judged | None:
     """Whether one is the other with less in it."""
     if proof := rounded_twice(parts.tensors) or merged_otherwise(parts.tensors) or exponentiated(parts.tensors):
         return _judged(parts, ROUNDED, proof.deed, change.change, proof.detail)
-    if proof := quantised(parts.tensors, change):
+    if proof := quantised(parts.tensors, change, may_compensate=may_compensate):
         return _judged(parts, QUANTISED, proof.deed, change.change, proof.detail)
     return None
 

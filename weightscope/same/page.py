@@ -50,7 +50,7 @@ MEANINGS = {
     "same values": "Every tensor is equal by role, whatever the container, order, fusing or dtype.",
     "rounded": "Every value is the other's correctly rounded to the coarser dtype.",
     "quantised": "Every value lies in the cell of its original under the stored scales; where a format searches its "
-    "codes, each row has about the error of rounding to the nearest, and the deed says so.",
+    "codes or GPTQ makes up for errors, the error stays within a bound, and the deed says so.",
     "same function": "Layers whose tensors differ give the same on random inputs, up to float32's rounding.",
     "undecided": "It could not be compared, or its effect is not known.",
     "different": "None of the above.",

@@ -13,6 +13,7 @@ from weightscope.architectures.layer import NO_WEIGHTS
 from weightscope.architectures.names import NamedTensor
 from weightscope.changes.counterparts import Counterparts, counterparts
 from weightscope.changes.head import Basis
+from weightscope.checkpoint.packings.packed import scales_activations
 from weightscope.compute.cores import hand_back, in_threads, keep_freed
 from weightscope.errors import CheckpointError, counted, printable
 from weightscope.findings import listed
@@ -24,7 +25,7 @@ from weightscope.same.config_and_tokens import Settings, Tokens, compare_setting
 from weightscope.same.deeds import Sizes
 from weightscope.same.elsewhere import UNEXPLAINED, find_elsewhere, name_shards, name_unread, reordered_experts
 from weightscope.same.function import allowed, apart, basis_in_words, basis_of, called, is_unknown, last_apart
-from weightscope.same.judge import Compared, Judged, alone, as_same_function, judge, tolerance_of
+from weightscope.same.judge import Compared, Judged, alone, as_same_function, few_compensated, judge, tolerance_of
 from weightscope.same.stored import read_known_digests, same_files
 from weightscope.same.verdicts import (
     DIFFERENT,
@@ -270,25 +271,37 @@ def _judged(a: Readable, b: Readable, sample: float) -> tuple[list[Judged], list
     parts = [_compared(a, b, each, sample) for each in tensors if each.a and each.b]
     only_a = [(each.a, each.label) for each in tensors if each.a and not each.b]
     only_b = [(each.b, each.label) for each in tensors if each.b and not each.a]
-    judged = []
+    judged, notes = [], []
     with bar(what="tensors", total=len(parts), unit="tensor") as shown:
         for each in in_threads(judge, parts):
             judged.append(each)
             shown.update()
+    for i in few_compensated(judged):
+        judged[i] = judge(parts[i], may_compensate=False)
     judged = [_by_part(a, b, *each) for each in zip(judged, parts, strict=True)]
     judged = name_shards(find_elsewhere(judged, parts), parts)
     judged = reordered_experts(a, judged, parts)
     heads = [_tied_head(a, b, *each) for each in ((only_a, True), (only_b, False))]
     for lost, in_a, tied in ((only_a, True, heads[0]), (only_b, False, heads[1])):
+        packed = (a if in_a else b).checkpoint
         for tensor, label in lost:
             if NO_WEIGHTS.fullmatch(tensor.role):
+                continue
+            if scales_activations(tensor.name, packed) and _is_scale(tensor):
+                notes.append(f"{tensor.name} (the scale of activations, a part of {'A' if in_a else 'B'}'s packing)")
                 continue
             judged.append(
                 tied if tied is not None and tensor.role == "unembedding" else alone(tensor, label, in_a=in_a)
             )
     judged = name_unread(judged, a.checkpoint, b.checkpoint)
     left = [f"{each.name} ({each.detail or each.deed})" for each in judged if each.verdict == UNDECIDED]
-    return _same_function(a, b, judged), left
+    return _same_function(a, b, judged), left + notes
+
+
+def _is_scale(tensor: NamedTensor) -> bool:
+    """Whether all values are positive numbers."""
+    values = tensor.array()
+    return bool(np.isfinite(values).all() and (values > 0).all())
 
 
 def _by_part(a: Readable, b: Readable, judged: Judged, whole: Compared) -> Judged:

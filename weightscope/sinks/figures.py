@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
+from weightscope.metrics.sinks import BROADCAST_RANK, BROADCAST_RATIO, MECHANISMS, NOP_RATIO
 from weightscope.metrics.spectra import spectral_gap
 from weightscope.pages.style import (
     BY_LAYER,
@@ -30,7 +31,6 @@ from weightscope.pages.style import (
 )
 from weightscope.sinks.bias import ABLATED, NONE, PATCHED, READINGS, SINKS_ABOVE, STARTS, SinkBias
 from weightscope.sinks.mechanisms import MECHANISM_NAMES, SinkMechanisms
-from weightscope.sinks.strength import BROADCAST_RANK, BROADCAST_RATIO, MECHANISMS, NOP_RATIO
 
 # Sinks as biases
 

@@ -19,14 +19,13 @@ from weightscope.audit.measure import measure_layer
 from weightscope.errors import CheckpointError, counted
 from weightscope.formulas import plain
 from weightscope.metrics.norms import output_triangles
+from weightscope.metrics.sinks import EVENT_SHARE, MECHANISMS, mechanism
 from weightscope.metrics.spectra import spectral_gap, stable_rank
 from weightscope.model import Model
 from weightscope.progress import bar
 from weightscope.runner.framing import framing_of
 from weightscope.runner.runner import Activations, Runner, Study
 from weightscope.sinks.strength import (
-    EVENT_SHARE,
-    MECHANISMS,
     against_stream,
     alignment,
     centred,
@@ -34,8 +33,8 @@ from weightscope.sinks.strength import (
     event_share,
     first_direction,
     least_epsilon,
-    mechanism,
     norms,
+    of_sink_and_others,
     rank_one,
     relative_spread,
     similarity_between_tokens,
@@ -43,6 +42,7 @@ from weightscope.sinks.strength import (
     sink_row,
     sink_strength,
     token_variance,
+    unit_vectors,
     value_norm_ratio,
     variance_bound,
     variance_of_weights,
@@ -143,6 +143,19 @@ MEASURES = (
     Measure("update_spread", "sd $|o_i|$ / mean $|o_i|$", "of what positions gather, $o = A v$, before $W_O$ (A.2)"),
     Measure("alignment", "$|cos(x_s, v₁(W_QK))|$", "the sink token along the first key direction of $W_QK$ (Lemma 2)"),
     Measure("alignment_others", "$|cos(x_j, v₁(W_QK))|$", "the same for the other tokens, on average"),
+    Measure("read_ratio", "$|N(x_s)|$ / mean $|N(x_j)|$", "the same lengths behind the layer's norm $N$ and its gain"),
+    Measure("query_key", "$cos(q_i, k_s)$", "mean over queries, after rotation (in images before)"),
+    Measure("query_key_others", "$cos(q_i, k_j)$", "the same for the other keys that the query sees, on average"),
+    Measure(
+        "logit_margin",
+        "$s_(i s)$ - mean $s_(i j)$",
+        "the sink's logit above those of the other keys that the query sees, mean over queries, from the attention",
+    ),
+    Measure(
+        "first_margin",
+        "$σ₁ (q·u₁)(v₁·x_s)$ - mean $σ₁ (q·u₁)(v₁·x_j)$",
+        "the part of that margin that the largest singular value of $W_QK$ makes (eqs 5, 6), without rotation",
+    ),
 )
 
 
@@ -401,7 +414,7 @@ class SinkObserver:
         self.inputs, self.sequences = inputs, list(inputs.sequences.values())
         self.at = {layer.index: place for place, layer in enumerate(layers)}
         self.reduced = {layer.index: own_coordinates(layer) for layer in bar(layers, "lengths after W_O", "layer")}
-        self.directions = {layer.index: key_directions(layer) for layer in bar(layers, "first directions", "layer")}
+        self.pairs = {layer.index: first_pairs(layer) for layer in bar(layers, "first directions", "layer")}
         self.arrays: dict[str, np.ndarray] = {}  # by the names of `SinkMechanisms` and of its measures
 
     def __call__(self, seen: Activations) -> None:
@@ -435,7 +448,7 @@ class SinkObserver:
             **norms_by_kind(seen.x, of_kind),
             **sums,
             **variance_measures(seen, updates, position, before),
-            **routing_measures(seen, self.directions[seen.layer.index], position),
+            **routing_measures(seen, self.pairs[seen.layer.index], position),
         }.items():
             kind = np.int32 if values.dtype.kind == "i" else np.float64
             size = (len(self.sequences), len(self.at), *values.shape[1:])
@@ -448,9 +461,18 @@ class SinkObserver:
         return {"inputs": self.inputs, "layer_indices": np.array(list(self.at)), **arrays, "measures": measures}
 
 
-def key_directions(layer: Layer) -> np.ndarray:
-    """v_1 of each head's W_QK = sum_k sigma_k u_k v_k', the direction that its keys read best: (H, d)."""
-    return np.stack([head.qk.leading(1)[2][:, 0] for head in layer.heads])
+class FirstPair(NamedTuple):
+    """Of each head's W_QK = sum_k sigma_k u_k v_k' the largest singular value, and what it compares."""
+
+    sigma: np.ndarray  # (H,)
+    query: np.ndarray  # (H, d): u_1, the direction of queries
+    key: np.ndarray  # (H, d): v_1, the direction of keys
+
+
+def first_pairs(layer: Layer) -> FirstPair:
+    """sigma_1, u_1 and v_1 of every head."""
+    left, sigmas, right = zip(*(head.qk.leading(1) for head in layer.heads), strict=True)
+    return FirstPair(np.array([s[0] for s in sigmas]), np.stack(left)[..., 0], np.stack(right)[..., 0])
 
 
 def norms_by_kind(x: np.ndarray, of_kind: np.ndarray) -> dict[str, np.ndarray]:
@@ -512,22 +534,40 @@ def variance_measures(
         }
 
 
-def routing_measures(seen: Activations, directions: np.ndarray, sink: np.ndarray) -> dict[str, np.ndarray]:
-    """How queries find the sink: key norms, similarity of queries, and the sink token along v_1 of W_QK."""
+def routing_measures(seen: Activations, first: FirstPair, sink: np.ndarray) -> dict[str, np.ndarray]:
+    """How queries find the sink: lengths and angles of keys and queries, and what Lemma 2's first way makes of it."""
     layer, (b, n, d) = seen.layer, seen.x.shape
     x = seen.x.reshape(b * n, d)
 
-    def by_head(made: np.ndarray) -> np.ndarray:  # (heads, b n, r) -> (b, H, n, r)
-        made = made.reshape(len(made), b, n, -1).swapaxes(0, 1)
+    def by_head(made: np.ndarray) -> np.ndarray:  # (heads, b n, ...) -> (b, H, n, ...)
+        made = made.reshape(len(made), b, n, *made.shape[2:]).swapaxes(0, 1)
         return np.repeat(made, layer.n_heads // made.shape[1], axis=1)
 
     read = layer.normalised(x)
     if layer.norm is not None and layer.norm.centred:
         read = read - read.mean(axis=-1, keepdims=True)
-    sink_alignment, other_alignment = alignment(read.reshape(b, n, d), directions, sink)
+    tokens = read.reshape(b, n, d)
+    sink_alignment, other_alignment = alignment(tokens, first.key, sink)
+    q, k = layer.queries(x), layer.keys(x)
+    at = (q, k) if seen.tokens is None else layer.placed(q, k, np.tile(np.arange(n), b))
+    visible = seen.attention > 0
+    cosines = unit_vectors(by_head(at[0])) @ unit_vectors(by_head(at[1])).swapaxes(-1, -2)  # (b, H, n, n)
+    of_queries, of_keys = map(by_head, layer.scalars(x))  # (b, H, n): norms inside attention
+    from_queries = (tokens @ first.query.T).swapaxes(-1, -2) * of_queries  # (b, H, n): q u_1
+    to_keys = (tokens @ first.key.T).swapaxes(-1, -2) * of_keys
+    product = (layer.scale * first.sigma)[:, None, None] * from_queries[..., None] * to_keys[..., None, :]
+    with np.errstate(divide="ignore"):
+        logits = np.where(visible, np.log(seen.attention), 0.0)  # up to a constant of the query
+    to_sink, to_others = of_sink_and_others(cosines, visible, sink)
+    whole = x if layer.norm is None else layer.norm(x)
     return {
-        "key_ratio": value_norm_ratio(by_head(layer.keys(x)), sink),
-        "query_similarity": similarity_between_tokens(by_head(layer.queries(x))),
+        "key_ratio": value_norm_ratio(by_head(k), sink),
+        "query_similarity": similarity_between_tokens(by_head(q)),
         "alignment": sink_alignment,
         "alignment_others": other_alignment,
+        "read_ratio": value_norm_ratio(whole.reshape(b, 1, n, d), sink),
+        "query_key": to_sink,
+        "query_key_others": to_others,
+        "logit_margin": np.subtract(*of_sink_and_others(logits, visible, sink)),
+        "first_margin": np.subtract(*of_sink_and_others(product, visible, sink)),
     }

@@ -279,7 +279,7 @@ def _gates(files: Files, sinks: SinkMechanisms) -> Section:
         "Lemma 2 has two ways to a gate: one large singular value of $W_QK$ with the sink along its direction, or a "
         "sink of large norm. Where a norm comes before $W_QK$, as in most transformers, a token's length in the "
         "residual stream reaches no score: the second way is closed, and the lengths of keys are those that count. "
-        "Under rotation, $W_QK$ is taken at distance 0; this excludes what distances add to scores."
+        "Under rotation, $W_QK$ is taken at distance 0; this excludes what distances add to scores. " + _chosen(sinks)
     )
     spectra = Figure(
         save(figures.spectrum_figure(sinks), files, "spectra"),
@@ -295,8 +295,23 @@ def _gates(files: Files, sinks: SinkMechanisms) -> Section:
         "rotation; how much the length of what positions gather, $o = A v$, varies among them.",
     )
     heads = strongest_heads(sinks).select(
-        "layer", "head", "qk_gap", "norm_ratio", "alignment", "alignment_others", "key_ratio", "query_similarity",
-        "update_spread",
+        "layer", "head", "qk_gap", "norm_ratio", "read_ratio", "key_ratio", "alignment", "alignment_others",
+        "query_key", "query_key_others", "logit_margin", "first_margin", "query_similarity", "update_spread",
     )  # fmt: skip
     heads.caption = "The same heads: Lemma 2's two ways to a gate, and the quantities of appendix A.2."
     return Section("How sinks are chosen", text, [spectra, routing, Filed(heads, HEADS)])
+
+
+def _chosen(sinks: SinkMechanisms) -> str:
+    """By what the sinks are chosen: lengths, angles, and the largest singular value's part of the logit."""
+    which = sinks.event if sinks.event.any() else np.ones_like(sinks.event)
+    median = {name: np.nanmedian(values[which]) for name, values in sinks.measures.items()}
+    in_stream = np.nanmedian(sinks.norm_ratio[which])
+    return (
+        f"Medians over all {'events' if sinks.event.any() else 'heads and inputs'}: a sink's length is "
+        f"{in_stream:.2f} of the other tokens' in the stream and {median['read_ratio']:.2f} behind the layer's norm; "
+        f"its key's is {median['key_ratio']:.2f}. The cosine of queries with its key is "
+        f"{median['query_key']:.2f}, with other keys {median['query_key_others']:.2f}. Its logit is "
+        f"{median['logit_margin']:.1f} above the others'; the largest singular value of $W_QK$ makes "
+        f"{median['first_margin']:+.1f} of that (eq. 5)."
+    )

@@ -16,16 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-# A sink event: at least this share of queries gives the strongest sink at least this much attention.
-EVENT_SHARE = 0.9
-EVENT_WEIGHT = 0.5
-# The rule of the paper's code for the sink of such an event.
-NOP_RATIO = 0.2  # at most: the sink writes a fifth of what another token does on average
-BROADCAST_RATIO = 0.5  # at least ...
-BROADCAST_RANK = 1.5  # ... and at most: the update is one vector for all
-
-NOP, BROADCAST, NEITHER = "nop", "broadcast", "neither"
-MECHANISMS = (NOP, BROADCAST, NEITHER)
+from weightscope.metrics.sinks import EVENT_WEIGHT
 
 
 def sink_strength(attention: np.ndarray) -> np.ndarray:
@@ -54,22 +45,12 @@ def value_norm_ratio(updates: np.ndarray, sink: np.ndarray) -> np.ndarray:
         return np.asarray(np.where(mean_rest > 0, sink_length / mean_rest, np.nan))
 
 
-def mechanism(ratio: np.ndarray, rank: np.ndarray) -> np.ndarray:
-    """What a sink does, by the rule of the paper's code; it applies only to a sink event.
-
-    `NOP` at a value-norm ratio of at most 0.2; `BROADCAST` at one of at least 0.5 if the update's stable rank is at
-    most 1.5; otherwise `NEITHER`.
-    """
-    broadcast = (ratio >= BROADCAST_RATIO) & (rank <= BROADCAST_RANK)
-    return np.select([ratio <= NOP_RATIO, broadcast], [NOP, BROADCAST], NEITHER)
-
-
 def similarity_between_tokens(x: np.ndarray) -> np.ndarray:
     """Mean cosine over all pairs of different tokens, (..., n, d) -> (...): a broadcast raises it (Lemma 4).
 
     A zero vector counts as orthogonal to all.
     """
-    unit = _unit(x)  # (..., n, d)
+    unit = unit_vectors(x)  # (..., n, d)
     n = x.shape[-2]
     total = np.square(unit.sum(axis=-2)).sum(axis=-1) - np.square(unit).sum(axis=(-2, -1))
     return total / (n * (n - 1))
@@ -77,7 +58,7 @@ def similarity_between_tokens(x: np.ndarray) -> np.ndarray:
 
 def similarity_through(before: np.ndarray, after: np.ndarray) -> np.ndarray:
     """Mean cosine between each token and itself after a block, (..., n, d) twice -> (...): a no-op leaves it at 1."""
-    return (_unit(before) * _unit(after)).sum(axis=-1).mean(axis=-1)
+    return (unit_vectors(before) * unit_vectors(after)).sum(axis=-1).mean(axis=-1)
 
 
 def norms(x: np.ndarray) -> np.ndarray:
@@ -85,7 +66,8 @@ def norms(x: np.ndarray) -> np.ndarray:
     return np.sqrt(np.square(x, dtype=np.float64).sum(axis=-1))
 
 
-def _unit(x: np.ndarray) -> np.ndarray:
+def unit_vectors(x: np.ndarray) -> np.ndarray:
+    """Vectors of length one along x (..., d); zero where x is."""
     length = norms(x)[..., None]
     return x / np.where(length > 0, length, 1.0)
 
@@ -240,6 +222,22 @@ def relative_spread(x: np.ndarray) -> np.ndarray:
     length = norms(x)
     with np.errstate(divide="ignore", invalid="ignore"):
         return length.std(axis=-1) / length.mean(axis=-1)
+
+
+def of_sink_and_others(pairs: np.ndarray, visible: np.ndarray, sink: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The sink's number and the mean of the other keys', each the mean over queries that see both: (...), (...).
+
+    pairs (..., m, n): a number for every query and key; visible (..., m, n): whether the query may attend to the key.
+    NaN where no query sees the sink and another key.
+    """
+    others = visible & (np.arange(pairs.shape[-1]) != np.asarray(sink)[..., None])[..., None, :]
+    count = others.sum(axis=-1)  # (..., m)
+    asked = sink_column(visible, sink) & (count > 0)
+    rest = np.where(others, pairs, 0.0).sum(axis=-1, dtype=np.float64) / np.maximum(count, 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        queries = np.where(asked.any(axis=-1), asked.sum(axis=-1), np.nan)
+        to_sink = np.where(asked, sink_column(pairs, sink), 0.0).sum(axis=-1) / queries
+        return to_sink, np.where(asked, rest, 0.0).sum(axis=-1) / queries
 
 
 def alignment(tokens: np.ndarray, direction: np.ndarray, sink: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

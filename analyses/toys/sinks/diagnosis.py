@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from weightscope.metrics.sinks import EVENT_SHARE, mechanism
 from weightscope.metrics.spectra import stable_rank
 from weightscope.sinks import strength as sinks
 
@@ -21,7 +22,7 @@ class Diagnosis(NamedTuple):
     event: np.ndarray
     ratio: np.ndarray
     rank: np.ndarray
-    mechanism: np.ndarray  # Of `weightscope.sinks.strength`, or "" where there is no sink event
+    mechanism: np.ndarray  # Of `weightscope.metrics.sinks`, or "" where there is no sink event
 
 
 def diagnose(trace: Trace) -> Diagnosis:
@@ -31,7 +32,7 @@ def diagnose(trace: Trace) -> Diagnosis:
     event = sink_event(shares, sink)
     ratio = sinks.value_norm_ratio(trace.updates, sink)
     rank = update_stable_rank(trace.attention, trace.updates)
-    return Diagnosis(sink, strength, event, ratio, rank, np.where(event, sinks.mechanism(ratio, rank), ""))
+    return Diagnosis(sink, strength, event, ratio, rank, np.where(event, mechanism(ratio, rank), ""))
 
 
 class Sink(NamedTuple):
@@ -51,7 +52,7 @@ def strongest_sink(attention: np.ndarray) -> Sink:
 def sink_event(attention: np.ndarray, sink: np.ndarray) -> np.ndarray:
     """Whether at least 90 % of the queries give the sink half of their attention or more: attention (..., m, n) -> bool
     (...)."""
-    return sinks.event_share(attention, sink) >= sinks.EVENT_SHARE
+    return sinks.event_share(attention, sink) >= EVENT_SHARE
 
 
 def attention_shares(attention: np.ndarray) -> np.ndarray:

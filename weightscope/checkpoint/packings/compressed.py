@@ -191,6 +191,9 @@ class PackedTensor(DequantisedTensor):
             raise self.refuse(f"{problem}; each needs {inputs // n_groups}")
         return groups
 
+    def codes(self) -> tuple[int, int, int]:
+        return 0, 0xFF, 1 << self.geometry[1].bits
+
     def zeros(self, layout: Layout) -> np.ndarray:
         """The code of 0, by output and group, or one for all."""
         part, middle = self.by_key.get("zero_point"), np.float32(2 ** (layout.bits - 1))

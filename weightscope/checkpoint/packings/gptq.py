@@ -1,5 +1,6 @@
 """GPTQ and AWQ: integers in 32-bit words, stored transposed, with a scale and a zero per group."""
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -103,6 +104,14 @@ class GroupedTensor(DequantisedTensor):
             raise self.refuse(f"has a g_idx from {groups.min()} to {groups.max()}; there are {n_groups} groups")
         return groups
 
+    @property
+    @abstractmethod
+    def bits(self) -> int:
+        """Of a code."""
+
+    def codes(self) -> tuple[int, int, int]:
+        return 0, 0xFF, 1 << self.bits
+
 
 class GptqTensor(GroupedTensor):
     """GPTQ: integers packed along the inputs; a scale and a zero per group of inputs and output."""
@@ -175,6 +184,9 @@ class AwqTensor(DequantisedTensor):
         n_groups, outputs = self.part("scales", FLOATS, 2).shape
         if zeros != (n_groups, words[1]) or outputs != words[1] * 8 or not n_groups or words[0] % n_groups:
             self.misshapen()
+
+    def codes(self) -> tuple[int, int, int]:
+        return 0, 0xFF, 16
 
     def dequantise(self) -> np.ndarray:
         return awq(self.words("qweight"), self.words("qzeros"), self.by_key["scales"].read())

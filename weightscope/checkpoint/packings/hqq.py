@@ -92,6 +92,9 @@ class HqqTensor(DequantisedTensor):
             if key not in self.by_key:
                 raise self.refuse(f"has no {key}: save it with hqq's safetensors or transformers")
 
+    def codes(self) -> tuple[int, int, int]:
+        return 0, 0xFF, 1 << WORDS[self.stated[2]][1]
+
     def dequantise(self) -> np.ndarray:
         shape, columns, packing = self.stated
         kind, bits, per_word = WORDS[packing]

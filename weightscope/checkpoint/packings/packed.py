@@ -16,6 +16,8 @@ from weightscope.checkpoint.storage import Storage
 # in the next. Wider ones were slower: their tables leave the cache.
 FIELD = {1: 8, 2: 8, 3: 12, 4: 8, 5: 10, 6: 12, 7: 7, 8: 8}
 FLOATS = ("F16", "BF16", "F32", "F64")
+# Ends of names beside a packed weight: for what goes into or out of it, which no weight is read with.
+OF_ACTIVATIONS = ("input_scale", "input_global_scale", "output_scale", "activation_scale")
 
 
 def parts_of(prefix: str, stored: Mapping[str, StoredTensor], *keys: str, joint: str = ".") -> dict[str, StoredTensor]:
@@ -142,15 +144,21 @@ class DequantisedTensor(WholeTensor):
     def ends(self) -> tuple[Tensor, Tensor, int | tuple[float, ...]] | None:
         if (codes := self.codes()) is None:
             return None
-        weight = self.by_key["weight"]
-        filled = [FilledTensor(weight.name, weight.entry, weight.file, None, fill) for fill in codes[:2]]
-        first, last = (replace(self, by_key={**self.by_key, "weight": each}) for each in filled)
+        key, packed = next(iter(self.by_key.items()))  # the main part
+        filled = [FilledTensor(packed.name, packed.entry, packed.file, None, fill) for fill in codes[:2]]
+        first, last = (replace(self, by_key={**self.by_key, key: each}) for each in filled)
         return first, last, codes[2]
 
     def words(self, key: str) -> np.ndarray:
         """A part of 32-bit words."""
         part = self.by_key[key]
         return part.raw().view("<u4").reshape(part.shape)
+
+
+def scales_activations(name: str, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether this is the scale of a packed weight's activations."""
+    module, _, last = name.rpartition(".")
+    return last in OF_ACTIVATIONS and isinstance(tensors.get(f"{module}.weight"), DequantisedTensor)
 
 
 # From a stored tensor, all tensors by name and the settings: the weight whose main part it is; None of any other.

@@ -1,0 +1,73 @@
+"""Fig. 3 of the detokenization paper for a GPT-2 whose token embeddings are not at hand, as a function of their spread.
+
+    python -m analyses.experiments.position_sigma gpt2/ --head 7 --query 500 --out out/position-sigma
+
+T^p and T^pp need sigma_j, the standard deviation of e + p_j over the d dimensions. For tokens whose embeddings have
+standard deviation s and are uncorrelated with p_j it is sqrt(s^2 + Var p_j): Fig. 3 is known for each s.
+"""
+
+from pathlib import Path
+
+import click
+import numpy as np
+from scipy.special import softmax
+
+import weightscope as ws
+from analyses.inputs import out_option
+from weightscope.cli.command import EndsInOneLine
+from weightscope.detok.first_layer import FirstLayer, position_terms
+from weightscope.detok.positions import near_mass
+from weightscope.files import OutputFolder
+from weightscope.pages.style import COLOURS, COLUMN, DASHES, in_our_style, save, subplots
+from weightscope.tables import Column, Table
+
+SPREADS = (0.04, 0.06, 0.08, 0.1, 0.12, 0.14, 0.16, 0.2, 0.25, 0.3, 0.4)
+DRAWN = (0.04, 0.08, 0.14, 0.3)
+
+
+@click.command("position-sigma", cls=EndsInOneLine)
+@click.argument("source")
+@click.option("--head", default=7, show_default=True)
+@click.option("--query", default=500, show_default=True)
+@out_option("out/position-sigma")
+def main(source: str, head: int, query: int, out: Path) -> None:
+    """Write by-spread.csv and by-spread.png into OUT."""
+    model = ws.open_model(source)
+    terms = position_terms(FirstLayer(model), query, unscaled=True)
+    seen = slice(query + 1)
+    variance = np.asarray(model.positions, float)[seen].var(axis=1)  # (query + 1,)
+    curves = {}
+    for spread in SPREADS:
+        sigma = np.sqrt(spread**2 + variance)
+        curves[spread] = terms.p_numerator[head, seen] / sigma + terms.pp_numerator[head, seen] / (sigma * sigma[query])
+    attention = {spread: softmax(terms.scale * curve) for spread, curve in curves.items()}
+    table = Table([
+        Column("s", np.array(SPREADS), meaning="standard deviation of a token's embedding over its dimensions"),
+        Column("peak", np.array([weights.argmax() for weights in attention.values()]), meaning="position"),
+        Column("near_mass", near_mass(np.stack([*attention.values()])), meaning="attention to the nearest tenth"),
+        Column("rising", np.array([(np.diff(curve) > 0).mean() for curve in curves.values()]),
+               meaning="share of the steps of $T^p + T^pp$ that rise"),
+    ])  # fmt: skip
+    with OutputFolder(out) as files:
+        files.table("by-spread.csv", table)
+        save(drawn(curves, attention, head, query), files, "by-spread")
+    click.echo(table)
+
+
+@in_our_style()
+def drawn(curves: dict[float, np.ndarray], attention: dict[float, np.ndarray], head: int, query: int) -> object:
+    """T^p + T^pp and its softmax over positions, one line per spread."""
+    figure, axes = subplots(1, 2, figsize=(2 * COLUMN, 2.2))
+    for spread, colour, dash in zip(DRAWN, COLOURS, DASHES, strict=False):
+        axes[0].plot(curves[spread], color=colour, linestyle=dash, linewidth=0.8, label=f"$s$ = {spread:g}")
+        axes[1].plot(attention[spread], color=colour, linestyle=dash, linewidth=0.8)
+    for axis, label in zip(axes, ("$T^p + T^{pp}$ (1)", "softmax (1)"), strict=True):
+        axis.set_xlabel("key position $j$")
+        axis.set_ylabel(label)
+    axes[0].set_title(f"head {head}, query at {query}")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(DRAWN))
+    return figure
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""What heads do with the first token of short random texts, against transformers' eager attention on the same texts."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import weightscope as ws
+from tests.support.cases import CASES
+from weightscope.circuits import names
+from weightscope.circuits.names import DRAWS, NAMED_AT_LEAST, SHORT, first_token_sinks
+from weightscope.circuits.stream import attend, follow_exactly, short_sequences
+from weightscope.embedded import FOLDER
+from weightscope.metrics.sinks import BROADCAST, NEITHER, NO_SINK, NOP, first_token_kind
+
+by_name = {case.name: case for case in CASES}
+FAMILIES = ("llama", "qwen2", "gemma", "gpt2", "gpt_neox", "gemma2", "gemma3", "qwen3", "phi3", "stablelm",
+            "starcoder2", "opt", "olmo2", "bloom", "falcon_alibi", "cohere", "gptj", "gpt_neo", "codegen", "mistral",
+            "phi")  # fmt: skip
+
+
+def saved(name: str, folder: Path, **config: Any) -> Any:
+    """A random model of a case, in a folder; windows are wider than the texts."""
+    pytest.importorskip("transformers", reason="the eager models are transformers', which is not installed")
+    from tests.support.random_models import random_model
+
+    case = by_name[name]
+    wide = {key: 64 for key in ("sliding_window", "window_size") if key in case.config}
+    network = random_model(replace(case, config=case.config | wide | config))
+    network.save_pretrained(folder)
+    return network
+
+
+def compared(name: str, folder: Path) -> None:
+    """Attention of every head to every token is the eager model's; so is its mean from the last token to the first."""
+    network = saved(name, folder, bos_token_id=3)
+    torch = pytest.importorskip("torch")
+    model = ws.open_model(folder)
+    tokens = short_sequences(model, SHORT, DRAWS)
+    assert tokens.shape == (2 * DRAWS, SHORT) and set(tokens[:DRAWS, 0]) == {3} and len(set(tokens[DRAWS:, 0])) > 3
+    np.testing.assert_array_equal(tokens[:DRAWS, 1:], tokens[DRAWS:, 1:])
+    with torch.inference_mode():
+        expected = [each.numpy() for each in network(torch.tensor(tokens), output_attentions=True).attentions]
+    last = len(expected) - 1
+    for short, eager in zip(follow_exactly(model, tokens, last), expected, strict=True):
+        np.testing.assert_allclose(short.attention, eager, rtol=0, atol=2e-5, err_msg=str(short.layer.index))
+    sinks = first_token_sinks(model, model.attention_layers)
+    assert not sinks.note
+    named, unnamed = (np.array([each[start, :, -1, 0].mean(axis=0) for each in expected])
+                      for start in (slice(DRAWS), slice(DRAWS, None)))  # fmt: skip
+    start = named if named.mean() >= NAMED_AT_LEAST * unnamed.mean() else unnamed
+    np.testing.assert_allclose(sinks.share, start, rtol=0, atol=2e-5)
+    assert ((sinks.kind == NO_SINK) == (sinks.share < 0.5)).all()
+    only_last = first_token_sinks(model, [last])
+    np.testing.assert_allclose(only_last.share[0], sinks.share[last], rtol=0, atol=1e-6)
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("name", FAMILIES)
+def test_attention_to_the_first_token_is_the_eager_model_s(name: str, tmp_path: Path) -> None:
+    compared(name, tmp_path)
+
+
+def test_texts_side_by_side_do_not_see_each_other(embedded: ws.Model) -> None:
+    tokens = short_sequences(embedded, SHORT, 4)
+    together = list(follow_exactly(embedded, tokens, 1))
+    for number, text in enumerate(tokens):
+        for short, alone in zip(together, follow_exactly(embedded, text[None], 1), strict=True):
+            np.testing.assert_allclose(short.x[number], alone.x[0], rtol=0, atol=1e-5)
+            np.testing.assert_allclose(short.attention[number], alone.attention[0], rtol=0, atol=1e-6)
+            plain = attend(short.layer, alone.x[0], causal=True)
+            np.testing.assert_allclose(alone.attention[0], plain, rtol=0, atol=1e-6)
+
+
+@pytest.mark.check
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("mixtral", "the place of the feed-forward network in mixtral models is not known here"),
+        ("bert", "attention is not causal"),
+    ],
+)
+def test_models_that_cannot_be_followed_say_why(name: str, reason: str, tmp_path: Path) -> None:
+    saved(name, tmp_path)
+    model = ws.open_model(tmp_path)
+    sinks = first_token_sinks(model, model.attention_layers)
+    assert np.isnan(sinks.share).all() and sinks.share.shape == (len(model.attention_layers), model.config.n_heads)
+    assert reason in sinks.note
+
+
+def test_an_audit_has_the_columns_whether_or_not_they_are_known(
+    embedded: ws.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = ws.audit(embedded, directions=0)
+    assert known.heads.names[-2:] == ["sink_share", "sink_kind"]
+    assert (known.heads["sink_share"] > 0).all() and (known.heads["sink_share"] < 1).all()
+    assert not any("Sinks" in note for note in known.notes)
+    unasked = ws.audit(embedded, directions=0, sinks=False)
+    assert np.isnan(unasked.heads["sink_share"]).all() and unasked.heads.csv().splitlines()[1].endswith(",,")
+    assert "Sinks at the first token are not known: they were not asked for." in unasked.notes
+    monkeypatch.setattr(names, "UNASKED", 1000)
+    large = ws.audit(embedded, directions=0)
+    assert any("feed-forward networks are read only if asked for" in note for note in large.notes)
+    asked = ws.audit(embedded, directions=0, sinks=True)
+    np.testing.assert_array_equal(asked.heads["sink_share"], known.heads["sink_share"])
+
+
+def test_a_broken_network_leaves_the_audit_whole(tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(FOLDER / name, tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    name = next(name for name in weights if name.endswith("h.0.mlp.c_proj.weight"))
+    for change, reason in ((weights[name] * np.nan, "not finite"), (weights[name][:-1].copy(), "has shape")):
+        save_file(weights | {name: change}, tmp_path / "model.safetensors")
+        audit = ws.audit(tmp_path, directions=0)
+        assert np.isnan(audit.heads["sink_share"]).all()
+        assert any(note.startswith("Sinks at the first token are not known") and reason in note for note in audit.notes)
+
+
+def head_of(rng: np.random.Generator, first: float) -> tuple[np.ndarray, np.ndarray]:
+    """Attention of 9 texts of 3 tokens that is 0.9 at the first, and updates; the first's is `first` times as long."""
+    attention = np.zeros((9, 3, 3))
+    attention[:, 0, 0], attention[:, 1, :2], attention[:, 2] = 1, (0.9, 0.1), (0.9, 0.05, 0.05)
+    updates = rng.normal(size=(9, 3, 5))
+    updates /= np.linalg.norm(updates, axis=-1, keepdims=True)
+    updates[:, 0] = first * updates[0, 0]
+    return attention, updates
+
+
+@pytest.mark.parametrize(("first", "kind"), [(0.1, NOP), (2.0, BROADCAST), (0.3, NEITHER)])
+def test_a_head_that_was_built_for_a_kind_has_it(first: float, kind: str) -> None:
+    attention, updates = head_of(np.random.default_rng(0), first)
+    assert first_token_kind(0.9, attention, updates) == kind
+    assert first_token_kind(0.49, attention, updates) == NO_SINK
+
+
+def test_a_first_token_whose_value_differs_from_text_to_text_is_no_broadcast() -> None:
+    attention, updates = head_of(np.random.default_rng(0), 1.0)
+    assert first_token_kind(0.9, attention, updates) == BROADCAST
+    updates[:, 0] = np.eye(5)[np.arange(9) % 5]
+    assert first_token_kind(0.9, attention, updates) == NEITHER

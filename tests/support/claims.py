@@ -1,0 +1,583 @@
+"""What five papers claim, in the order of their abstracts and sections, and what the files under figures/ say of it.
+
+A claim's row is rendered from the files: its numbers, and whether its conditions hold: all (yes), some (in part) or
+none (no). Each is about the models that ran here, which are not the papers'.
+"""
+
+import json
+from collections.abc import Iterator
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+from tests.support.quoted import FIGURES, cell, column, rows, said
+
+
+class Claim(NamedTuple):
+    """One row: a sentence of the paper, shortened; what was found, with places for numbers; what must be true."""
+
+    paper: str
+    here: str
+    numbers: list[float]
+    holds: list[bool]
+
+    def row(self) -> str:
+        verdict = "yes" if all(self.holds) else "in part" if any(self.holds) else "no"
+        return f"| {self.paper} | {said(self.here, self.numbers)} | {verdict} |"
+
+
+HEADER = "| claim of the paper | here | holds? |\n| --- | --- | --- |\n"
+TERMS = ("p", "pp", "ee", "e", "ep", "pe")  # of eq. 14, the three that the paper names first
+BOOKS = {"SmolLM2": "smollm2-135m-instruct.q4_1", "Gemma": "gemma-3-270m-q4_k_m", "Qwen": "qwen2.5-coder-0.5b"}
+
+
+def ends(values: np.ndarray) -> list[float]:
+    """The lowest and the highest."""
+    return [float(np.min(values)), float(np.max(values))]
+
+
+# Detokenization
+
+
+def contribution(name: str, statistic: str = "mean_over_positions") -> float:
+    """A term's contribution, mean over heads: eq. 18, or as the authors draw it."""
+    return float(column("gpt2-detok/contributions.csv", statistic, term=name).mean())
+
+
+def detokenization() -> Iterator[Claim]:
+    heads, trends, gpt2 = "gpt2-detok/heads.csv", "gpt2-detok/trends.csv", "positions-gpt2/trends.csv"
+    auroc = column(heads, "auroc")
+    first = [row["joined"] for row in rows("gpt2-detok/neighbours.csv") if (row["head"], row["rank"]) == ("6", "1")]
+    words = {" responsibility", " amazement", " propriety", " diamond", " Bishop", " don't"}
+    yield Claim(
+        "Of all tokens, T^ee scores highest the one that completes the word (section 3.1)",
+        "head 6's first choice does, for {:d} of the {:d} word endings tried",
+        [len({*first} & words), len(first)],
+        [{*first} == words],
+    )
+    yield Claim(
+        "Heads differ: one has AUROC 0.88 on bigrams, the last 0.29 (section 3.2)",
+        "{:.2f} to {:.2f}; head 6 is {:.2f} above the second",
+        [*ends(auroc)[::-1], *-np.diff(np.sort(auroc)[:-3:-1])],
+        [auroc.max() > 0.75, auroc.min() < 0.5],
+    )
+    by_frequency = cell(heads, "auroc_by_frequency", head=6)
+    yield Claim(
+        "Attention leans to frequent bigrams (abstract)",
+        "head 6: {:.2f}, and {:.2f} weighted by frequency",
+        [auroc[6], by_frequency],
+        [auroc[6] > 0.7, by_frequency > 0.7],
+    )
+    falling, lowest = cell(gpt2, "t_p_falling", head=7), cell(gpt2, "t_p_lowest_at", head=7)
+    yield Claim(
+        "T^p rises monotonically with j (section 4)",
+        "no head's does at every step: in head 1 {:.0%} of the steps fall, in GPT-2's head 7 {:.0%}, until j = {:.0f}",
+        [cell(trends, "t_p_falling", head=1), falling, lowest],
+        [cell(trends, "t_p_falling", head=1) == 0, falling == 0],
+    )
+    lines = column(gpt2, "t_p_linear_share")
+    yield Claim(
+        "One component is a straight line, like ALiBi (section 1)",
+        "a line explains {:.0%} of head 1's T^p, and over 90 % in {:d} of GPT-2's {:d} heads",
+        [cell(trends, "t_p_linear_share", head=1), int((lines > 0.9).sum()), len(lines)],
+        [cell(trends, "t_p_linear_share", head=1) > 0.9, (lines > 0.9).mean() > 0.5],
+    )
+    waves = column(gpt2, "t_pp_sinusoid_share")
+    yield Claim(
+        "T^pp is a wave (section 4)",
+        "in GPT-2 a wave explains {:.0%} to {:.0%} of it, in {:d} of {:d} heads over half; in head 1 of the "
+        "embedded model {:.0%}",
+        [*ends(waves), int((waves > 0.5).sum()), len(waves), cell(trends, "t_pp_sinusoid_share", head=1)],
+        [bool((waves > 0.5).all()), cell(trends, "t_pp_sinusoid_share", head=1) > 0.5],
+    )
+    highest = cell(gpt2, "t_pp_highest_at", head=7)
+    yield Claim(
+        "T^pp is highest at the nearest tokens (section 4)",
+        "at {:.0f} of 127 in head 1; without sigma at {:.0f} of 500 in GPT-2's head 7",
+        [cell(trends, "t_pp_highest_at", head=1), highest],
+        [cell(trends, "t_pp_highest_at", head=1) > 120, highest > 450],
+    )
+    spread = "positions-gpt2-spread/by-spread.csv"
+    usual = np.array([0.08 <= s <= 0.3 for s in column(spread, "s")])
+    near = column(spread, "near_mass")[usual]
+    yield Claim(
+        "Their sum after the softmax leaves attention to near tokens (sections 4 and 6)",
+        "heads 1 and 6 give the nearest tenth {:.0%} and {:.0%}; GPT-2's head 7 {:.1%} to {:.1%}, whatever a token's "
+        "spread from 0.08 to 0.3",
+        [cell(trends, "near_mass", head=1), cell(trends, "near_mass", head=6), *ends(near)],
+        [cell(trends, "near_mass", head=1) > 0.5, bool((column(spread, "peak")[usual] == 500).all()), near.min() > 0.5],
+    )
+    by_kl, drawn = ([contribution(name, how) for name in TERMS] for how in ("mean_over_positions", "c_paper"))
+    yield Claim(
+        "T^ee, T^p and T^pp contribute most (section 5)",
+        "by eq. 18 yes: p {:.3f}, pp {:.3f}, ee {:.3f}, then e {:.3f}, ep {:.3f}, pe {:.3f}; as the authors' code "
+        "draws it no: p {:.4f}, pp {:.4f}, ee {:.4f}, e {:.4f}, ep {:.4f}, pe {:.4f}", [*by_kl, *drawn],
+        [min(by_kl[:3]) > max(by_kl[3:]), min(drawn[:3]) > max(drawn[3:])],
+    )  # fmt: skip
+
+
+# Norm-based analysis
+
+SPECIAL = {"norm-attention": ("<s>", "</s>", ". or ,"), "norm-attention-minilm": ("[CLS]", "[SEP]", ". or ,")}
+
+
+def of_both(file: str, name: str, **where: str) -> list[float]:
+    """A cell of MPNet's and of MiniLM's table."""
+    return [cell(f"{folder}/{file}.csv", name, **where) for folder in SPECIAL]
+
+
+def norm_based() -> Iterator[Claim]:
+    of_f, of_x = (
+        of_both("summary", "cv", of=name) for name in ("|f(x)|, all heads together", "|x|, all layers together")
+    )
+    yield Claim(
+        "Transformed vectors f(x) differ in length (Table 1: coefficient of variation 0.34)",
+        "MPNet {:.2f}, MiniLM {:.2f}",
+        of_f,
+        [cv > 0.3 for cv in of_f],
+    )
+    yield Claim(
+        "Inputs x differ less (Table 2: 0.15)",
+        "{:.2f} and {:.2f}",
+        of_x,
+        [x < f for x, f in zip(of_x, of_f, strict=True)],
+    )
+    ratios = [
+        column(f"{folder}/heads.csv", "sigma_max") / column(f"{folder}/heads.csv", "sigma_min") for folder in SPECIAL
+    ]
+    yield Claim(
+        "In each of 12 heads drawn, f stretches one direction at least 1.8 times as much as another (section 5.2)",
+        "at least {:.2f} times in MPNet's {:d} heads; at least {:.2f} in MiniLM's {:d}, {:d} of them under 1.8",
+        [ratios[0].min(), len(ratios[0]), ratios[1].min(), len(ratios[1]), int((ratios[1] < 1.8).sum())],
+        [bool((ratio >= 1.8).all()) for ratio in ratios],
+    )
+    special = [column(f"{folder}/kinds.csv", "spearman")[:3] for folder in SPECIAL]
+    yield Claim(
+        "Weight and length are opposed at [CLS], [SEP], full stops and commas (Table 3: -0.34, -0.69, -0.25)",
+        "MPNet {:.2f}, {:.2f}, {:.2f}; MiniLM {:.2f}, {:.2f}, {:.2f}",
+        [*special[0], *special[1]],
+        [bool((values < -0.2).all()) for values in special],
+    )
+    others = [column(f"{folder}/kinds.csv", "spearman")[3] for folder in SPECIAL]
+    yield Claim(
+        "At other tokens they are not (Table 3: -0.06)", "{:.2f} and {:.2f}", others, [abs(rho) < 0.2 for rho in others]
+    )
+    weights = 1 - column("norm-attention/layers.csv", "alpha other")
+    small = 1 - column("norm-attention-minilm/layers.csv", "alpha other")
+    yield Claim(
+        "From layer 5 on these tokens get more than half of the weight (section 5.4)",
+        "MPNet: {:.0%} to {:.0%} in layers 5 to 10, {:.0%} in the last; MiniLM: at most {:.0%} in any layer",
+        [*ends(weights[5:11]), weights[11], small.max()],
+        [bool((weights[5:11] > 0.5).all()), weights[11] > 0.5, small.max() > 0.5],
+    )
+    most = [
+        max(SPECIAL["norm-attention"], key=lambda kind: float(row[f"alpha {kind}"]))
+        for row in rows("norm-attention/layers.csv")
+    ]
+    yield Claim(
+        "Weight goes to [CLS] in early layers, [SEP] in middle ones, full stops and commas in late ones (section 5.4)",
+        "summed over a text, `<s>` gets most of the three in {:d} of layers 0 to 4, `</s>` in {:d} of layers 5 to 8, "
+        "full stops and commas in {:d} of layers 9 to 11",
+        [most[:5].count("<s>"), most[5:9].count("</s>"), most[9:].count(". or ,")],
+        [most[:5].count("<s>") >= 3, most[5:9].count("</s>") >= 2, most[9:].count(". or ,") == 3],
+    )  # fmt: skip
+    tables = {folder: [f"{folder}/{name}.csv" for name in ("layers", "heads")] for folder in SPECIAL}
+
+    def more_by_others(table: str, kinds: tuple[str, ...]) -> int:
+        """In how many rows all other tokens together add longer vectors."""
+        special = sum(column(table, f"|alpha f| {kind}") for kind in kinds)
+        return int((column(table, "|alpha f| other") > special).sum())
+
+    by_layer, by_head = zip(
+        *([more_by_others(table, SPECIAL[folder]) for table in tables[folder]] for folder in SPECIAL), strict=True
+    )
+    yield Claim(
+        "What these tokens add is short: all others together add far more, in most layers (section 5.4)",
+        "more in {:d} of 12 layers and {:d} of 144 heads of MPNet, in {:d} of 6 and {:d} of 72 of MiniLM",
+        [by_layer[0], by_head[0], by_layer[1], by_head[1]],
+        [by_layer[0] == 12, by_layer[1] == 6],
+    )
+
+    def shorter_than_others(folder: str, kind: str) -> int:
+        """In how many heads f(x) of these tokens is shorter than that of other tokens."""
+        table = f"{folder}/heads.csv"
+        return int((column(table, f"|f| {kind}") < column(table, "|f| other")).sum())
+
+    shorter = [[shorter_than_others(folder, kind) for kind in kinds] for folder, kinds in SPECIAL.items()]
+    yield Claim(
+        "They are a dustbin: tokens of every text with short f(x) (section 5.4)",
+        "shorter than other tokens in {:d}, {:d} and {:d} of 144 heads of MPNet, in {:d}, {:d} and {:d} of 72 of "
+        "MiniLM",
+        [*shorter[0], *shorter[1]],
+        [min(shorter[0]) > 0.9 * 144, min(shorter[1]) > 0.9 * 72],
+    )
+
+
+# Outlier dimensions
+
+PREFERRED, STREAM = "outlier-dimensions/preferences.csv", "outlier-dimensions/stream.csv"
+
+
+def share(kind: str, dimension: str) -> np.ndarray:
+    """By layer: what a dimension (or all outliers) adds to a kind's score above other keys, as a share of it."""
+    return column(PREFERRED, dimension, key=kind) / column(PREFERRED, "score_above_other", key=kind)
+
+
+def mean_of(dimension: int, tokens: str) -> np.ndarray:
+    """By output of a layer, the embeddings first."""
+    return np.abs(column(STREAM, "mean", dimension=dimension, tokens=tokens))[:-1]
+
+
+def outlier_dimensions() -> Iterator[Claim]:
+    kinds, comma = ("<s>", "</s>", ". or ,"), ". or ,"
+    dimensions = len(rows(PREFERRED)[0]) - 4
+    z = {name: np.abs(column(STREAM, "robust_z", dimension=name, tokens="all")) for name in (555, 568)}
+    yield Claim(
+        "Few dimensions of the outputs are far from all others (section 2.1: 308 in every layer, 381, 180)",
+        "{:d} of 768 in MPNet, by the mean over tokens or over a kind of token; 555 passes 5 robust deviations in {:d} "
+        "of 13 outputs, 568 in {:d}",
+        [dimensions, int((z[555] > 5).sum()), int((z[568] > 5).sum())],
+        [dimensions < 0.05 * 768, (z[555] > 5).sum() > 6, (z[568] > 5).sum() > 6],
+    )
+    attention = {kind: column("outlier-dimensions/attention.csv", kind) for kind in kinds}
+    yield Claim(
+        "Attention goes to [CLS] in early layers, to [SEP] in middle ones (abstract, section 2.2)",
+        "per token `<s>` gets {:.2f} to {:.2f} in layers 0 to 4, `</s>` {:.2f} to {:.2f} in layers 5 to 8, the most of "
+        "all kinds", [*ends(attention["<s>"][:5]), *ends(attention["</s>"][5:9])],
+        [all((attention["<s>"][:5] > attention[kind][:5]).all() for kind in ("</s>", comma)),
+         all((attention["</s>"][5:9] > attention[kind][5:9]).all() for kind in ("<s>", comma))],
+    )  # fmt: skip
+    yield Claim(
+        "In the last two layers attention to full stops and commas rises steeply (section 2.2)",
+        "it falls: {:.2f} in layer 9, {:.2f} in 10, {:.2f} in 11; it rises with `</s>`, from {:.2f} in layer 4 to "
+        "{:.2f} in 5",
+        [*attention[comma][9:], *attention[comma][4:6]],
+        [attention[comma][11] > attention[comma][9]],
+    )
+    yield Claim(
+        "In these dimensions special tokens, full stops and commas differ from other tokens (section 3)",
+        "absolute mean in 555, layers 1 to 4: `<s>` {:.1f} to {:.1f}, others {:.1f} to {:.1f}; in 568, layers 4 to 8: "
+        "`</s>` {:.1f} to {:.1f}, full stops and commas {:.1f} to {:.1f}, others {:.2f} to {:.2f}",
+        [*ends(mean_of(555, "<s>")[1:5]), *ends(mean_of(555, "other")[1:5]), *ends(mean_of(568, "</s>")[4:9]),
+         *ends(mean_of(568, comma)[4:9]), *ends(mean_of(568, "other")[4:9])],
+        [mean_of(555, "<s>")[1:5].min() > 5 * mean_of(555, "other")[1:5].max(),
+         mean_of(568, comma)[4:9].min() > 5 * mean_of(568, "other")[4:9].max()],
+    )  # fmt: skip
+    early = share("<s>", "of 555")[1:5]
+    yield Claim(
+        "Outliers alone do not explain the attention to [CLS] in early layers (sections 4.3 and 5)",
+        "dimension 555 alone makes {:.0%} to {:.0%} of `<s>`'s advantage in layers 1 to 4",
+        ends(early),
+        [early.max() < 0.9],
+    )
+    middle, all_outliers = share("</s>", "of 568")[5:8], share("</s>", "of_outliers")[5:9]
+    yield Claim(
+        "They do explain the attention to [SEP] in middle layers (sections 4.3 and 5)",
+        "568 makes {:.0%} to {:.0%} of `</s>`'s advantage in layers 5 to 7, all outliers together {:.0%} to {:.0%} in "
+        "5 to 8",
+        [*ends(middle), *ends(all_outliers)],
+        [middle.min() > 0.5, all_outliers.min() > 0.8],
+    )
+    late = np.concatenate([share(kind, "of 555")[9:11] for kind in ("</s>", comma)])
+    unused = np.concatenate([share(kind, "of 568")[9:11] for kind in ("</s>", comma)])
+    last = [share(kind, "of_outliers")[11] for kind in ("</s>", comma)]
+    yield Claim(
+        "They do explain the attention to [SEP], full stops and commas in the last layer (sections 4.3 and 5)",
+        "all outliers together make {:.0%} and {:.0%} of their advantage in layer 11; in layers 9 and 10 555 makes "
+        "{:.0%} to {:.0%}, 568 at most {:.0%}",
+        [*last, *ends(late), unused.max()],
+        [min(last) > 0.8],
+    )
+    scores = {kind: column(PREFERRED, "score_above_other", key=kind)[9:11] for kind in ("<s>", "</s>")}
+    yield Claim(
+        "Late in the model it is [SEP], full stops and commas that score high, not [CLS] (section 4.3)",
+        "in layers 9 and 10 both score alike above other keys: `<s>` {:.1f} and {:.1f}, `</s>` {:.1f} and {:.1f}; 555 "
+        "makes over half of both",
+        [*scores["<s>"], *scores["</s>"]],
+        [bool((scores["</s>"] > 1.1 * scores["<s>"]).all())],
+    )
+    each = [name for name in rows(PREFERRED)[0] if name.startswith("of ")]
+    first = [share(kind, name)[0] for kind in kinds for name in each]
+    yield Claim(
+        "In the first layer no dimension dominates (appendix A)",
+        "in layer 0 no outlier makes more than {:.0%} of any kind's advantage",
+        [max(first)],
+        [max(first) < 0.5],
+    )
+
+
+# Sink as a bias
+
+
+def in_layers(model: str, name: str) -> np.ndarray:
+    return column(f"sink-bias/{BOOKS[model]}/layers.csv", name)
+
+
+def worse(model: str, layers: str, how: str, start: int = 0, which: str = "change") -> float:
+    """The change in perplexity with a constant (SSP) or nothing (ablation) in the sink's place."""
+    where = {"layers": layers, "intervention": how, "first_position": start}
+    return cell(f"sink-bias/{BOOKS[model]}/patching.csv", which, **where)
+
+
+def in_range(measure: str) -> tuple[list[float], list[bool]]:
+    """Of how many layers the paper's range holds, by model; and whether these are most of them."""
+    counts = [
+        (row["within"], row["layers"]) for row in rows("sink-bias/beside-the-paper.csv") if row["measure"] == measure
+    ]
+    return [int(n) for pair in counts for n in pair], [int(within) > int(layers) / 2 for within, layers in counts]
+
+
+OF_LAYERS = "{:d} of {:d} layers of SmolLM2, {:d} of {:d} of Gemma, {:d} of {:d} of Qwen"
+
+
+def sink_bias() -> Iterator[Claim]:
+    models = tuple(BOOKS)
+    yield Claim("Ratio is 0.2 to 0.5 in most layers of every model (section 3.1)", OF_LAYERS, *in_range("Ratio"))
+    counts, most = in_range("SpectralRatio")
+    above = [(in_layers(model, "spectral_sink") > in_layers(model, "spectral_context")).sum() for model in models]
+    yield Claim(
+        "SpectralRatio is 0.8 or more in many layers, above that of other tokens (section 3.2)",
+        f"{OF_LAYERS}; above in {{:d}}, {{:d}} and {{:d}}",
+        [*counts, *map(int, above)],
+        [*most, *(n >= 0.9 * total for n, total in zip(above, counts[1::2], strict=True))],
+    )
+    yield Claim("R is 0.01 to 0.1: the update's size is constant too (section 3.3)", OF_LAYERS, *in_range("R"))
+    context = [float(np.median(in_layers(model, "variance_context"))) for model in models]
+    yield Claim(
+        "R of other tokens is near 1 (section 3.3)",
+        "medians {:.2f}, {:.2f}, {:.2f}",
+        context,
+        [r > 0.9 for r in context],
+    )
+    constant = {model: float(np.median(in_layers(model, "variance_sink_mu"))) for model in models}
+    yield Claim(
+        "R is smallest in models without biases (section 3.3)",
+        "medians {:.2f} (SmolLM2) and {:.2f} (Gemma) without, {:.2f} (Qwen) with",
+        [*constant.values()],
+        [constant["Qwen"] > 1.2 * max(constant["SmolLM2"], constant["Gemma"])],
+    )
+    free = ("SmolLM2", "Gemma")
+    all_layers = [[worse(model, "all", "SSP", start) for model in ("Qwen", *free)] for start in (0, 1)]
+
+    def both(model: str, layers: str = "all", start: int = 0) -> list[float]:
+        return [worse(model, layers, how, start) for how in ("SSP", "ablation")]
+
+    pairs = "{:+.1f} against {:+.1f}"
+    yield Claim(
+        "Without biases a constant keeps perplexity where removal does not (abstract, sections 4.2 and 5)",
+        f"all layers, constant against removal: Gemma {pairs}; SmolLM2 {pairs}, and {pairs} with position 0 left alone",
+        [*both("Gemma"), *both("SmolLM2"), *both("SmolLM2", start=1)],
+        [both("Gemma")[0] < both("Gemma")[1], both("SmolLM2")[0] < both("SmolLM2")[1],
+         both("SmolLM2", start=1)[0] < both("SmolLM2", start=1)[1]],
+    )  # fmt: skip
+    yield Claim(
+        "With biases a constant makes it worse: there the sink's part is dynamic (section 4.2)",
+        "by eq. 7 {:+.1f} (Qwen) against {:+.1f} and {:+.1f}; with position 0 left alone {:+.1f} against {:+.1f} and "
+        "{:+.1f}: the contrast is one of position 0",
+        [*all_layers[0], *all_layers[1]],
+        [biased > max(others) for biased, *others in all_layers],
+    )  # fmt: skip
+    sensitive = [
+        worse(model, "early", "SSP") > max(worse(model, part, "SSP") for part in ("middle", "late")) for model in models
+    ]
+    alone = [
+        worse(model, "early", "SSP", 1) > max(worse(model, part, "SSP", 1) for part in ("middle", "late"))
+        for model in models
+    ]
+    yield Claim(
+        "Early layers suffer most from the intervention (section 4.2)",
+        "in {:d} of 3 models; in {:d} with position 0 left alone",
+        [sum(sensitive), sum(alone)],
+        [*sensitive, *alone],
+    )
+    yield Claim(
+        "In Qwen models a constant in all layers is worse than removal (section 4.2)",
+        f"Qwen {pairs}, SmolLM2 too; with position 0 left alone {pairs}",
+        [*both("Qwen"), *both("Qwen", start=1)],
+        [both("Qwen")[0] > both("Qwen")[1], both("Qwen", start=1)[0] > both("Qwen", start=1)[1]],
+    )
+    without = [worse("Qwen", "middle", "ablation", 0, name) for name in ("change", "change_low", "change_high")]
+    needed = [worse(model, layers, "ablation") > 0 for model in models for layers in ("early", "middle", "late")]
+    yield Claim(
+        "The sink is indispensable: removing it costs perplexity (section 4.2)",
+        "in {:d} of {:d} ranges of layers; Qwen's middle layers are better without it, {:+.2f} ({:+.2f} to {:+.2f})",
+        [sum(needed), len(needed), *without],
+        needed,
+    )
+
+
+# Two mechanisms
+
+SMOL, NOP, BROADCAST = "sink-mechanisms/smollm2/heads.csv", "sink-toys/nop.csv", "sink-toys/broadcast.csv"
+DINO = [f"sink-mechanisms/vit-fashion-mnist{registers}/heads.csv" for registers in ("", "-registers")]
+
+
+@cache
+def emergence(**task: float) -> list[int]:
+    """The step at which each seed's sink score is halfway from the even share, 1/16, to where it ends; softmax."""
+    runs = json.loads((FIGURES / "sink-toys" / "nop.json").read_text(encoding="utf-8"))["runs"].values()
+    chosen = [run for run in runs if run["variant"] == "softmax" and all(run[name] == task[name] for name in task)]
+    halfway = [(1 / 16 + np.mean(run["score"][-3:])) / 2 for run in chosen]
+    return [
+        run["steps"][int(np.argmax(np.array(run["score"]) > half))] for run, half in zip(chosen, halfway, strict=True)
+    ]
+
+
+def toy(name: str, **where: object) -> np.ndarray:
+    return column(NOP, name, **{"variant": "softmax", "damping": 0, "probability": 0.5, **where})
+
+
+def two_mechanisms() -> Iterator[Claim]:
+    events = {name: column(SMOL, name) * 64 for name in ("events", "nop", "broadcast")}
+    vit = [sum((column(heads, name) * 64).sum() for heads in DINO) for name in ("nop", "broadcast")]
+    yield Claim(
+        "One pretrained model has both kinds of sink (abstract, section 4)",
+        "SmolLM2: {:.0f} no-op events and {:.0f} broadcasts; the two small DINOv2s: {:.0f} and {:.0f}",
+        [events["nop"].sum(), events["broadcast"].sum(), *vit],
+        [min(events["nop"].sum(), events["broadcast"].sum()) > 0, min(vit) > 0],
+    )
+    sinks = events["events"] >= 32
+    in_sinks = events["events"][sinks].sum() / events["events"].sum()
+    yield Claim(
+        "Sinks concentrate in specialised heads (abstract, section 4)",
+        "SmolLM2: {:d} of {:d} heads have {:.0%} of the events, {:d} have none; of the small DINOv2s no head has an "
+        "event on half of the images",
+        [int(sinks.sum()), len(sinks), in_sinks, int((events["events"] == 0).sum())],
+        [in_sinks > 0.5, any(column(heads, "events").max() >= 0.5 for heads in DINO)],
+    )  # fmt: skip
+    kinds = [row["kind"] for row in rows("sink-mechanisms/vit/layers.csv")]
+    small = {row["kind"] for heads in DINO for row in rows(heads.replace("heads", "layers"))}
+    yield Claim(
+        "They move from CLS in early layers to patches in deep ones (abstract, section 4)",
+        "the strongest key of the small ViT is CLS in layers 0 to {:d}, then a patch; in the small DINOv2s a patch in "
+        "every layer",
+        [kinds.index("patch") - 1],
+        [kinds == ["CLS"] * 7 + ["patch"] * 5, small != {"patch"}],
+    )
+    yield Claim(
+        "A head that must write nothing learns a sink whose value has no length (sections 3.1, 6)",
+        "toy: {:.0%} to {:.0%} of the others' length",
+        ends(toy("ratio")),
+        [toy("ratio").max() < 0.1],
+    )
+    yield Claim(
+        "No model cancels the other values instead (section 3.1)",
+        "`cancelled`, 1 where it does: at most {:.2f} in the toys of softmax, {:.2f} in SmolLM2's no-op heads",
+        [column(NOP, "cancelled", variant="softmax").max(), column(SMOL, "cancelled", mechanism="nop").max()],
+        [
+            column(NOP, "cancelled", variant="softmax").max() < 0.1,
+            column(SMOL, "cancelled", mechanism="nop").max() < 0.2,
+        ],
+    )
+    named = np.isin([row["mechanism"] for row in rows(SMOL)], ["nop", "broadcast"])
+
+    def of_sinks(name: str) -> np.ndarray:
+        return column(SMOL, name)[named]
+
+    part = of_sinks("first_margin") / of_sinks("logit_margin")
+    yield Claim(
+        "A gate needs a large first singular value along the sink, or a sink of large norm (Lemma 2, sections 3.1, 6)",
+        "toy: {:.1f} to {:.1f} times the second; SmolLM2's {:d} sink heads: at most {:.1f} times, it makes {:.0%} to "
+        "{:.0%} of the logit's margin of {:.1f} to {:.1f}, and behind the norm a sink has {:.2f} to {:.2f} of the "
+        "others' length",
+        [*ends(toy("qk_gap")), int(named.sum()), of_sinks("qk_gap").max(), *ends(part), *ends(of_sinks("logit_margin")),
+         *ends(of_sinks("read_ratio"))],
+        [toy("qk_gap").min() > 2, part.min() > 0.5 or of_sinks("read_ratio").min() > 1],
+    )  # fmt: skip
+    at = {p: float(np.mean(emergence(damping=0, probability=p))) for p in (0.1, 0.3, 0.5, 0.7, 0.9)}
+    yield Claim(
+        "Sinks emerge fastest where half of the tokens must write nothing, later where few do (appendix A.1)",
+        "steps until the sink is halfway there, mean of three seeds, by that share, 0.1, 0.3, 0.5, 0.7, 0.9: {:.0f}, "
+        "{:.0f}, {:.0f}, {:.0f}, {:.0f}",
+        [*at.values()],
+        [at[0.5] <= min(at.values()), at[0.1] > at[0.5] < at[0.9]],
+    )
+    tenth, half, none = (toy("flagged_attention", damping=damping) for damping in (0.1, 0.5, 1))
+    yield Claim(
+        "Damping is enough, no strict zero is needed (appendix A.1)",
+        "in all three seeds: {:.0%} to {:.0%} of the flagged tokens' attention at gamma 0.1, {:.0%} to {:.0%} at 0.5, "
+        "{:.0%} where nothing is damped; in the authors' stored sweep 0.1 forms no sink",
+        [*ends(tenth), *ends(half), none.max()],
+        [tenth.min() > 0.9, half.min() > 3 * none.max()],
+    )
+    ranks = np.concatenate([column(BROADCAST, f"layer{i}_rank") for i in (0, 1)])
+    yield Claim(
+        "A broadcast's update has rank one (Lemma 3, sections 3.2, 6)",
+        "toy: stable ranks of at most {:.2f}",
+        [ranks.max()],
+        [ranks.max() < 1.5],
+    )
+    values = np.concatenate([column(BROADCAST, f"layer{i}_selected_ratio", variant="softmax") for i in (0, 1)])
+    yield Claim(
+        "Its value is as long as the other tokens' (section 3.2)",
+        "toy: {:.2f} to {:.2f} times",
+        ends(values),
+        [values.min() > 0.8 and values.max() < 1.25],
+    )
+    strengths = [column(BROADCAST, f"layer{i}_strength", variant="softmax") for i in (0, 1)]
+    diagonals = np.concatenate([column(BROADCAST, f"layer{i}_diagonal", variant="softmax") for i in (0, 1)])
+    yield Claim(
+        "One layer broadcasts, the other is a diagonal (section 3.2, Fig. 3A)",
+        "both broadcast: the strongest keys get {:.2f} to {:.2f} and {:.2f} to {:.2f} of the attention, the diagonal "
+        "{:.2f} at most",
+        [*ends(strengths[0]), *ends(strengths[1]), diagonals.max()],
+        [diagonals.max() > 0.5],
+    )
+    between = [cell("sink-mechanisms/smollm2/layers.csv", f"between_{when}", layer=24) for when in ("before", "after")]
+    grown = [column(BROADCAST, f"layer0_similarity_{when}", variant="softmax") for when in ("before", "after")]
+    yield Claim(
+        "Broadcasts make tokens more alike (Lemma 4, section 3.2)",
+        "toy, first layer: cosines of {:.2f} to {:.2f} become {:.2f} to {:.2f}; SmolLM2's layer 24: {:.2f} becomes "
+        "{:.2f}",
+        [*ends(grown[0]), *ends(grown[1]), *between],
+        [bool((grown[1] > grown[0]).all()), between[1] > between[0]],
+    )
+    registers = rows("sink-mechanisms/vit-fashion-mnist-registers/heads.csv")
+    on_register = sum(row["kind"] == "register" for row in registers)
+    taken = toy("flagged_attention", variant="registers")
+    yield Claim(
+        "Registers take over nearly all sinks, no-ops too (abstract, section 4)",
+        "toy: {:.0%} to {:.0%} of the flagged tokens' attention; the small DINOv2: the strongest key is a register in "
+        "{:d} of {:d} heads",
+        [*ends(taken), on_register, len(registers)],
+        [taken.min() > 0.4, on_register > 0],
+    )
+    gated = {
+        variant: toy("strength", variant=variant).max() for variant in ("headwise gate", "headwise gate + registers")
+    }
+    payload = min(column(BROADCAST, "layer1_broadcast", variant=variant).min() for variant in gated)
+    yield Claim(
+        "Gating and registers remove no-ops and leave broadcasts (section 6)",
+        "toys with a headwise gate: the strongest key gets {:.2f} at most of the attention where nothing must be "
+        "written; {:.0%} or more of the second layer's inputs broadcast",
+        [max(gated.values()), payload],
+        [max(gated.values()) < 0.2, payload > 0.5],
+    )
+    iou = {name: 100 * column("sink-toys/vit.csv", "patch_iou", variant=name).mean()
+           for name in ("softmax", "registers", "headwise gate", "headwise gate + registers")}  # fmt: skip
+    yield Claim(
+        "Gates, registers and both improve segmentation, both most (abstract, section 5)",
+        "ViT of 40,000 weights, mean IoU: plain {:.1f}, registers {:.1f}, gate {:.1f}, both {:.1f}",
+        [*iou.values()],
+        [iou[name] > iou["softmax"] for name in list(iou)[1:]],
+    )
+    accuracy = [100 * column("sink-toys/vit.csv", "accuracy", variant=name).mean() for name in iou]
+    yield Claim(
+        "Classification stays as it is (section 5)",
+        "the same ViT, accuracy: {:.0f}, {:.0f}, {:.0f}, {:.0f} %",
+        accuracy,
+        [max(accuracy) - min(accuracy) < 2],
+    )
+
+
+CLAIMS = {
+    ("detok", "Detokenization"): detokenization, ("norms", "Norm-based analysis"): norm_based,
+    ("outliers", "Outlier dimensions"): outlier_dimensions, ("sinks", "Sink as a bias"): sink_bias,
+    ("sinks", "Two mechanisms"): two_mechanisms,
+}  # fmt: skip
+
+
+def claim_rows(page: str) -> list[str]:
+    """The rows of a page's tables."""
+    return [claim.row() for (name, _), claims in CLAIMS.items() if name == page for claim in claims()]
