@@ -8,9 +8,8 @@ import pytest
 import weightscope as ws
 from analyses.experiments.lineage_null import redraws
 from analyses.experiments.named_parts import read_weights
-from tests.lineage.test_families import changed
-from tests.lineage.test_lineage import drawn, noisy, written
-from tests.support.tiny_models import FIXTURES
+from tests.support.small_llama import drawn, noisy, write_small_llama, written
+from tests.support.tiny_models import FIXTURES, changed
 from weightscope.lineage.differences import structure_kinds
 from weightscope.lineage.matching import matches
 from weightscope.lineage.probes import drawn_probes
@@ -78,9 +77,9 @@ def test_likeness_is_the_cosine_of_maps(base, tmp_path):
 
 
 @pytest.mark.check  # 12 models, 66 pairs, 8 draws
-def test_strangers_are_not_accused_by_any_draw(base, tmp_path):
+def test_strangers_are_not_accused_by_any_draw(tmp_path):
     """Redraws with a model's spectra, values or sizes: 528 judgements."""
-    weights, judged = read_weights(base), 0
+    weights, judged = read_weights(write_small_llama(tmp_path / "base", layers=2)), 0
     folders = [written(made, tmp_path / f"{name} {seed}") for seed in range(4) for name, made in redraws(weights, seed)]
     models = [ws.open_model(folder) for folder in folders]
     for k in range(8):

@@ -168,7 +168,7 @@ def _by_sketches(
             kept = np.flatnonzero(order >= 0)
             taken[heads[kept]] = of_base[place][order[kept]]
     rest, chance = sampled_cosines[taken[:, None] != seen], 1 / (2 * HALF)
-    if maps is not None and len(x) * len(y) <= FEW:
+    if maps is not None and paired.any() and len(x) * len(y) <= FEW:
         rest, chance = _rest_of_maps(maps, taken), 1 / (2 * _dimensions_of_maps(maps) ** 2)
     square = float(np.median(rest**2)) / CHI_SQUARED if len(rest) else 0.0
     elsewhere = sqrt(max(0.0, square - chance))
