@@ -1,25 +1,15 @@
 """Lineages of every family's stacks, and of checkpoints whose values are out of scale."""
 
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
-from tests.support.tiny_models import FIXTURES
+from tests.support.tiny_models import FIXTURES, changed
 from weightscope.errors import CheckpointError
 from weightscope.lineage.sketches import fingerprint
-
-
-def changed(fixture: str, folder: Path, change) -> Path:
-    """A copy of a fixture whose floats are changed."""
-    shutil.copytree(FIXTURES / fixture, folder)
-    weights = load_file(folder / "model.safetensors")
-    floats = {name: w for name, w in weights.items() if w.dtype.kind == "f"}
-    save_file(weights | {name: change(w).astype(w.dtype) for name, w in floats.items()}, folder / "model.safetensors")
-    return folder
 
 
 @pytest.mark.parametrize("fixture", sorted(path.parent.name for path in FIXTURES.glob("*/model.safetensors")))

@@ -14,6 +14,7 @@ from analyses.experiments.derivations import DERIVATIONS, averaged, drifted, ran
 from analyses.experiments.further_kinds import CASES, COLUMNS, initial, judged, tuned
 from analyses.experiments.named_parts import read_weights, write_gguf, write_weights
 from benchmarks.synthetic import Sizes, write
+from tests.support.small_llama import drawn, noisy, written
 from tests.support.tiny_models import FIXTURES
 from weightscope.changes import recomputed
 from weightscope.cli import main
@@ -209,23 +210,6 @@ def test_no_base_is_one_clear_error():
 def test_stranger_drawn_anew_is_not_undecided(base, tmp_path):
     write_weights(redrawn(drifted(read_weights(base), 1.0)), tmp_path / "redrawn")
     assert ws.lineage(tmp_path / "redrawn", base).verdict != "undecided"
-
-
-def written(weights, folder):
-    write_weights(weights, folder)
-    return folder
-
-
-def noisy(weights, seed, share):
-    """With noise of this share of the size of each matrix."""
-    rng = np.random.default_rng(seed)
-    matrices = sorted(((part, w) for part, w in weights.parts.items() if w.ndim == 2), key=str)
-    return weights.but({part: w + share * w.std() * rng.standard_normal(w.shape) for part, w in matrices})
-
-
-def drawn(weights, seed):
-    """With matrices drawn anew."""
-    return noisy(weights.but({part: 1e-6 * w for part, w in weights.parts.items() if w.ndim == 2}), seed, 1e6)
 
 
 @pytest.mark.parametrize("seed", range(4))  # what is left of a fit with two copies depends on rounding

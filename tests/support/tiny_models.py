@@ -1,11 +1,13 @@
 """The fixtures of this folder, opened: tiny models written by transformers, and what its eager attention computed."""
 
+import shutil
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
 from tests.support.cases import CASES, Case
@@ -74,3 +76,12 @@ def centred(scores: np.ndarray, seen: np.ndarray) -> np.ndarray:
     """Scores less each row's mean over the keys that are `seen`, zero elsewhere: a softmax depends on nothing else."""
     kept = np.where(seen, scores, 0)
     return np.where(seen, kept - kept.sum(-1, keepdims=True) / seen.sum(-1, keepdims=True), 0)
+
+
+def changed(fixture: str, folder: Path, change) -> Path:
+    """A copy of a fixture whose floats are changed."""
+    shutil.copytree(FIXTURES / fixture, folder)
+    weights = load_file(folder / "model.safetensors")
+    floats = {name: w for name, w in weights.items() if w.dtype.kind == "f"}
+    save_file(weights | {name: change(w).astype(w.dtype) for name, w in floats.items()}, folder / "model.safetensors")
+    return folder

@@ -3,16 +3,23 @@
 A comparison of sketches uses one half of their numbers to choose heads and layers, and the other half to measure how
 alike the chosen ones are. For two checkpoints that share nothing, that likeness has mean zero and a known standard
 deviation, whatever was chosen.
+
+Where the weights of both are at hand, sketches only say which pairs to look at. How alike these are is the cosine of
+their maps, <W, W'> = tr((A'A~)(B~'B)) for W = AB', which no draw of signs changes; see `_examined`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import log, sqrt
+from typing import NamedTuple
 
 import numpy as np
 
+from weightscope.attention.factored import Factored, inner
 from weightscope.changes.token_order import TokenOrder
+from weightscope.compute.cores import in_threads
 from weightscope.errors import CheckpointError
-from weightscope.lineage.sketches import SKETCH, Sketches
+from weightscope.lineage.sketches import FINELY, SKETCH, Sketches, maps_of, token_basis, token_ids
 from weightscope.results import ShowsShapes
 
 HALF = SKETCH // 2
@@ -38,7 +45,12 @@ FEWEST = 4  # layers that spectra are judged by
 SMALLEST = 3  # points of a spectrum that one dropped singular value may change
 # Pairs of heads times the heads of a layer, which the assignments of a comparison take; of 405B with 405B, 3e10.
 MOST_STEPS = 10**11
+TINY = 1e-45  # a norm that is zero in float32, which sketches are kept in
 LOOKED_AT = 1 << 22  # pairs of heads, evenly spread, that show how alike those are that are not counterparts
+FEW = 1 << 12  # so few pairs of heads that sketches do not tell that: then this many are examined by weights
+EXAMINED = 256
+
+Ids = tuple[np.ndarray, np.ndarray]  # tokens of the suspect and their counterparts in the base
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -101,7 +113,7 @@ def matches(suspect: Sketches, base: Sketches) -> dict[str, Match]:
 def match_through(suspect: Sketches, base: Sketches, order: TokenOrder) -> Match:
     """A match through tokens that are counterparts, whatever their numbers."""
     x, y = (each.through(ids) for each, ids in ((suspect, order.suspect), (base, order.base)))
-    return replace(_by_sketches("tokens", suspect, base, x, y), order=order)
+    return replace(_by_sketches("tokens", suspect, base, x, y, (order.suspect, order.base)), order=order)
 
 
 def _dimensions(route: str, sketches: Sketches) -> int:
@@ -110,8 +122,10 @@ def _dimensions(route: str, sketches: Sketches) -> int:
     return min(width, vocabulary - 1) if route == "tokens" and vocabulary else width
 
 
-def _by_sketches(route: str, suspect: Sketches, base: Sketches, x: np.ndarray, y: np.ndarray) -> Match:
-    """Match by cosines: heads and layers by one half of the sketches, likeness and z by the other."""
+def _by_sketches(
+    route: str, suspect: Sketches, base: Sketches, x: np.ndarray, y: np.ndarray, ids: Ids | None = None
+) -> Match:
+    """Match by cosines: heads and layers by one half of the sketches; likeness and z by weights, or the other half."""
     shape = len(suspect.layers), len(base.layers)
     first, second = np.zeros(shape), np.zeros(shape)
     orders: dict[tuple[int, int], np.ndarray] = {}
@@ -128,9 +142,15 @@ def _by_sketches(route: str, suspect: Sketches, base: Sketches, x: np.ndarray, y
             kept = np.flatnonzero(order >= 0)
             first[i, j] = chosen[kept, candidates[order[kept]]].sum() / len(heads)
             second[i, j] = judged[kept, candidates[order[kept]]].sum() / len(heads)
-    least = LEAST + _luck(suspect, base)
-    layers = align_layers(first, least)
-    mean, spread = BACKGROUND[route]
+    (mean, spread), least, shown = BACKGROUND[route], LEAST + _luck(suspect, base), SHOWN
+    maps = _maps_of_both(route, suspect, base, ids)
+    if maps is None:
+        layers = align_layers(first, least)
+    else:
+        mean, shown = _luck_of_maps(maps), np.inf
+        first, layers = _examined(maps, first, (least, LEAST + mean), orders, x, y)
+        least = LEAST + mean
+        second = np.where(np.isnan(first), second, first)
     counts = np.array([len(suspect.of_layer(layer)) for layer in suspect.layers])
     alike = np.array([second[i, j] if j is not None else 0.0 for i, j in enumerate(layers)])
     z = (alike - mean) / np.sqrt(1 / (2 * HALF * counts) + spread**2)
@@ -139,7 +159,7 @@ def _by_sketches(route: str, suspect: Sketches, base: Sketches, x: np.ndarray, y
     mean_alike = (alike[paired] * counts[paired]).sum() / max(1, total)
     log_p = log_tail((mean_alike - mean) / sqrt(1 / (2 * HALF * total) + spread**2)) if total else 0.0
     # Skipping a layer within a run costs a path two jumps, so it may go through an unlike one.
-    layers = [None if j is None or (first[i, j] < least and z[i] < SHOWN) else j for i, j in enumerate(layers)]
+    layers = [None if j is None or (first[i, j] < least and z[i] < shown) else j for i, j in enumerate(layers)]
     paired = np.array([j is not None for j in layers])
     matched = [orders[i, j] if j is not None else np.empty(0, int) for i, j in enumerate(layers)]
     taken = np.full(len(x), -1)
@@ -147,9 +167,11 @@ def _by_sketches(route: str, suspect: Sketches, base: Sketches, x: np.ndarray, y
         if place is not None:
             kept = np.flatnonzero(order >= 0)
             taken[heads[kept]] = of_base[place][order[kept]]
-    rest = sampled_cosines[taken[:, None] != seen]
+    rest, chance = sampled_cosines[taken[:, None] != seen], 1 / (2 * HALF)
+    if maps is not None and paired.any() and len(x) * len(y) <= FEW:
+        rest, chance = _rest_of_maps(maps, taken), 1 / (2 * _dimensions_of_maps(maps) ** 2)
     square = float(np.median(rest**2)) / CHI_SQUARED if len(rest) else 0.0
-    elsewhere = sqrt(max(0.0, square - 1 / (2 * HALF)))
+    elsewhere = sqrt(max(0.0, square - chance))
     return Match(route, second, layers, matched, np.where(paired, z, np.nan), min(0.0, log_p), elsewhere)
 
 
@@ -163,6 +185,110 @@ def _luck(suspect: Sketches, base: Sketches) -> float:
     """How alike the best of strangers' heads look on average, in the half of the sketch that chooses them."""
     most = max(len(base.of_layer(layer)) for layer in base.layers)
     return sqrt(2 * log(max(2, most)) / (2 * HALF))
+
+
+class Maps(NamedTuple):
+    """Both checkpoints' weights, and what their maps are seen through: None, or a basis from tokens (m, d)."""
+
+    suspect: Sketches
+    base: Sketches
+    through: tuple[np.ndarray | None, np.ndarray | None] = (None, None)
+
+    def cosines(self, i: int, j: int, pairs: Sequence[tuple[int, int]]) -> list[float]:
+        """The mean cosine of both maps of each pair of heads, in the suspect's i-th and the base's j-th layer."""
+        assert self.suspect.source is not None and self.base.source is not None
+        a, b = self.suspect.source.layer(self.suspect.layers[i]), self.base.source.layer(self.base.layers[j])
+
+        def of_pair(pair: tuple[int, int]) -> float:
+            both = zip(*(maps_of(*each) for each in zip((a, b), pair, self.through, strict=True)), strict=True)
+            return float(np.mean([_cosine(w, other) for w, other in both]))
+
+        return list(in_threads(of_pair, pairs))
+
+
+def _maps_of_both(route: str, suspect: Sketches, base: Sketches, ids: Ids | None) -> Maps | None:
+    """What exact cosines need; None if the weights of one are not at hand."""
+    if suspect.source is None or base.source is None:
+        return None
+    if route == "direct":
+        return Maps(suspect, base)
+    ids = ids or (token_ids(min(suspect.about["vocabulary"], base.about["vocabulary"])),) * 2
+    of_suspect = token_basis(suspect.source, ids[0], suspect.probes, FINELY)
+    of_base = token_basis(base.source, ids[1], base.probes, FINELY)
+    return None if of_suspect is None or of_base is None else Maps(suspect, base, (of_suspect, of_base))
+
+
+def _luck_of_maps(maps: Maps) -> float:
+    """How alike the best of strangers' heads are: a cosine of d x d maps has a standard deviation of 1 / d."""
+    most = max(len(maps.base.of_layer(layer)) for layer in maps.base.layers)
+    return sqrt(log(max(2, most))) / _dimensions_of_maps(maps)
+
+
+def _dimensions_of_maps(maps: Maps) -> int:
+    """The smallest width that maps are seen in."""
+    widths = [each.about["d_model"] for each in (maps.suspect, maps.base)]
+    return min([*widths, *(len(basis) for basis in maps.through if basis is not None)])
+
+
+def _rest_of_maps(maps: Maps, taken: np.ndarray) -> np.ndarray:
+    """Exact cosines of heads that are not counterparts, of pairs evenly spread; taken (N_s,)."""
+    a, b = np.nonzero(taken[:, None] != np.arange(len(maps.base.layer)))
+    step = -(-len(a) // EXAMINED) | 1  # an odd step takes heads of every index
+    by_layers: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for s, t in zip(a[::step].tolist(), b[::step].tolist(), strict=True):
+        place = maps.suspect.layers.index(maps.suspect.layer[s]), maps.base.layers.index(maps.base.layer[t])
+        by_layers.setdefault(place, []).append((int(maps.suspect.head[s]), int(maps.base.head[t])))
+    return np.array([cosine for place, pairs in by_layers.items() for cosine in maps.cosines(*place, pairs)])
+
+
+def _cosine(w: Factored, other: Factored) -> float:
+    """The cosine of two maps without their traces; 0 if one is zero in float32."""
+    sizes = [_product(each, each) for each in (w, other)]
+    if sqrt(max(0.0, min(sizes))) < TINY:
+        return 0.0
+    return _product(w, other) / sqrt(sizes[0] * sizes[1])
+
+
+def _product(w: Factored, other: Factored) -> float:
+    """<W, W'> of two maps without their traces, which heads that copy have however they were initialised."""
+    whole = float((inner(w.left, other.left) * inner(w.right, other.right)).sum())  # tr((A'A~)(B~'B))
+    if w.shape[0] != w.shape[1]:
+        return whole
+    traces = [float((each.left * each.right.astype(np.float64)).sum()) for each in (w, other)]
+    return whole - traces[0] * traces[1] / w.shape[0]
+
+
+def _examined(
+    maps: Maps, first: np.ndarray, least: tuple[float, float], orders: dict[tuple[int, int], np.ndarray],
+    x: np.ndarray, y: np.ndarray,
+) -> tuple[np.ndarray, list[int | None]]:  # fmt: skip
+    """Exact likeness of layers (L_s, L_b), NaN where sketches show too little to look, and the best path.
+
+    The nearest layer by sketches is looked at for each of the suspect's, and then whatever the best path leads through,
+    until nothing on it rests on an estimate. `least` is what counterparts need: by sketches, and exactly. Two layers
+    are in memory at a time.
+    """
+    exact = np.full(first.shape, np.nan)
+    estimate = np.where(first < least[0], 0.0, first)
+    layers: list[int | None] = [int(j) for j in first.argmax(axis=1)]
+    while new := [(i, j) for i, j in enumerate(layers) if j is not None and np.isnan(exact[i, j])]:
+        for i, j in new:
+            exact[i, j], orders[i, j] = _exact_likeness(maps, i, j, x, y)
+        layers = align_layers(np.where(np.isnan(exact), estimate, exact), least[1])
+    return exact, layers
+
+
+def _exact_likeness(maps: Maps, i: int, j: int, x: np.ndarray, y: np.ndarray) -> tuple[float, np.ndarray]:
+    """Mean cosine of the heads of two layers, and which are counterparts: by sketches, or in place if better."""
+    rows, columns = maps.suspect.of_layer(maps.suspect.layers[i]), maps.base.of_layer(maps.base.layers[j])
+    tried = [assign_heads(_cosines(x[rows], y[columns]))]
+    if len(rows) == len(columns):
+        tried.append(np.arange(len(rows), dtype=np.int32))
+    pairs = list(dict.fromkeys((h, int(order[h])) for order in tried for h in range(len(rows)) if order[h] >= 0))
+    cosines = dict(zip(pairs, maps.cosines(i, j, pairs), strict=True))
+    likeness = [sum(cosines.get((h, int(g)), 0.0) for h, g in enumerate(order)) / len(rows) for order in tried]
+    best = int(np.argmax(likeness))
+    return likeness[best], tried[best]
 
 
 def assign_heads(scores: np.ndarray) -> np.ndarray:

@@ -20,7 +20,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from weightscope.attention.factored import core_singular_values, inner, triangle
+from weightscope.attention.factored import Factored, core_singular_values, inner, triangle
 from weightscope.attention.layer import Layer
 from weightscope.checkpoint.config import LARGEST, digest_of, parse_json
 from weightscope.checkpoint.storage import HeaderDigest, OpenFile, header_length, parse_header
@@ -41,6 +41,7 @@ POINTS = 16  # singular values of a spectrum
 TOKENS, RUN = 4096, 256  # tokens whose embeddings are combined, and how many have consecutive ids
 TOKEN_RANGE = 16384  # they are among the first ids, which a cut vocabulary keeps
 COMBINED = 32  # combinations of tokens that span what W is seen through
+FINELY = 256  # as many where the weights of both are at hand; fewer tokens are taken as they are
 SHRINK = 0.1  # of their mean square, added before they are made orthonormal
 LARGEST_PRINT = 64 << 20  # bytes of a fingerprint file; a 70B model makes 3 MB
 MOST_HEADS = 32_768  # of all layers; the largest published model has 16,128
@@ -322,13 +323,15 @@ def _token_basis(model: Model, probes: Probes) -> np.ndarray | None:
     return token_basis(model, token_ids(vocabulary), probes)
 
 
-def token_basis(model: Model, ids: np.ndarray, probes: Probes) -> np.ndarray | None:
-    """The same of given tokens, in this order."""
+def token_basis(model: Model, ids: np.ndarray, probes: Probes, count: int = COMBINED) -> np.ndarray | None:
+    """The same of given tokens, in this order; of no more than `count` tokens, whatever the signs."""
     rows = model.into_stream(model.embeddings.rows(ids)).astype(np.float64)  # (n, d)
     if not np.isfinite(rows).all():
         return None
     rows -= rows.mean(axis=0)
-    combined = signs(COMBINED, len(rows), "tokens", probes).astype(np.float64) @ rows  # (m, d)
+    combined = rows
+    if len(rows) > count or count == COMBINED:  # fingerprints combine however few tokens there are
+        combined = signs(count, len(rows), "tokens", probes).astype(np.float64) @ rows  # (m, d)
     values, vectors = np.linalg.eigh(combined @ combined.T)
     size = float(values.mean())
     if not size > 0:
@@ -362,6 +365,13 @@ def _group_sketches(
         pairs = ((_Side(q, "left", through, probes), of_k), (of_v, _Side(o, "right", through, probes)))
         parts = [_sketch(left, right) for left, right in pairs]
         yield tuple(np.stack(part) for part in zip(*parts, strict=True))
+
+
+def maps_of(layer: Layer, head: int, through: np.ndarray | None) -> list[Factored]:
+    """W_QK and W_VO of a head, in the stream's own basis or as they are seen through tokens: through (m, d)."""
+    h = layer.head(head)
+    factors = (h.query_at(0)[0], h.w_k), (h.w_v, h.w_o.T)
+    return [Factored(*(side if through is None else through @ side for side in pair)) for pair in factors]
 
 
 class _Side:
