@@ -145,7 +145,8 @@ def assert_same(theirs: ws.Model, ours: ws.Model) -> None:
         np.testing.assert_array_equal(theirs.tensors[label].array(), ours.tensors[label].array(), err_msg=label)
     audits = [ws.audit(model).heads for model in (theirs, ours)]
     for column in audits[0].names:
-        np.testing.assert_array_equal(audits[0][column], audits[1][column], err_msg=column)
+        values = [heads[column].astype(str) if heads[column].dtype == object else heads[column] for heads in audits]
+        np.testing.assert_array_equal(*values, err_msg=column)
 
 
 @pytest.fixture

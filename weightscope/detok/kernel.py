@@ -393,7 +393,7 @@ def tokens_of(model: Model, counts: Counts | str | Path | None = None) -> Tokens
         if n_tokens > most:
             ids = np.sort(np.random.default_rng(0).choice(n_tokens, most, replace=False))
         which = f"{len(ids):,} drawn from the {n_tokens:,}" if len(ids) < n_tokens else f"all {n_tokens:,}"
-        origin = f"{which} of the vocabulary, all weighted alike, because no counts were at hand (--counts)"
+        origin = f"{which} of the vocabulary, all weighted alike, because no counts were at hand"
         return Tokens(ids, np.full(len(ids), 1 / len(ids)), origin)
     occurrences = bigrams.occurrences
     ids = np.sort(np.argsort(-occurrences, kind="stable")[:most])

@@ -202,7 +202,7 @@ def check_probes(about: dict[str, Any], probes: Probes, path: Path) -> None:
     if about.get("probes", "") == probes.name:
         return
     made = "with a probe key" if about.get("probes") else "without a probe key"
-    how = "give that key with --probe-key" if about.get("probes") else "leave --probe-key out, or make it again with it"
+    how = "give that key" if about.get("probes") else "leave the key out, or make the fingerprint again with it"
     raise CheckpointError(f"is a fingerprint made {made}, which cannot be read with {OTHERS[bool(probes.name)]}; {how}",
                           file=path)  # fmt: skip
 
