@@ -69,6 +69,5 @@ def test_a_result_says_shows_draws_and_writes_itself(name: str) -> None:
     written = set(files.contents)
     if isinstance(result, Study):
         assert result.source in result.lead and all(line in result.lead for line in result.printed()[:1])
-    assert {*result.TABLES} - {
-        f"directions.{kind}" for kind in ("json", "csv", "npz")
-    } <= written and "report.html" in written
+    where_shown = {f"directions.{kind}" for kind in ("json", "csv", "npz")}
+    assert {*result.TABLES} - where_shown <= written and "report.html" in written

@@ -378,7 +378,8 @@ def _why_no_sinks(model: Model, last: int, asked: bool | None) -> str | None:
         stored, remote = model.checkpoint.bytes_to_read(names), model.checkpoint.bytes_to_fetch(names)
         if remote or stored > UNASKED:
             where = "not on this machine" if remote else "read only if asked for"
-            return f"{sized(stored)} of feed-forward networks are {where}; `weightscope audit --sinks` follows tokens through them"
+            how = "`weightscope audit --sinks` follows tokens through them"
+            return f"{sized(stored)} of feed-forward networks are {where}; {how}"
     return why_not_exact(model, last)
 
 
