@@ -336,7 +336,7 @@ QUOTED: dict[str, list[float]] = {
     "does worse than removal in all layers at once ({:+.1f} against {:+.1f})": both("all", 0, QWEN),
     "better if position 0 is left alone ({:+.1f} against {:+.1f})": both("all", 1, QWEN),
     "with position 0 left alone it is not ({:+.1f} against {:+.1f} and {:+.1f})": [
-        change("all", "SSP", 1, of) for of in (QWEN, PATCHING, GEMMA)
+        change("all", "SSP", 1, folder) for folder in (QWEN, PATCHING, GEMMA)
     ],
     "Its middle layers even get better without the sink ({:+.1f})": [change("middle", "ablation", 0, QWEN)],
     "as its perplexity of {:.1f} says": [cell(QWEN, "perplexity", intervention="none")],
@@ -781,7 +781,7 @@ def theft_rows() -> Iterator[str]:
     for taken, name in THEFTS.items():
         cases = [row for row in rows("planted-thefts/thefts.csv") if row["taken"] == taken]
         of_parts = (Counter(row[f"of_{part}"] for row in cases) for part in THEFTS)
-        cells = (", ".join(f"{verdict} {times}" for verdict, times in sorted(of.items())) for of in of_parts)
+        cells = (", ".join(f"{verdict} {times}" for verdict, times in sorted(counts.items())) for counts in of_parts)
         yield f"| {name} | {len(cases)} | {' | '.join(cells)} |"
 
 

@@ -1,7 +1,7 @@
 """Versions of tools before and after the fix of a public bug, run on tiny models: what they write, from PyPI.
 
 Each version is installed by pip into a folder of its own, without its dependencies: it runs in this Python, or in the
-folder's, whose other packages are named beside it. Where pip cannot have one, its bug is left out with the reason.
+folder's, together with the packages listed for it. A version that pip cannot provide is left out, with the reason.
 """
 
 import json
@@ -28,7 +28,7 @@ class Release(NamedTuple):
     what: str  # what happened, in our words
     model: str  # the model_type of the tiny model
     versions: tuple[str, str]  # with the bug, and with its fix
-    beside: tuple[str, ...]  # further packages that it needs
+    packages: tuple[str, ...]  # further packages that it needs
     code: str  # a script: SOURCE OUT; writes OUT/copy, and OUT/original where the copy is not of SOURCE
     named: str  # what the deed of `same` has to contain
     is_source: bool = False  # whether the tool is a script in a source distribution
@@ -54,7 +54,7 @@ convert(source, out / "published")
 convert(out / "published", out / "copy")
 """
 
-# The first conversion is a sound one; such files with MTP tensors beside are published.
+# The first conversion is correct; files like its output, with MTP tensors added, have been published.
 CONVERT_BY_MLX_LM = """
 import shutil, sys
 from pathlib import Path
@@ -167,7 +167,7 @@ def install(folder: Path, *packages: str) -> Path:
 
 
 def unpack(folder: Path, package: str) -> list[Path]:
-    """The source distribution of a package, of which nothing is built: where its scripts and Python packages are."""
+    """Download a source distribution without building it, and return the folders of its scripts and packages."""
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:", "--dest"]
     _run([*pip, str(folder), package], f"the source distribution of {package} cannot be had")
     with tarfile.open(next(folder.glob("*.tar.gz"))) as archive:
@@ -178,7 +178,7 @@ def unpack(folder: Path, package: str) -> list[Path]:
 def run(release: Release, version: str, source: Path, work: Path) -> Ran:
     """Run one version of the tool."""
     wanted = f"{release.tool}=={version}"
-    paths = [install(work / "beside", *release.beside)] if not (work / "beside").exists() else [work / "beside"]
+    paths = [install(work / "packages", *release.packages)] if not (work / "packages").exists() else [work / "packages"]
     paths = (unpack if release.is_source else _installed)(work / version, wanted) + paths
     out = work / f"out-{version}"
     read, writer = source, release.reads

@@ -18,7 +18,7 @@ from weightscope.same.judge import QUANTISED
 
 
 class Packer(NamedTuple):
-    """A writer, and what it is asked for."""
+    """A writer and its settings."""
 
     name: str
     python: str  # environment variable with the path of its Python

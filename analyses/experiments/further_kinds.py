@@ -1,4 +1,4 @@
-"""Kinds of change that the planted lineages lack: what is made of a checkpoint, and what it has to be called.
+"""Kinds of change that the planted lineages lack: how each checkpoint is made, and the expected verdict.
 
     python -m analyses.experiments.further_kinds BASE STRANGER --out figures/further-kinds
 

@@ -1,11 +1,11 @@
-"""Attack `ws.lineage` as somebody would who knows how it works, and tell what each attack costs.
+"""Attack `ws.lineage` as somebody would who knows how it works, and measure what each attack costs.
 
     python -m analyses.experiments.lineage_attacks --tiny TRAINED/ --model embedded --model SMOLLM2.gguf
 
 Framing makes a stranger look like a base's descendant; hiding makes a descendant look like a stranger; a planted
-registry or print misleads who looks a base up. The cost is how far the attacked model's predictions are from those of
-the model before the attack, on text: the KL divergence, and the share of tokens predicted first that stay the same.
-TRAINED is a folder of tiny models (toys/train_lineage.py).
+registry or print misleads anyone who looks a base up. The cost is how far the attack moves the model's predictions on
+text: the KL divergence, and the share of tokens predicted first that stay the same. TRAINED is
+a folder of tiny models (toys/train_lineage.py).
 """
 
 import json
@@ -37,7 +37,7 @@ HEADER = ("attack", "strength", "model", "kl", "first_kept", "changed", "verdict
 
 
 class Attacked(NamedTuple):
-    """A suspect in a folder, what it is compared with, and how its tokens were renumbered, if they were."""
+    """A suspect in a folder, the base to compare it with, and the renumbering of its tokens, if any."""
 
     suspect: str | Path
     bases: list[str | Path]
@@ -46,7 +46,7 @@ class Attacked(NamedTuple):
 
 @dataclass(frozen=True)
 class Attack:
-    """One attack at one strength; `make` writes what it needs into a folder, given the victim's weights."""
+    """One attack at one strength; `make` turns the victim's weights into a suspect in a folder."""
 
     name: str
     strength: str

@@ -2,8 +2,8 @@
 
     python -m analyses.experiments.lineage_null --tiny TRAINED/ --out figures/lineage-null
 
-The strangers: tiny Llamas of one recipe (toys/train_lineage.py), of which some saw the same batches in the same order,
-all with one tokenizer and one width; and, of each, redraws with its spectra, its values in another order, and its
+The strangers: tiny Llamas of one recipe (toys/train_lineage.py), all with one tokenizer and one width, some trained on
+the same batches in the same order; and, of each, redraws with its spectra, its values in another order, and its
 standard deviations. Every pair is judged both by heads, as `ws.lineage` does, and by the permutation test of neurons.
 """
 

@@ -31,8 +31,8 @@ def test_a_kernel_of_two_tokens_is_the_eager_score_of_the_pair(name: str) -> Non
         keys = [one_token(layer.keys, token) for token in x]
         for i, j in np.argwhere(np.isfinite(eager).all(axis=0)).tolist():
             score = kernel(layer, queries[i], keys[j]).mean(np.array([i - j]))[:, 0]
-            own = kernel(layer, queries[i], keys[i]).mean(np.array([0]))[:, 0]
-            np.testing.assert_allclose(score - own, eager[:, i, j] - eager[:, i, i], atol=2e-5)
+            with_itself = kernel(layer, queries[i], keys[i]).mean(np.array([0]))[:, 0]
+            np.testing.assert_allclose(score - with_itself, eager[:, i, j] - eager[:, i, i], atol=2e-5)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt_neox", "bloom", "t5_decoder", "deepseek_v3"])
@@ -71,7 +71,7 @@ def in_float64(layer: Layer) -> Layer:
 
 
 def test_waves_add_up_to_the_mean() -> None:
-    """The amplitude of each pair's wave is that of the score averaged over its phase."""
+    """Each pair's wave has the amplitude of the score averaged over its phase."""
     layer = fixture("llama").model.layer(0)
     x = np.random.default_rng(0).normal(size=(50, layer.d_model)).astype(np.float32)
     curves = mean_scores(layer, x, np.full(50, 1 / 50))

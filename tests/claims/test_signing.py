@@ -78,9 +78,9 @@ def test_model_signing_accepts_the_signature(models: Path, tmp_path: Path) -> No
     kind, payload = by_key.Verifier(public)._verify_signed_content(bundle.Signature.read(claim))
     assert kind == "application/vnd.in-toto+json"
     assert json.loads(payload)["predicate"]["verdict"] == "derived"
-    _, other = keys("P-256", tmp_path)
+    _, other_key = keys("P-256", tmp_path)
     with pytest.raises(ValueError, match="Key mismatch"):
-        by_key.Verifier(other)._verify_signed_content(bundle.Signature.read(claim))
+        by_key.Verifier(other_key)._verify_signed_content(bundle.Signature.read(claim))
 
 
 def test_a_signature_by_model_signing_is_accepted(models: Path, claims: Path, tmp_path: Path) -> None:
@@ -103,10 +103,10 @@ def test_a_signature_by_another_key_does_not_hold(models: Path, claims: Path, tm
     private, _ = keys("P-256", tmp_path)
     claim = signed(models, private, tmp_path)
     for kind in MAKE:
-        _, other = keys(kind, tmp_path)
-        status, answer = verified(claim, models, "--key", other)
+        _, other_key = keys(kind, tmp_path)
+        status, answer = verified(claim, models, "--key", other_key)
         assert (status, answer["signature"], answer["tier"]) == (3, "not valid", None)
-    status, answer = verified(claims / "bfloat16.json", models, "--key", other)
+    status, answer = verified(claims / "bfloat16.json", models, "--key", other_key)
     assert (status, answer["signature"]) == (3, "none")
     assert "signature is 'none' in the claim and 'one by the given key' here" in answer["lead"]
 

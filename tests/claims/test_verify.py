@@ -91,13 +91,13 @@ def test_nothing_asks_a_network(models: Path, claims: Path, monkeypatch: pytest.
 
 def test_rows_of_a_file_are_named_by_their_digest(models: Path, claims: Path, tmp_path: Path) -> None:
     """A claim that was read by rows of the issuer's holds with these rows only."""
-    rows, other = tmp_path / "rows.toml", tmp_path / "other.toml"
+    rows, others_rows = tmp_path / "rows.toml", tmp_path / "other.toml"
     rows.write_text('[mine]\nlike = "llama"\n')
-    other.write_text('[yours]\nlike = "llama"\n')
+    others_rows.write_text('[yours]\nlike = "llama"\n')
     with undrawn():
         arguments = [models / "bfloat16", models / "base", "--out", tmp_path / "out", "--families", rows]
         assert run("lineage", *arguments, "--attest", tmp_path / "claim.json").exit_code == 0
-    for families, status in ((rows, 0), (other, 3), (None, 3)):
+    for families, status in ((rows, 0), (others_rows, 3), (None, 3)):
         options = {"families": families} if families else {}
         result, answer = verified(tmp_path / "claim.json", models / "bfloat16", models / "base", **options)
         assert result.exit_code == status, result.output

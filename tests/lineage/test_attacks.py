@@ -49,18 +49,18 @@ def test_framing_does_not_fit_a_key(base, stranger, key, tmp_path):
     fingerprint(stranger, keyed_probes(key)).save(tmp_path / "stranger.wsf")
     assert ws.lineage(tmp_path / "framed", tmp_path / "stranger.wsf", probe_key=key).origin is None
     fingerprint(base, keyed_probes(key)).save(tmp_path / "base.wsf")
-    found = ws.lineage(tmp_path / "framed", tmp_path / "base.wsf", probe_key=key)
-    assert found.verdict == "related" and "drawn with a key" in found.lead
+    result = ws.lineage(tmp_path / "framed", tmp_path / "base.wsf", probe_key=key)
+    assert result.verdict == "related" and "drawn with a key" in result.lead
 
 
 @pytest.mark.parametrize("cut", [0, 1, 4])
 def test_another_basis_with_renumbered_tokens_is_found(base, tmp_path, cut):
     made, _ = hidden(read_weights(base), cut=cut)
     write_weights(made, tmp_path / "hidden")
-    found = ws.lineage(tmp_path / "hidden", base)
-    assert (found.verdict, found.origin.match.route) == ("related", "tokens")
-    assert found.alignment["base_layer"].tolist() == [0, 1, 2, 3, 4]
-    assert {"vocabulary reordered", "stream rotated"} <= {kind.kind for kind in found.kinds}
+    result = ws.lineage(tmp_path / "hidden", base)
+    assert (result.verdict, result.origin.match.route) == ("related", "tokens")
+    assert result.alignment["base_layer"].tolist() == [0, 1, 2, 3, 4]
+    assert {"vocabulary reordered", "stream rotated"} <= {kind.kind for kind in result.kinds}
 
 
 def test_embeddings_that_cannot_be_told_apart_leave_a_doubt(base, stranger, tmp_path):
@@ -69,8 +69,8 @@ def test_embeddings_that_cannot_be_told_apart_leave_a_doubt(base, stranger, tmp_
     rows = weights.parts[None, "tokens"]
     write_weights(weights.but({(None, "tokens"): np.tile(rows[:8], (len(rows) // 8, 1))}), tmp_path / "tiled")
     assert not would_show(ws.open_model(tmp_path / "tiled")) and would_show(ws.open_model(stranger))
-    found = ws.lineage(tmp_path / "tiled", base)
-    assert found.verdict == "undecided" and "too much alike" in found.lead
+    result = ws.lineage(tmp_path / "tiled", base)
+    assert result.verdict == "undecided" and "too much alike" in result.lead
 
 
 def test_rows_are_matched_in_any_order_and_basis():
@@ -84,15 +84,15 @@ def test_rows_are_matched_in_any_order_and_basis():
 
 def test_seed_follows_from_digests_and_nonce(base, stranger):
     """Anybody can draw a result's probes again; other weights or another nonce give others."""
-    models = [ws.open_model(base), ws.open_model(stranger)]
-    result = ws.lineage(*models, nonce="nobody knew")
+    models, nonce = [ws.open_model(base), ws.open_model(stranger)], "drawn last"
+    result = ws.lineage(*models, nonce=nonce)
     record = result.as_json()
     text = "\n".join([*record["probe_digests"], record["nonce"]])
     assert record["probe_seed"] == sha256(text.encode()).hexdigest()
-    assert drawn_probes(models[::-1], "nobody knew") == result.probes
-    seeds = {drawn_probes(pair, nonce).seed for pair in (models, models[:1]) for nonce in ("a", "b")}
+    assert drawn_probes(models[::-1], nonce) == result.probes
+    seeds = {drawn_probes(pair, letter).seed for pair in (models, models[:1]) for letter in "ab"}
     assert len(seeds) == 4
-    again = ws.lineage(*models, nonce="nobody knew")
+    again = ws.lineage(*models, nonce=nonce)
     assert again.as_json()["background"] == record["background"]
 
 
@@ -144,39 +144,39 @@ def test_key_of_a_registry(base, key, tmp_path):
 
 
 def test_forged_layers_take_no_place_in_a_registry(base, stranger, tmp_path):
-    """A registry is searched by sums over heads; those of the true base beside other heads are refused."""
-    true, other = fingerprint(base), fingerprint(stranger)
+    """A registry is searched by sums over heads; a print with the true base's sums but other heads is refused."""
+    of_base, of_stranger = fingerprint(base), fingerprint(stranger)
     (tmp_path / "prints").mkdir()
-    true.save(tmp_path / "prints" / "true.wsf")
+    of_base.save(tmp_path / "prints" / "true.wsf")
     for k in range(9):
-        forged(tmp_path / "prints" / f"a{k}.wsf", f"model {k}", other, true)
+        forged(tmp_path / "prints" / f"a{k}.wsf", f"model {k}", of_stranger, of_base)
     with pytest.raises(ws.CheckpointError, match="layers_direct do not follow from its heads"):
         load(tmp_path / "prints" / "a0.wsf")
     write_weights(drifted(read_weights(base), 0.1), tmp_path / "suspect")
-    found = ws.lineage(tmp_path / "suspect", tmp_path / "prints")
-    assert (found.verdict, found.base, len(found.unread)) == ("related", "base", 9)
+    result = ws.lineage(tmp_path / "suspect", tmp_path / "prints")
+    assert (result.verdict, result.base, len(result.unread)) == ("related", "base", 9)
 
 
 def test_equal_fingerprints_are_ties(base, tmp_path):
     (tmp_path / "prints").mkdir()
     for k in range(10):
         forged(tmp_path / "prints" / f"a{k}.wsf", f"model {k}", fingerprint(base))
-    found = ws.lineage(base, tmp_path / "prints")
-    assert len(found.ties) == 9 and "fit as well" in found.lead and found.as_json()["ties"] == found.ties
+    result = ws.lineage(base, tmp_path / "prints")
+    assert len(result.ties) == 9 and "fit as well" in result.lead and result.as_json()["ties"] == result.ties
 
 
 def test_each_base_is_judged_by_itself(base, stranger):
-    found = ws.lineage(stranger, [base, "embedded"])
-    judged = {each["name"]: each["heads"] for each in found.as_json()["bases"]}
-    assert judged == {"base": "unrelated", found.compared[1].base.name: "undecided"}
-    assert found.verdict == "undecided" and "Nothing is shared with base." in found.lead
+    result = ws.lineage(stranger, [base, "embedded"])
+    judged = {each["name"]: each["heads"] for each in result.as_json()["bases"]}
+    assert judged == {"base": "unrelated", result.compared[1].base.name: "undecided"}
+    assert result.verdict == "undecided" and "Nothing is shared with base." in result.lead
 
 
 def test_a_merge_names_all_its_parents_first(base, stranger, tmp_path):
     both = [read_weights(base), read_weights(stranger)]
     write_weights(averaged(both, [0.5, 0.5]), tmp_path / "merged")
-    found = ws.lineage(tmp_path / "merged", [base, stranger])
-    parents, _, _ = found.lead.partition(", as a merge does")
+    result = ws.lineage(tmp_path / "merged", [base, stranger])
+    parents, _, _ = result.lead.partition(", as a merge does")
     assert "base (0.50)" in parents and "stranger (0.50)" in parents
 
 

@@ -36,14 +36,14 @@ def said_of(suspect, base, nonce):
 def test_families_show_the_same_with_every_draw(fixture, tmp_path):
     rng = np.random.default_rng(0)
     moved = changed(fixture, tmp_path / "moved", lambda w: w + 0.2 * w.std() * rng.standard_normal(w.shape))
-    other = changed(fixture, tmp_path / "other", lambda w: w.mean() + w.std() * rng.standard_normal(w.shape))
+    stranger = changed(fixture, tmp_path / "other", lambda w: w.mean() + w.std() * rng.standard_normal(w.shape))
     for tower in [name for name, stack in ws.open_model(FIXTURES / fixture).stacks.items() if not stack.refusal]:
         base = ws.open_model(FIXTURES / fixture, tower=tower)
-        for folder in (FIXTURES / fixture, moved, other):
+        for folder in (FIXTURES / fixture, moved, stranger):
             suspect = ws.open_model(folder, tower=tower)
-            said = [said_of(suspect, base, f"draw {k}")[0] for k in range(5)]
-            assert all(each == said[0] for each in said), (tower, folder.name)
-            assert folder is not other or said[0] is None, tower
+            shown = [said_of(suspect, base, f"draw {k}")[0] for k in range(5)]
+            assert all(each == shown[0] for each in shown), (tower, folder.name)
+            assert folder is not stranger or shown[0] is None, tower
 
 
 @pytest.mark.parametrize("seed", [2, 4])
@@ -86,7 +86,7 @@ def test_strangers_are_not_accused_by_any_draw(tmp_path):
         probes = drawn_probes(models, f"draw {k}")
         prints = [fingerprint(model, probes) for model in models]
         for x, y in combinations(prints, 2):
-            found = [match for match in matches(x, y).values() if match.is_sure]
+            sure = [match for match in matches(x, y).values() if match.is_sure]
             judged += 1
-            assert not found, (x.name, y.name, k)
+            assert not sure, (x.name, y.name, k)
     assert judged == 528

@@ -562,8 +562,8 @@ def test_neurons_are_matched_as_two_assignments_agree(base, made):
                 x, y = (w / np.linalg.norm(w, axis=1, keepdims=True) for w in (x, y))
                 orders.append(linear_sum_assignment(-(x @ y.T))[1])
             assert (spearmanr(*orders).pvalue < 1e-6) == (i == j)
-        found = matched[i, None]
-        assert (found.place, found.likeness.is_sure, found.in_place) == ((i, None), True, False)
+        match = matched[i, None]
+        assert (match.place, match.likeness.is_sure, match.in_place) == ((i, None), True, False)
 
 
 def test_neurons_of_strangers_match_nothing(base, stranger):

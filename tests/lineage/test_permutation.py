@@ -39,15 +39,15 @@ def pair(base, tmp_path):
 
 
 def test_strangers_have_the_published_p(pair):
-    other, base, a, b = pair(random_base)
-    found = np.exp(permutation_log_p(other, base))
-    assert found == pytest.approx(published(a, b), rel=1e-6) and 1e-3 < found <= 1
+    suspect, base, a, b = pair(random_base)
+    p = np.exp(permutation_log_p(suspect, base))
+    assert p == pytest.approx(published(a, b), rel=1e-6) and 1e-3 < p <= 1
 
 
 @pytest.mark.parametrize("name", ["copy", "neurons permuted", "drift 10 %", "rank 4, all"])
 def test_descendants_have_a_small_p_in_any_order(pair, name):
-    other, base, a, b = pair(DERIVATIONS[name].change)
-    assert permutation_log_p(other, base) < np.log(1e-60) and published(a, b) < 1e-60
+    suspect, base, a, b = pair(DERIVATIONS[name].change)
+    assert permutation_log_p(suspect, base) < np.log(1e-60) and published(a, b) < 1e-60
 
 
 def test_other_shapes_are_not_tested(base, tmp_path):

@@ -123,5 +123,5 @@ def test_tied_head_of_an_encoder_written_out_is_the_same(fixture: str, head: str
         shutil.copytree(FIXTURES / fixture, tmp_path / name)
         save_file(weights | {head: factor * weights[tokens]}, tmp_path / name / "model.safetensors")
     assert ws.same(FIXTURES / fixture, tmp_path / "same").verdict == "same values"
-    other = ws.same(FIXTURES / fixture, tmp_path / "other")
-    assert [each.deed for each in other.differing] == ["head tied in config and not in file"]
+    doubled = ws.same(FIXTURES / fixture, tmp_path / "other")
+    assert [each.deed for each in doubled.differing] == ["head tied in config and not in file"]

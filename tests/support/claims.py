@@ -159,9 +159,9 @@ def norm_based() -> Iterator[Claim]:
         [*special[0], *special[1]],
         [bool((values < -0.2).all()) for values in special],
     )
-    others = [column(f"{folder}/kinds.csv", "spearman")[3] for folder in SPECIAL]
+    rest = [column(f"{folder}/kinds.csv", "spearman")[3] for folder in SPECIAL]
     yield Claim(
-        "At other tokens they are not (Table 3: -0.06)", "{:.2f} and {:.2f}", others, [abs(rho) < 0.2 for rho in others]
+        "At other tokens they are not (Table 3: -0.06)", "{:.2f} and {:.2f}", rest, [abs(rho) < 0.2 for rho in rest]
     )
     weights = 1 - column("norm-attention/layers.csv", "alpha other")
     small = 1 - column("norm-attention-minilm/layers.csv", "alpha other")
@@ -200,7 +200,7 @@ def norm_based() -> Iterator[Claim]:
     )
 
     def shorter_than_others(folder: str, kind: str) -> int:
-        """In how many heads f(x) of these tokens is shorter than that of other tokens."""
+        """In how many heads f(x) is shorter for these tokens than for others."""
         table = f"{folder}/heads.csv"
         return int((column(table, f"|f| {kind}") < column(table, "|f| other")).sum())
 
@@ -321,7 +321,7 @@ def worse(model: str, layers: str, how: str, start: int = 0, which: str = "chang
 
 
 def in_range(measure: str) -> tuple[list[float], list[bool]]:
-    """Of how many layers the paper's range holds, by model; and whether these are most of them."""
+    """In how many layers the paper's range holds, by model; and whether they are the majority."""
     counts = [
         (row["within"], row["layers"]) for row in rows("sink-bias/beside-the-paper.csv") if row["measure"] == measure
     ]
@@ -376,7 +376,7 @@ def sink_bias() -> Iterator[Claim]:
         "by eq. 7 {:+.1f} (Qwen) against {:+.1f} and {:+.1f}; with position 0 left alone {:+.1f} against {:+.1f} and "
         "{:+.1f}: the contrast is one of position 0",
         [*all_layers[0], *all_layers[1]],
-        [biased > max(others) for biased, *others in all_layers],
+        [biased > max(unbiased) for biased, *unbiased in all_layers],
     )  # fmt: skip
     sensitive = [
         worse(model, "early", "SSP") > max(worse(model, part, "SSP") for part in ("middle", "late")) for model in models
@@ -485,13 +485,13 @@ def two_mechanisms() -> Iterator[Claim]:
          *ends(of_sinks("read_ratio"))],
         [toy("qk_gap").min() > 2, part.min() > 0.5 or of_sinks("read_ratio").min() > 1],
     )  # fmt: skip
-    at = {p: float(np.mean(emergence(damping=0, probability=p))) for p in (0.1, 0.3, 0.5, 0.7, 0.9)}
+    steps = {p: float(np.mean(emergence(damping=0, probability=p))) for p in (0.1, 0.3, 0.5, 0.7, 0.9)}
     yield Claim(
         "Sinks emerge fastest where half of the tokens must write nothing, later where few do (appendix A.1)",
         "steps until the sink is halfway there, mean of three seeds, by that share, 0.1, 0.3, 0.5, 0.7, 0.9: {:.0f}, "
         "{:.0f}, {:.0f}, {:.0f}, {:.0f}",
-        [*at.values()],
-        [at[0.5] <= min(at.values()), at[0.1] > at[0.5] < at[0.9]],
+        [*steps.values()],
+        [steps[0.5] <= min(steps.values()), steps[0.1] > steps[0.5] < steps[0.9]],
     )
     tenth, half, none = (toy("flagged_attention", damping=damping) for damping in (0.1, 0.5, 1))
     yield Claim(

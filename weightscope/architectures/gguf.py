@@ -144,7 +144,7 @@ def lfm2_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
 def falcon_config(keys: Config, names: Collection[str]) -> dict[str, Any]:
     """Which of Falcon's layouts it is: no key says so, the norms and the number of key-value heads do."""
     kv_heads, two = keys.inside("own").get("attention.head_count_kv"), "attn_norm_2.weight" in names
-    width: dict[str, Any] = {"intermediate_size": None}  # that of the network is ffn_hidden_size here
+    width: dict[str, Any] = {"intermediate_size": None}  # the feed-forward width is ffn_hidden_size here
     if not two and kv_heads in (None, 1):
         return {**width, "new_decoder_architecture": False, "multi_query": True}
     return {**width, "new_decoder_architecture": True, "num_kv_heads": kv_heads, "num_ln_in_parallel_attn": 1 + two}
@@ -510,7 +510,7 @@ def shortest(value: Any) -> Any:
 
 
 def _scalars(checkpoint: Checkpoint, row: Family, gguf: Gguf, n_layers: int) -> dict[str, Tensor]:
-    """Tensors of one value, of which the header lists every layer's."""
+    """Tensors of one value, which the header lists for every layer."""
     tensors: dict[str, Tensor] = {}
     for key, module in gguf.scalars.items():
         listed = checkpoint.config.get(key)
@@ -536,8 +536,8 @@ def _llama3_scaling(stored: np.ndarray, config: Config) -> dict[str, Any]:
     wavelengths = 2 * np.pi * theta ** (np.arange(len(factors)) / len(factors))
     share = (1 / factors - 1 / factor) / max(1 - 1 / factor, 1e-9)  # of each pair that is not scaled
     in_part = (share > LEAST_SHARE) & (share < 1 - LEAST_SHARE)
-    told = wavelengths[in_part] * (LOW + share[in_part] * (HIGH - LOW))
-    for original in (ORIGINAL, *map(int, np.rint(told[np.isfinite(told)][:1]))):
+    implied = wavelengths[in_part] * (LOW + share[in_part] * (HIGH - LOW))
+    for original in (ORIGINAL, *map(int, np.rint(implied[np.isfinite(implied)][:1]))):
         smooth = np.clip((original / wavelengths - LOW) / (HIGH - LOW), 0, 1)
         if np.allclose(1 / factors, (1 - smooth) / factor + smooth, rtol=1e-3):
             return {

@@ -37,7 +37,7 @@ def token_moments(
     for start in range(0, len(x), block):
         made = np.asarray(make(x[start : start + block]))  # (heads, b, r)
         w = weights[start : start + block]
-        if reference is None:  # what is summed is small against what it is counted from: nothing cancels
+        if reference is None:  # values are centred before they are summed: nothing cancels
             reference = np.average(made, axis=1, weights=w if w.any() else None)[:, None]
         apart = (made - reference).astype(np.float64)
         weighted = apart * w[:, None]
@@ -55,7 +55,7 @@ class Kernel(ShowsShapes):
     frequencies: np.ndarray  # (p,): radians a position of each pair; 0 where nothing turns
     wave_means: np.ndarray  # (H, 2p): means of what multiplies the cosines, then the sines
     wave_covariances: np.ndarray  # (H, 2p, 2p)
-    usage: np.ndarray  # (H, p): root mean square of a pair's queries times that of its keys
+    usage: np.ndarray  # (H, p): product of the root mean squares of a pair's queries and keys
     bias: Callable[[np.ndarray], np.ndarray]  # (D,) distances -> (H, D): what is added whatever the tokens
 
     def mean(self, distances: np.ndarray) -> np.ndarray:
@@ -149,7 +149,7 @@ def kernel(layer: Layer, queries: Moments, keys: Moments) -> Kernel:
 
 
 def pairs_of(rotation: Rotation | None, head_dim: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """First and second dimension of every pair, and its frequency; a dimension that does not turn has -1 beside it."""
+    """First and second dimension of every pair, and its frequency; second is -1 where a dimension does not turn."""
     dims = np.arange(head_dim)
     first, second = (dims[:0], dims[:0]) if rotation is None else (dims[part] for part in rotation.pairs)
     still = np.setdiff1d(dims, (first, second))
@@ -162,7 +162,7 @@ def pairs_of(rotation: Rotation | None, head_dim: int) -> tuple[np.ndarray, np.n
 
 
 def _products(a: np.ndarray, b: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Second moments (2p, 2p) of the waves' factors, where a and b are those of queries and of keys, (r + 1, r + 1)."""
+    """Second moments (2p, 2p) of the waves' factors, from the queries' (a) and the keys' (b), (r + 1, r + 1)."""
     (a11, a12), (a21, a22) = (((m := a[rows])[:, first], m[:, second]) for rows in (first, second))
     (b11, b12), (b21, b22) = (((m := b[rows])[:, first], m[:, second]) for rows in (first, second))
     cosines = a11 * b11 + a12 * b12 + a21 * b21 + a22 * b22

@@ -39,7 +39,7 @@ from weightscope.results import ShowsShapes
 from weightscope.tables import Column, Table
 
 Arrays = Mapping[str, np.ndarray]  # by name, of one layer (H, ...) as `measure_layer` gives them, or of all (L, H, ...)
-MAPS = {"qk": "W_QK", "vo": "W_VO"}  # the two maps of a head: what it attends to, and what it passes on
+MAPS = {"qk": "W_QK", "vo": "W_VO"}  # the two maps of a head: where it attends, and what is passed on
 VECTORS = frozenset(f"{name}_{side}" for name in MAPS for side in ("left", "right"))  # arrays that grow with every head
 FORM = "qk_singular_values_"  # prefix of the spectra of other forms of W_QK: delta1, mean64, free, turning
 LEADING = 8  # eigenvalues of the symmetric part that are kept

@@ -152,7 +152,7 @@ class TensorChanges:
 
 
 def layer_of(change: Change) -> int | None:
-    """The first number in a tensor's name, in the last checkpoint where it has one: that of its layer."""
+    """The layer: the first number in the tensor's name, in the last checkpoint that has the tensor."""
     return next(iter(role_of(change.name_b or change.name_a)[1]), None)
 
 

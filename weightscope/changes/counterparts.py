@@ -90,7 +90,7 @@ class _Side:
         return tensor.name.removeprefix(self.prefix)
 
     def in_stack(self, tensor: NamedTensor) -> str:
-        """The tensor's name without the prefix of the stack that it is beside: towers are called otherwise in MLX."""
+        """The tensor's name with the prefix replaced by its stack's name: MLX names towers differently."""
         readers = [reader for reader in self.tensors.readers if reader.prefix and tensor.name.startswith(reader.prefix)]
         reader = max(readers, key=lambda reader: len(reader.prefix), default=None)
         return f"{reader.stack} {tensor.name.removeprefix(reader.prefix)}" if reader else tensor.name

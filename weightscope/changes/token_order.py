@@ -104,7 +104,7 @@ def coordinates(rows: np.ndarray, k: int) -> np.ndarray:
 
 
 def _paired_components(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The signed permutation (k, k) of components of a whose distributions are nearest to those of b."""
+    """The signed permutation (k, k) of components of a whose distributions are nearest to b's."""
     from scipy.optimize import linear_sum_assignment
 
     levels = np.linspace(0, 1, LEVELS)

@@ -355,7 +355,7 @@ class FirstTokenSinks(ShowsShapes):
 def first_token_sinks(model: Model, layers: Sequence[int], asked: bool | None = None) -> FirstTokenSinks:
     """Attention to the first token, followed exactly; where it was not `asked` for, of local models of bounded size."""
     unknown = np.full((len(layers), model.config.n_heads), np.nan)
-    model = model.unchecked()  # what is not finite is a finding; here it is noticed where tokens meet it
+    model = model.unchecked()  # non-finite weights are a finding; they show here where tokens reach them
     try:
         with one_blas_thread(), np.errstate(over="ignore", invalid="ignore"):  # of broken scales, which are findings
             problem = _why_no_sinks(model, max(layers), asked)

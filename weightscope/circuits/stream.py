@@ -213,8 +213,8 @@ def why_not_exact(model: Model, last: int) -> str | None:
         return "attention is not causal: the first token is like any other"
     if inputs.more:
         return f"layer 0 sees more than tokens and positions: {inputs.more}"
-    if others := sorted({*range(last + 1)} - {*model.attention_layers}):
-        return f"layer {others[0]} is not attention of one input"
+    if without_attention := sorted({*range(last + 1)} - {*model.attention_layers}):
+        return f"layer {without_attention[0]} is not attention of one input"
     return None
 
 

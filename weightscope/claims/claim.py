@@ -84,17 +84,17 @@ def tier_of(lineage: Lineage) -> str:
 
 def judgement(lineage: Lineage) -> dict[str, Any]:
     """What a lineage says, in values that a second run can be compared with."""
-    said, proof = lineage.as_json(), lineage.proof
+    record, proof = lineage.as_json(), lineage.proof
     first = None if proof is None else "base" if lineage.verdict == "derived" else "suspect"
-    layers = [{key: row[key] for key in LAYER} for row in said["alignment"]]
+    layers = [{key: row[key] for key in LAYER} for row in record["alignment"]]
     for layer in layers:
         layer["base_layer"] = None if layer["base_layer"] is None else int(layer["base_layer"])
     shown = {
-        "lead": printable(lineage.lead), "layers": layers, "parts": said.get("parts", {}),
+        "lead": printable(lineage.lead), "layers": layers, "parts": record.get("parts", {}),
         "attention": SHARED if lineage.origin is not None else NOT_SHARED,
         "direction": {"first": first, "shown_by": None if proof is None else proof.how},
     }  # fmt: skip
-    return {key: shown.get(key, said.get(key)) for key in JUDGED}
+    return {key: shown.get(key, record.get(key)) for key in JUDGED}
 
 
 JUDGED = (  # the keys of `judgement`

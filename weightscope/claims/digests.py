@@ -30,7 +30,7 @@ def digests_of(model: Model) -> dict[str, str]:
 
 
 def digests_of_print(path: Path) -> tuple[dict[str, str], str]:
-    """SHA-256 of a fingerprint's file, by its name, and what it says is the digest of the heads it was made of."""
+    """SHA-256 of a fingerprint's file, by its name, and the digest of heads that the fingerprint records."""
     about, _, file = stored(path)
     file.read_digest()
     return {path.name: file.sha256}, str(about.get("heads_sha256", ""))

@@ -60,8 +60,8 @@ def _cyclonedx(lineage: Lineage) -> dict[str, Any]:
         field, _ = relation(lineage)
         components = [_component(base, f"base-{i}") for i, base in enumerate(bases)]
         model["pedigree"] = {field: components, "notes": printable(lineage.lead)}
-    said = {"verdict": lineage.verdict, "lead": printable(lineage.lead), "p_value": f"{lineage.p_value:.3g}"}
-    model["properties"] += [{"name": f"weightscope:{name}", "value": value} for name, value in said.items()]
+    summary = {"verdict": lineage.verdict, "lead": printable(lineage.lead), "p_value": f"{lineage.p_value:.3g}"}
+    model["properties"] += [{"name": f"weightscope:{name}", "value": value} for name, value in summary.items()]
     identity = uuid5(NAMESPACE_URL, f"{model_digest(_files_of(lineage.suspect))} {lineage.provenance.date}")
     tool = {"type": "application", "name": "weightscope", "version": lineage.provenance.version}
     return {

@@ -118,7 +118,7 @@ class Verification(Result):
 
 
 def read_claim(path: str | Path) -> tuple[Claim, Opened]:
-    """A claim from a file, bare or signed, and what it was in.
+    """A claim from a file, bare or signed, and the opened file.
 
     Raises
     ------
@@ -161,7 +161,7 @@ def verify(
     Raises
     ------
     CheckpointError
-        The claim, a checkpoint or the key cannot be read, or a fingerprint does not say what it was made of.
+        The claim, a checkpoint or the key cannot be read, or a fingerprint does not record its heads' digest.
     """
     claim, opened = read_claim(path)
     signature = _signature(opened, key)
@@ -213,11 +213,11 @@ def _judged_otherwise(claim: Claim, result: Lineage, mixed: bool) -> tuple[list[
 
     If `mixed`, there were weights in place of a fingerprint, or the reverse.
     """
-    found = judgement(result)
+    rerun = judgement(result)
     compared = BY_PRINTS if mixed else JUDGED
     if mixed:  # a fingerprint goes by its own name
         claimed = dict(zip((each.base.name for each in result.compared), claim.bases, strict=True))
-        found["layers"] = [layer | {"base": claimed.get(layer["base"], layer["base"])} for layer in found["layers"]]
+        rerun["layers"] = [layer | {"base": claimed.get(layer["base"], layer["base"])} for layer in rerun["layers"]]
     names = sorted(map(printable, {claim.name, *claim.bases}), key=len, reverse=True)
     differences = list(_differences("tier", claim.predicate["tier"], claim.tier, names))
     if not mixed:
@@ -228,15 +228,15 @@ def _judged_otherwise(claim: Claim, result: Lineage, mixed: bool) -> tuple[list[
                 f"bases[{i}].heads", heads, {"sha256": each.base.about.get("heads_sha256", "")}, ()
             )
     for key in compared:
-        differences += _differences(key, claim.predicate[key], found[key], names, mixed)
+        differences += _differences(key, claim.predicate[key], rerun[key], names, mixed)
     return differences, ["version", "date", *(key for key in JUDGED if key not in compared)]
 
 
 def called(model: Model, name: str) -> Model:
     """The same model under another name."""
-    other = copy(model)
-    other.called = name
-    return other
+    renamed = copy(model)
+    renamed.called = name
+    return renamed
 
 
 def _about(claim: Claim, options: Options | None) -> Iterator[Difference]:
@@ -260,11 +260,11 @@ def _matched(claim: Claim, suspect: Model, given: Sequence[Base]) -> tuple[list[
     left, in_order = list(given), []
     for i, name in enumerate(claim.bases):
         wanted = [_expected(claim, name, base) for base in left]
-        found = next((k for k, (want, have) in enumerate(wanted) if want == have), None)
-        if found is None:
-            found = 0
+        fits = next((k for k, (want, have) in enumerate(wanted) if want == have), None)
+        if fits is None:
+            fits = 0
             differences += _other_files(f"bases[{i}].files", *wanted[0])
-        in_order.append(left.pop(found))
+        in_order.append(left.pop(fits))
     return in_order, differences
 
 
@@ -300,8 +300,8 @@ def _differences(where: str, claim: Any, found: Any, names: Sequence[str], loose
             if not (loose and key in ("likeness", "z")):
                 yield from _differences(f"{where}.{shortened(key)}", claim.get(key), found.get(key), names, loose)
     elif isinstance(claim, list) and isinstance(found, list) and len(claim) == len(found):
-        for i, (mine, other) in enumerate(zip(claim, found, strict=True)):
-            yield from _differences(f"{where}[{i}]", mine, other, names, loose)
+        for i, (mine, theirs) in enumerate(zip(claim, found, strict=True)):
+            yield from _differences(f"{where}[{i}]", mine, theirs, names, loose)
     elif not _agree(where, claim, found, names):
         yield Difference(where, claim, found)
 
@@ -319,13 +319,13 @@ def _agree(where: str, claim: Any, found: Any, names: Sequence[str]) -> bool:
     return abs(claim) < FINITE and isclose(claim, found, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
 
 
-def _same_text(claim: str, found: str, names: Sequence[str]) -> bool:
+def _same_text(claim: str, computed: str, names: Sequence[str]) -> bool:
     """Whether texts are the same but for the last digit of numbers; names, and whole numbers, are compared exactly."""
     for name in names:
-        claim, found = (text.replace(name, "\0") for text in (claim, found))
-    if NUMBER.sub("#", claim) != NUMBER.sub("#", found):
+        claim, computed = (text.replace(name, "\0") for text in (claim, computed))
+    if NUMBER.sub("#", claim) != NUMBER.sub("#", computed):
         return False
-    return all(_last_digit(x, y) for x, y in zip(NUMBER.findall(claim), NUMBER.findall(found), strict=True))
+    return all(_last_digit(x, y) for x, y in zip(NUMBER.findall(claim), NUMBER.findall(computed), strict=True))
 
 
 def _last_digit(x: str, y: str) -> bool:

@@ -218,7 +218,7 @@ def _kernels(
         try:
             with np.errstate(over="ignore", invalid="ignore"):  # seen below
                 inputs = {stream.layer.index: stream.x[FREQUENT, 1:] for stream in streams(model)}
-        except CheckpointError:  # a later layer lacks what the first has: embeddings stand in, as the page says
+        except CheckpointError:  # a later layer cannot be followed: embeddings are used instead, as the page says
             inputs = {}
         if not all(np.isfinite(x).all() for x in inputs.values()):  # likewise
             inputs = {}

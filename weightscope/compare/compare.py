@@ -143,14 +143,14 @@ def compare(
         left_out |= {f"{name}_change_rank" for name in MAPS}
     order = np.array(orders)
     with progress_shown(progress):
-        others = [other_changes(unchecked[0], model) for model in unchecked[1:]]
+        outside = [other_changes(unchecked[0], model) for model in unchecked[1:]]
         everything = compare_tensors(a, models[-1]) if all_tensors else None
-    not_compared = _not_compared(a, others[-1] if everything is None else everything)
+    not_compared = _not_compared(a, outside[-1] if everything is None else everything)
     differ = [
         index for index, layer in zip(a.attention_layers, from_first[-1], strict=True) if not unmoved(layer).all()
     ]
     changes = (
-        everything.changes if everything else [*others[-1].changes, *attention_changes(unchecked[0], unchecked[-1])]
+        everything.changes if everything else [*outside[-1].changes, *attention_changes(unchecked[0], unchecked[-1])]
     )
     changes = list({(change.name, change.part): change for change in changes}.values())  # biases are among both
     along = TensorChanges(changes)
@@ -168,7 +168,7 @@ def compare(
         overflowing=[list(overflowing_layers(*pair)) for pair in zip(unchecked, heads, strict=True)],
         coverage=_coverage(models, everything, not_compared, done),
         not_compared=not_compared,
-        others=others,
+        others=outside,
         edits=edits,
         everything=everything,
         limited={} if everything is None else limited_changes(a, everything.changes),

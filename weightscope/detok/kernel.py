@@ -32,7 +32,7 @@ from weightscope.text.counts import Counts
 
 MOST_TOKENS = 16_384  # of the first layer: the most frequent ones, or drawn where no counts are at hand
 MOST_VALUES = 1 << 25  # of their embeddings: 128 MiB
-FEWER_TOKENS = 1024  # of later layers, drawn by the same weights, where nothing better stands in for the stream
+FEWER_TOKENS = 1024  # of later layers, drawn by the same weights, where the stream is approximated by embeddings
 NEAR = 128  # distances 0 .. 127: all of them are computed, and trends are of them
 AN_OCTAVE = 16  # further distances between one and its double
 UNSTATED = 2048  # positions, where the config says none
@@ -53,7 +53,7 @@ class ByPair(NamedTuple):
     """What the pairs of dimensions of some heads (h) do; NaN beyond the pairs that a head has."""
 
     wavelengths: np.ndarray  # (h, P): tokens a turn; infinite where a dimension does not turn
-    usage: np.ndarray  # (h, P): root mean square of a pair's queries times that of its keys
+    usage: np.ndarray  # (h, P): product of the root mean squares of a pair's queries and keys
     by_position: np.ndarray  # (h, P): amplitude of the pair's wave in the mean score
     by_content: np.ndarray  # (h, P): standard deviation over tokens of what the pair adds
 
@@ -80,7 +80,7 @@ class PositionKernels(ShowsShapes, Result):
     context: int  # positions that the model was trained on
     windows: np.ndarray | None  # (h, 2 height - 1, 2 width - 1): biases by rows and columns
     tokens: str  # over which tokens the first layer's mean is, in words; empty where there are none
-    followed: int  # tokens whose pass through the model gives later layers' inputs; 0 where bare embeddings stand in
+    followed: int  # tokens whose pass through the model gives later layers' inputs; 0 where bare embeddings are used
     refused: Mapping[int, str]  # layers without a kernel, and why
     left_out: tuple[str, ...]
     provenance: Provenance = field(default_factory=Provenance, repr=False)
@@ -260,11 +260,11 @@ def position_kernels(
     ----------
     model : Model, str or Path
     counts : Counts, str or Path, optional
-        Bigram counts; by default those of the texts that come with weightscope. Where the tokenizer is not at hand,
+        Bigram counts; by default from the texts that come with weightscope. Where the tokenizer is not at hand,
         all tokens weigh the same.
     inputs : mapping of int to (n, d) array, optional
-        What enters layers after the first, as `circuits.stream` follows tokens; where a layer is missing, bare token
-        embeddings stand in.
+        What enters layers after the first, as `circuits.stream` follows tokens; a layer that is not given gets
+        bare token embeddings.
 
     Raises
     ------
@@ -282,7 +282,7 @@ def position_kernels(
     distances = distances_up_to(context - 1) if window is None else np.arange(window.sides[1])
     if window is not None or both_ways(model):
         distances = np.concatenate((-distances[:0:-1], distances))
-    refused, found, left_out, places = {}, [], dict[str, None](), False
+    refused, by_layer, left_out, places = {}, [], dict[str, None](), False
     with bar(what="kernels", unit="layer", total=len(indices)) as done:
         for index in indices:
             layer = model.layer(index)
@@ -292,17 +292,17 @@ def position_kernels(
                 if window is None and tokens is None:  # a tower whose layers are all refused may have none
                     tokens = tokens_of(model, counts)
                 x = None if tokens is None else _standing_in(model, index, tokens, inputs)
-                found.append(_of_layer(model, layer, distances, x))
+                by_layer.append(_of_layer(model, layer, distances, x))
                 left_out |= dict.fromkeys(_left_out(layer, model.config.layer_types[index]))
                 places |= layer.rotation is not None or layer.additive is not None
             done.update(1)
     if not places:
         which, why = next(iter(refused.items()), (0, "sees no positions"))
         raise CheckpointError(f"no curve over distance: layer {which} {why}", file=model.checkpoint.name)
-    curves = (np.concatenate(parts) for parts in zip(*(of_layer for of_layer, _ in found), strict=True))
+    curves = (np.concatenate(parts) for parts in zip(*(of_layer for of_layer, _ in by_layer), strict=True))
     layers, heads, mean, band, windows = curves
     return PositionKernels(
-        model.title, layers, heads, distances, mean, band, _together([pairs for _, pairs in found]), context,
+        model.title, layers, heads, distances, mean, band, _together([pairs for _, pairs in by_layer]), context,
         windows if windows.size else None, "" if tokens is None else tokens.origin,
         max(map(len, inputs.values()), default=0), refused, tuple(left_out), Provenance.of(model.checkpoint),
     )  # fmt: skip
@@ -321,7 +321,7 @@ class _Curves(NamedTuple):
 def _standing_in(
     model: Model, index: int, tokens: Tokens, inputs: Mapping[int, np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-    """What enters a layer, or stands in for it, (n, d), and weights (n,)."""
+    """A layer's inputs or their substitute, (n, d), and weights (n,)."""
     ids, weights = tokens.ids, tokens.weights
     if index in inputs and index != 0:
         return inputs[index], np.full(len(inputs[index]), 1 / len(inputs[index]))
@@ -353,7 +353,7 @@ def _of_layer(
 
 
 def _together(layers: list[ByPair]) -> ByPair:
-    """The pairs of all layers' heads, padded with NaN to those of the widest."""
+    """The pairs of all layers' heads, padded with NaN to the widest layer."""
     width = max(pairs.usage.shape[1] for pairs in layers)
     padded = [
         [np.pad(values, ((0, 0), (0, width - values.shape[1])), constant_values=np.nan) for values in pairs]

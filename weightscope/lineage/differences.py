@@ -330,7 +330,7 @@ def gains_moved(layer: LayerChange) -> set[str]:
     vectors = [change for change in changed if len(change.shapes[0]) == len(change.shapes[1]) == 1]
     gains = {change.name_a: tuple(whole(tensor).ravel().astype(np.float64) for tensor in (change.pair.a, change.pair.b))
              for change in vectors if change.pair}  # fmt: skip
-    found: set[str] = set()
+    explained: set[str] = set()
     for change in changed:
         if change.pair is None or not change.is_matrix or change.shapes[0] != change.shapes[1]:
             continue
@@ -342,8 +342,8 @@ def gains_moved(layer: LayerChange) -> set[str]:
                 of_a, of_b = (gain if side else gain[: len(x), None] for gain in (before, after))
                 left = float(np.linalg.norm(y * of_b - x * of_a))
                 if left <= UNMOVED_IN_ANOTHER_BASIS * float(np.linalg.norm(x * of_a)):
-                    found |= {name, change.name_a}
-    return found
+                    explained |= {name, change.name_a}
+    return explained
 
 
 def _gains(moved: Mapping[int, Collection[str]]) -> Iterator[Kind]:

@@ -131,20 +131,21 @@ def _judged(sketches: Sketches, compared: list[ComparedBase], looked_at: int, un
         return replace(_related(sketches, compared, related, p, comparisons), unread=unread)
     parts = [_parts_without_heads(sketches, each) for each in compared]
     shared = [
-        (each.base, of)
-        for each, of in zip(compared, parts, strict=True)
-        if any(part.is_shared for name, part in of.items() if name != NORMS)
+        (each.base, by_part)
+        for each, by_part in zip(compared, parts, strict=True)
+        if any(part.is_shared for name, part in by_part.items() if name != NORMS)
     ]
     if shared:
         base, of_base = max(shared, key=lambda each: sum(part.share for part in each[1].values()))
         return Lineage(sketches, compared, None, "related", p, comparisons, unread=unread, parts=of_base, sharing=base)
     doubts = [
-        f"{printable(each.base.name)}: {'; '.join(said)}" for each, of in zip(compared, parts, strict=True)
-        if (said := list(dict.fromkeys(_said_of(of, "undecided", "related"))))  # norms alone do not decide it
+        f"{printable(each.base.name)}: {'; '.join(reasons)}" for each, by_part in zip(compared, parts, strict=True)
+        if (reasons := list(dict.fromkeys(_said_of(by_part, "undecided", "related"))))  # norms alone do not decide it
     ]  # fmt: skip
     doubts += [listed(unread, NAMED)] if unread else []
     verdict = "undecided" if doubts else "unrelated"
-    least = {name: min((of[name] for of in parts if name in of), key=lambda part: part.verdict) for name in parts[0]}
+    least = {name: min((by_part[name] for by_part in parts if name in by_part), key=lambda part: part.verdict)
+             for name in parts[0]}  # fmt: skip
     return Lineage(sketches, compared, None, verdict, p, comparisons, doubts=doubts, unread=unread, parts=least)
 
 

@@ -201,7 +201,7 @@ class Maps(NamedTuple):
 
         def of_pair(pair: tuple[int, int]) -> float:
             both = zip(*(maps_of(*each) for each in zip((a, b), pair, self.through, strict=True)), strict=True)
-            return float(np.mean([_cosine(w, other) for w, other in both]))
+            return float(np.mean([_cosine(x, y) for x, y in both]))
 
         return list(in_threads(of_pair, pairs))
 
@@ -251,11 +251,11 @@ def _cosine(w: Factored, other: Factored) -> float:
 
 def _product(w: Factored, other: Factored) -> float:
     """<W, W'> of two maps without their traces, which heads that copy have however they were initialised."""
-    whole = float((inner(w.left, other.left) * inner(w.right, other.right)).sum())  # tr((A'A~)(B~'B))
+    product = float((inner(w.left, other.left) * inner(w.right, other.right)).sum())  # tr((A'A~)(B~'B))
     if w.shape[0] != w.shape[1]:
-        return whole
+        return product
     traces = [float((each.left * each.right.astype(np.float64)).sum()) for each in (w, other)]
-    return whole - traces[0] * traces[1] / w.shape[0]
+    return product - traces[0] * traces[1] / w.shape[0]
 
 
 def _examined(

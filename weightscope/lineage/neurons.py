@@ -68,15 +68,15 @@ class Counterpart(NamedTuple):
 def networks_of(model: Model) -> list[Network]:
     """Every feed-forward network whose matrices have roles."""
     tensors = model.unchecked().tensors
-    found: dict[Place, dict[str, NamedTensor]] = defaultdict(dict)
+    by_place: dict[Place, dict[str, NamedTensor]] = defaultdict(dict)
     for tensor in tensors:
         for expert in tensor.experts or (tensor,):
             for part in tensors.parts(expert) or (expert,):
                 role = part.role.removeprefix("expert.")
                 if role in MATRICES and part.layer is not None and part.stack in (None, tensors.own):
-                    found[part.layer, part.expert].setdefault(role, part)
+                    by_place[part.layer, part.expert].setdefault(role, part)
     gains = {(tensor.layer, tensor.role): tensor for tensor in tensors if tensor.stack in (None, tensors.own)}
-    networks = [Network(place, matrices, gains.get((place[0], "norm.mlp"))) for place, matrices in found.items()
+    networks = [Network(place, matrices, gains.get((place[0], "norm.mlp"))) for place, matrices in by_place.items()
                 if {"up", "down"} <= set(matrices)]  # fmt: skip
     return [each for each in networks if not any(why_unread(tensor.tensor) for tensor in each.matrices.values())]
 
@@ -150,11 +150,11 @@ def _measured(mine: list[np.ndarray], theirs: list[np.ndarray], rows: np.ndarray
     """How alike neurons are to those that they were assigned to."""
     rng = np.random.default_rng(0)
     at_random = [_likeness(_cosines(mine, theirs, rows, rng.permutation(order))) for _ in range(REDRAWN)]
-    return _beside(_likeness(_cosines(mine, theirs, rows, order)), np.concatenate(at_random))
+    return _against_chance(_likeness(_cosines(mine, theirs, rows, order)), np.concatenate(at_random))
 
 
-def _beside(cosines: np.ndarray, at_random: np.ndarray) -> Likeness:
-    """The mean of some cosines, beside those of others."""
+def _against_chance(cosines: np.ndarray, at_random: np.ndarray) -> Likeness:
+    """The mean of some cosines, and its distance from random pairs' mean in standard errors."""
     mean, spread = float(cosines.mean()), max(float(at_random.std()), 1e-3) / np.sqrt(len(cosines))
     return Likeness(mean, float((mean - at_random.mean()) / spread))
 
@@ -180,7 +180,7 @@ def alike_rows(x: np.ndarray, y: np.ndarray) -> Likeness:
     x, y = unit_rows(x), unit_rows(y)
     rng = np.random.default_rng(0)
     at_random = [np.vecdot(x, y[rng.permutation(len(y))]) for _ in range(REDRAWN)]
-    return _beside(np.vecdot(x, y), np.concatenate(at_random))
+    return _against_chance(np.vecdot(x, y), np.concatenate(at_random))
 
 
 def order_of_rows(suspect: Embeddings, base: Embeddings, basis: Basis) -> Likeness:
@@ -200,4 +200,4 @@ def order_of_rows(suspect: Embeddings, base: Embeddings, basis: Basis) -> Likene
     order = (found_by @ of_base.T).argmax(axis=1)
     rng = np.random.default_rng(0)
     at_random = [np.vecdot(measured, measured_of_base[rng.permutation(order)]) for _ in range(REDRAWN)]
-    return _beside(np.vecdot(measured, measured_of_base[order]), np.concatenate(at_random))
+    return _against_chance(np.vecdot(measured, measured_of_base[order]), np.concatenate(at_random))

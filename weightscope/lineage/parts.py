@@ -75,13 +75,13 @@ def compare_parts(suspect: Model, base: Model, attention: Part, basis: Basis | N
         for part in CALLED
     }
     stored = attention if attention.is_shared else _stored(by_part[ATTENTION], basis)
-    others = _stored(by_part[OTHERS], basis)
+    rest = _stored(by_part[OTHERS], basis)
     return {
         ATTENTION: stored if stored.is_shared else attention,
         FEED_FORWARD: _feed_forward(suspect, base, by_part[FEED_FORWARD], basis),
         TOKENS: _tokens(suspect, base, by_part[TOKENS], basis),
         NORMS: _norms(by_part[NORMS], basis),
-    } | ({OTHERS: others} if others.is_shared else {})
+    } | ({OTHERS: rest} if rest.is_shared else {})
 
 
 def unread_parts(attention: Part, why: str) -> dict[str, Part]:
@@ -102,25 +102,25 @@ def _feed_forward(suspect: Model, base: Model, both: Both, basis: Basis) -> Part
         by_layer[fact.layer].append(fact)
     digests = {(fact.shape, fact.digest): fact for fact in theirs}
     near = nearest(ours, theirs) if basis.same else {}
-    found: dict[int | None, Found] = {}
+    shared: dict[int | None, Found] = {}
     for layer, facts in by_layer.items():
         equal = [digests[key] for fact in facts if (key := (fact.shape, fact.digest)) in digests]
         cosines = [near[fact.name][0] for fact in facts if fact.name in near]
         if len(equal) == len(facts):
-            found[layer] = Found(SAME, equal[0].layer, 1.0)
+            shared[layer] = Found(SAME, equal[0].layer, 1.0)
         elif len(cosines) == len(facts) and min(cosines) >= SHARED_ROWS:
-            found[layer] = Found(SIMILAR, near[facts[0].name][1].layer, min(cosines))
+            shared[layer] = Found(SIMILAR, near[facts[0].name][1].layer, min(cosines))
     matched: dict[int, Counterpart] = {}
-    if len(found) < len(by_layer) and basis.known:
-        networks = [network for network in networks_of(suspect) if network.place[0] not in found]
+    if len(shared) < len(by_layer) and basis.known:
+        networks = [network for network in networks_of(suspect) if network.place[0] not in shared]
         for (layer, _), each in counterparts_of(networks, networks_of(base), basis).items():
             if layer not in matched or each.likeness.mean > matched[layer].likeness.mean:
                 matched[layer] = each
-        found |= {layer: Found(SIMILAR if each.in_place else REORDERED, each.place[0], each.likeness.mean)
+        shared |= {layer: Found(SIMILAR if each.in_place else REORDERED, each.place[0], each.likeness.mean)
                   for layer, each in matched.items() if each.likeness.is_sure}  # fmt: skip
-    if found:
-        moved = any(each.state == REORDERED for each in found.values())
-        return Part("related", _layers_found(found, len(by_layer)), len(found) / len(by_layer), moved)
+    if shared:
+        moved = any(each.state == REORDERED for each in shared.values())
+        return Part("related", _layers_found(shared, len(by_layer)), len(shared) / len(by_layer), moved)
     some_equal = [fact for fact in ours if (fact.shape, fact.digest) in digests]
     some = [fact for fact in ours if fact.name in near and near[fact.name][0] >= SHARED_ROWS]
     if some_equal or some:

@@ -1,6 +1,6 @@
 """The random signs that sketches are made with: public, drawn from a key, or drawn once the weights are fixed.
 
-A sketch is linear in the weights, so whoever knows its signs can make a checkpoint whose sketches agree with another's.
+A sketch is linear in the weights, so anyone who knows its signs can forge a checkpoint with another's sketches.
 Fingerprints that anybody may compare need public signs. Where the weights of both are at hand, signs are drawn from
 SHA-256 of what both checkpoints hold and a nonce: weights that were made for some signs get others.
 """
@@ -61,7 +61,7 @@ def keyed_probes(key: str | Path) -> Probes:
 
 
 def drawn_probes(models: Sequence[Model], nonce: str | None = None) -> Probes:
-    """Signs that nobody could prepare these checkpoints for: SHA-256 of the digests of their heads, and a nonce.
+    """Signs for which these checkpoints cannot have been prepared: SHA-256 of the digests of their heads, and a nonce.
 
     Without a nonce, one is drawn. The digests are sorted, so that both directions of a comparison have the same signs.
     """
@@ -76,10 +76,10 @@ def digest_of_heads(model: Model) -> str:
     with suppress(CheckpointError):  # there are no embeddings
         tensors |= {tensor.name: tensor for tensor in model.embedding_tensors}
     named = [tensors[name] for name in sorted(tensors)]
-    whole = sha256()
+    combined = sha256()
     for tensor, digest in zip(named, in_threads(_digest, named), strict=True):
-        whole.update(f"{tensor.name} {tensor.dtype} {list(tensor.shape)} {digest}\n".encode())
-    return whole.hexdigest()
+        combined.update(f"{tensor.name} {tensor.dtype} {list(tensor.shape)} {digest}\n".encode())
+    return combined.hexdigest()
 
 
 def _digest(tensor: Tensor) -> str:

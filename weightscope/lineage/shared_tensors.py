@@ -135,7 +135,7 @@ def nearest(here: Sequence[Facts], there: Sequence[Facts]) -> dict[str, tuple[fl
     for fact in there:
         if fact.sample.size:
             by_width[fact.part, fact.shape[-1]].append(fact)
-    found: dict[str, tuple[float, Facts]] = {}
+    best: dict[str, tuple[float, Facts]] = {}
     for fact in here:
         candidates = [each for each in by_width[fact.part, fact.shape[-1]] if len(each.shape) == len(fact.shape)]
         for length in {len(each.sample) for each in candidates} if fact.sample.size else ():
@@ -145,6 +145,6 @@ def nearest(here: Sequence[Facts], there: Sequence[Facts]) -> dict[str, tuple[fl
             sizes = np.linalg.norm(theirs, axis=1) * float(np.linalg.norm(mine))
             cosines = theirs @ mine / np.maximum(sizes, 1e-30)
             k = int(cosines.argmax())
-            if fact.name not in found or cosines[k] > found[fact.name][0]:
-                found[fact.name] = float(cosines[k]), alike[k]
-    return found
+            if fact.name not in best or cosines[k] > best[fact.name][0]:
+                best[fact.name] = float(cosines[k]), alike[k]
+    return best

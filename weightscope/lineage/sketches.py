@@ -208,7 +208,7 @@ def check_probes(about: dict[str, Any], probes: Probes, path: Path) -> None:
 
 
 def _check_layers(sketches: Sketches, path: Path) -> None:
-    """Refuse rows for layers that are not sums over the heads beside them: a registry is searched by those rows."""
+    """Refuse layers' rows that are not sums over the file's heads: a registry is searched by these rows."""
     names = ("direct", "tokens", "spectra")
     rows = dict(zip(names, stored(path, *(f"layers_{name}" for name in names))[1], strict=True))
     for name in names:

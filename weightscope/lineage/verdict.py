@@ -200,7 +200,7 @@ def candidates(suspect: Base, named: Sequence[Base], key: Probes = PUBLIC, nonce
     """The bases to compare with; from a folder of fingerprints, only the nearest.
 
     Where the weights of both are there, both are sketched with signs drawn for them. Fingerprints have public signs, or
-    those of a key.
+    signs drawn with a key.
     """
     folders = {k: files for k, base in enumerate(named) if isinstance(base, str | Path) and (files := prints_in(base))}
     mine = model_of(suspect)
@@ -224,7 +224,7 @@ def candidates(suspect: Base, named: Sequence[Base], key: Probes = PUBLIC, nonce
         looked_at += len(files) or 1
     times = Counter(base.name for _, _, base in pairs)
     called = [
-        (own, base if times[base.name] == 1 else base.called(given)) for given, own, base in pairs if own is not None
+        (ours, base if times[base.name] == 1 else base.called(given)) for given, ours, base in pairs if ours is not None
     ]
     return Candidates(called, looked_at, unread, drawn)
 

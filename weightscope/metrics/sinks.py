@@ -37,8 +37,8 @@ def first_token_share(attention: np.ndarray) -> np.ndarray:
 def first_token_kind(share: float, attention: np.ndarray, updates: np.ndarray) -> str:
     """What a head does with the first of n tokens: attention (D, n, n), updates (D, n, d) of D sequences.
 
-    Its value-norm ratio is that of the paper, averaged over the sequences; the stable rank is that of what the last
-    tokens get, (D, d).
+    Its value-norm ratio is the paper's, averaged over the sequences; the stable rank is taken over the updates of the
+    last tokens, (D, d).
     """
     if not share >= EVENT_WEIGHT:
         return NO_SINK

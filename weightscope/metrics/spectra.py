@@ -167,8 +167,8 @@ def copying_score(values: np.ndarray) -> np.ndarray:
 
     values (..., r).
 
-    Near 1 for a head that writes what it reads with its sign kept along every direction, as a copying head does; 0 for
-    one that only turns or inverts it. NaN for the zero map.
+    Near 1 for a head that passes every direction on with its sign kept, as a copying head does; 0 for one that
+    only turns or inverts it. NaN for the zero map.
     """
     return _share(np.maximum(values.real, 0).sum(axis=-1), values)
 

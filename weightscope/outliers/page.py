@@ -38,7 +38,7 @@ TABLE_1 = _printed()
 
 @report("Outlier dimensions and attention in {0.model}")
 def write_outliers_page(files: Files, outliers: OutlierAnalysis) -> Iterator[Section]:
-    """What stands out, what it adds to scores, and how well the weights alone predict it."""
+    """Which dimensions stand out, how they change scores, and how well the weights alone predict them."""
     named = outliers.dimensions[:NAMED]
     yield _stream(files, outliers)
     yield _attention(files, outliers.stream)

@@ -1,4 +1,4 @@
-"""Runs a model on sequences, shows each attention layer as arrays while it runs, and changes what it writes."""
+"""Runs a model on sequences, shows each attention layer as arrays while it runs, and edits its output."""
 
 import inspect
 from collections import defaultdict

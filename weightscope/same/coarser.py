@@ -178,7 +178,7 @@ def _by_error(letter: str, older: Tensor, newer: Tensor, change: Change) -> Proo
 
 
 def _by_compensation(letter: str, older: Tensor, newer: Tensor, _: Change) -> Proof | None:
-    """Whether values are as near as those of a writer that compensates for errors."""
+    """Whether values are as near as a writer that compensates for errors leaves them."""
     is_written = newer.ends() is not None and newer.dtype.startswith(WITH_COMPENSATION)
     return _proof_within(letter, older, newer, COMPENSATED) if is_written else None
 

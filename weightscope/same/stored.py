@@ -56,7 +56,7 @@ def _same_rest(x: Storage, y: Storage) -> bool:
 
 
 def read_known_digests(a: Checkpoint, b: Checkpoint) -> None:
-    """Make known the SHA-256 of files on this machine that may be those of the other checkpoint on the Hub.
+    """Record the SHA-256 of local files that may equal files of the other checkpoint on the Hub.
 
     Reading a file here is cheaper than fetching it; one with another header is not looked at.
     """

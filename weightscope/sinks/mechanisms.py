@@ -462,7 +462,7 @@ class SinkObserver:
 
 
 class FirstPair(NamedTuple):
-    """Of each head's W_QK = sum_k sigma_k u_k v_k' the largest singular value, and what it compares."""
+    """The largest singular value of each head's W_QK = sum_k sigma_k u_k v_k', and its singular vectors."""
 
     sigma: np.ndarray  # (H,)
     query: np.ndarray  # (H, d): u_1, the direction of queries
@@ -549,9 +549,9 @@ def routing_measures(seen: Activations, first: FirstPair, sink: np.ndarray) -> d
     tokens = read.reshape(b, n, d)
     sink_alignment, other_alignment = alignment(tokens, first.key, sink)
     q, k = layer.queries(x), layer.keys(x)
-    at = (q, k) if seen.tokens is None else layer.placed(q, k, np.tile(np.arange(n), b))
+    placed = (q, k) if seen.tokens is None else layer.placed(q, k, np.tile(np.arange(n), b))
     visible = seen.attention > 0
-    cosines = unit_vectors(by_head(at[0])) @ unit_vectors(by_head(at[1])).swapaxes(-1, -2)  # (b, H, n, n)
+    cosines = unit_vectors(by_head(placed[0])) @ unit_vectors(by_head(placed[1])).swapaxes(-1, -2)  # (b, H, n, n)
     of_queries, of_keys = map(by_head, layer.scalars(x))  # (b, H, n): norms inside attention
     from_queries = (tokens @ first.query.T).swapaxes(-1, -2) * of_queries  # (b, H, n): q u_1
     to_keys = (tokens @ first.key.T).swapaxes(-1, -2) * of_keys
@@ -559,13 +559,13 @@ def routing_measures(seen: Activations, first: FirstPair, sink: np.ndarray) -> d
     with np.errstate(divide="ignore"):
         logits = np.where(visible, np.log(seen.attention), 0.0)  # up to a constant of the query
     to_sink, to_others = of_sink_and_others(cosines, visible, sink)
-    whole = x if layer.norm is None else layer.norm(x)
+    normed = x if layer.norm is None else layer.norm(x)
     return {
         "key_ratio": value_norm_ratio(by_head(k), sink),
         "query_similarity": similarity_between_tokens(by_head(q)),
         "alignment": sink_alignment,
         "alignment_others": other_alignment,
-        "read_ratio": value_norm_ratio(whole.reshape(b, 1, n, d), sink),
+        "read_ratio": value_norm_ratio(normed.reshape(b, 1, n, d), sink),
         "query_key": to_sink,
         "query_key_others": to_others,
         "logit_margin": np.subtract(*of_sink_and_others(logits, visible, sink)),

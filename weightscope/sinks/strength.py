@@ -230,10 +230,10 @@ def of_sink_and_others(pairs: np.ndarray, visible: np.ndarray, sink: np.ndarray)
     pairs (..., m, n): a number for every query and key; visible (..., m, n): whether the query may attend to the key.
     NaN where no query sees the sink and another key.
     """
-    others = visible & (np.arange(pairs.shape[-1]) != np.asarray(sink)[..., None])[..., None, :]
-    count = others.sum(axis=-1)  # (..., m)
+    other_keys = visible & (np.arange(pairs.shape[-1]) != np.asarray(sink)[..., None])[..., None, :]
+    count = other_keys.sum(axis=-1)  # (..., m)
     asked = sink_column(visible, sink) & (count > 0)
-    rest = np.where(others, pairs, 0.0).sum(axis=-1, dtype=np.float64) / np.maximum(count, 1)
+    rest = np.where(other_keys, pairs, 0.0).sum(axis=-1, dtype=np.float64) / np.maximum(count, 1)
     with np.errstate(divide="ignore", invalid="ignore"):
         queries = np.where(asked.any(axis=-1), asked.sum(axis=-1), np.nan)
         to_sink = np.where(asked, sink_column(pairs, sink), 0.0).sum(axis=-1) / queries

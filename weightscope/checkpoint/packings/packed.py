@@ -16,7 +16,7 @@ from weightscope.checkpoint.storage import Storage
 # in the next. Wider ones were slower: their tables leave the cache.
 FIELD = {1: 8, 2: 8, 3: 12, 4: 8, 5: 10, 6: 12, 7: 7, 8: 8}
 FLOATS = ("F16", "BF16", "F32", "F64")
-# Ends of names beside a packed weight: for what goes into or out of it, which no weight is read with.
+# Suffixes of tensors stored with a packed weight that scale its inputs or outputs; reading the weight needs none.
 OF_ACTIVATIONS = ("input_scale", "input_global_scale", "output_scale", "activation_scale")
 
 
