@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 import weightscope
 import weightscope as ws
 from tests.support.tiny_models import fixture
-from weightscope.detok.kernel import position_kernels
+from weightscope.detok.kernels import position_kernels
 from weightscope.embedded import FOLDER
 from weightscope.files import Files
 from weightscope.norms.measure import study_norms

@@ -203,7 +203,7 @@ def _kernels(
     import numpy as np
 
     from weightscope.circuits.stream import FREQUENT, streams, why_no_stream
-    from weightscope.detok.kernel import position_kernels
+    from weightscope.detok.kernels import position_kernels
     from weightscope.files import OutputFolder
 
     if misplaced:

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from weightscope.detok.first_layer import TERMS
 from weightscope.detok.heads import BigramAuroc, TokenRoc
-from weightscope.detok.kernel import FAST, PositionKernels
+from weightscope.detok.kernels import FAST, PositionKernels
 from weightscope.detok.on_text import TextCheck
 from weightscope.detok.positions import PositionTerms, spread_over_tokens
 from weightscope.pages.style import (

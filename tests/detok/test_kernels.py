@@ -14,7 +14,15 @@ from tests.support.tiny_models import FIXTURES, fixture
 from tests.support.weights import package
 from weightscope.circuits.stream import FREQUENT, streams
 from weightscope.cli import main
-from weightscope.detok.kernel import NEAR, both_ways, context_of, distances_up_to, entering, position_kernels, tokens_of
+from weightscope.detok.kernels import (
+    NEAR,
+    both_ways,
+    context_of,
+    distances_up_to,
+    entering,
+    position_kernels,
+    tokens_of,
+)
 
 
 def run(*arguments: object):
