@@ -547,7 +547,7 @@ ELSEWHERE = {
     "0.9": "a threshold", "15 %": "a threshold",
     "0.2": "the rule of a no-op", "1.5": "the rule of a broadcast", "1.0": "a part of 1.000",
     "0.01": "the paper's", "0.1": "the paper's", "80 %": "the paper's", "2.0": "a licence",
-    "16.0": "a head", "2410.06205": "a paper's number",
+    "16.0": "a head", "2410.06205": "a paper's number", "0.8": "a strength", "1.3": "a strength",
     "0.888": "the authors' runs", "0.906": "likewise", "0.916": "likewise", "0.959": "likewise",
     "0.34": "the paper's", "0.25": "the paper's", "0.06": "the paper's", "0.69": "the paper's",
 }  # fmt: skip
