@@ -22,7 +22,7 @@ pytestmark = pytest.mark.docs
 LINES = [line for page in PAGES for line in lines_of(page)]
 COMPLETE = [line for line in LINES if line.complete]
 # Options that sentences name and that are others' or a recipe's.
-OTHERS = {"--help", "--against", "--host", "--interface", "--nworkers", "--shape", "--peer-python"}
+OTHERS = {"--help", "--against", "--host", "--interface", "--nworkers", "--shape", "--peer-python", "--list"}
 
 
 def test_every_page_is_read() -> None:

@@ -29,6 +29,9 @@ NO_LIMITS = {
     "adopting.draft.MOST_NAMED", "adopting.shapes.MOST_FLAGS",
     "adopting.config_keys.MOST_LAYERS", "adopting.adopt.MOST", "adopting.tiny_models.MOST_PARAMETERS",
     "adopting.full_size.LONGEST", "adopting.full_size.MOST_BEYOND",
+    "same.elsewhere.MOST_UNREAD", "lineage.neurons.MOST", "lineage.neurons.MOST_ROWS",  # samples
+    "changes.token_order.MOST_TOKENS", "detok.kernels.MOST_TOKENS", "detok.kernels.MOST_VALUES",
+    "changes.rounding.LARGEST_HALF",
     "changes.recomputed.LARGEST_SVD", "changes.recomputed.MOST_STEPS",  # nothing is claimed
     "audit.figures.MOST_CURVES", "checkpoint.opening.MOST_ENTRIES",
     "checkpoint.gguf.LONGEST_LIST", "checkpoint.http.LARGEST_REQUEST", "checkpoint.http.LONGEST_WAIT",
