@@ -16,6 +16,7 @@ from scipy.optimize import linear_sum_assignment
 from weightscope.architectures.names import NamedTensor
 from weightscope.changes.head import Basis
 from weightscope.embeddings import Embeddings
+from weightscope.metrics.spectra import evenly_spread
 from weightscope.model import Model
 from weightscope.progress import bar
 from weightscope.tensors.measure import why_unread
@@ -88,7 +89,7 @@ def counterparts_of(
     sampled = {}
     for network in _some(networks):
         features = _features(network)
-        chosen = _sample(len(features[0]))
+        chosen = evenly_spread(len(features[0]), SAMPLED)
         sampled[network.place] = chosen, len(features[0]), [each[chosen] for each in features]
     best: dict[Place, tuple[float, Counterpart]] = {}
     for network in bar(_some(of_base), "feed-forward networks", "network"):
@@ -110,11 +111,6 @@ def _some(networks: Sequence[Network]) -> Sequence[Network]:
     return networks[:: -(-len(networks) // MOST) or 1]
 
 
-def _sample(n: int) -> np.ndarray:
-    """Places of some neurons, evenly."""
-    return np.linspace(0, n - 1, min(n, SAMPLED)).astype(int)
-
-
 def _features(network: Network, basis: Basis | None = None) -> list[np.ndarray]:
     """What each neuron reads by each of its matrices, and writes: (neurons, dimensions) each, of unit length."""
     features = []
@@ -126,7 +122,7 @@ def _features(network: Network, basis: Basis | None = None) -> list[np.ndarray]:
         elif network.gain is not None and network.gain.shape == (width,):
             w = w * network.gain.array()
         rotated = basis is not None and basis.rotation is not None
-        dims = np.linspace(0, width - 1, min(width, DIMENSIONS)).astype(int)
+        dims = evenly_spread(width, DIMENSIONS)
         w = w @ basis.rotation[:, dims] if rotated else w[:, dims]  # type: ignore[union-attr, index]
         features.append(unit_rows(w))
     return features
@@ -177,7 +173,11 @@ def _likeness(cosines: np.ndarray) -> np.ndarray:
 
 def alike_rows(x: np.ndarray, y: np.ndarray) -> Likeness:
     """How alike two tables are row by row: (n, d) each."""
-    x, y = unit_rows(x), unit_rows(y)
+    return _row_by_row(unit_rows(x), unit_rows(y))
+
+
+def _row_by_row(x: np.ndarray, y: np.ndarray) -> Likeness:
+    """The same of rows of unit length."""
     rng = np.random.default_rng(0)
     at_random = [np.vecdot(x, y[rng.permutation(len(y))]) for _ in range(REDRAWN)]
     return _against_chance(np.vecdot(x, y), np.concatenate(at_random))
@@ -188,16 +188,15 @@ def order_of_rows(suspect: Embeddings, base: Embeddings, basis: Basis) -> Likene
 
     The other half measures, so that the choice does not bias the likeness.
     """
-    ids = np.linspace(0, suspect.n_tokens - 1, min(suspect.n_tokens, MOST_ROWS)).astype(int)
-    mine = suspect.rows(ids)
-    dims = np.linspace(0, mine.shape[1] - 1, min(mine.shape[1], DIMENSIONS)).astype(int)
+    mine = suspect.rows(evenly_spread(suspect.n_tokens, MOST_ROWS))
+    dims = evenly_spread(mine.shape[1], DIMENSIONS)
     turn = np.eye(mine.shape[1], dtype=np.float32) if basis.rotation is None else basis.rotation
     theirs = np.concatenate([(rows @ turn[:, dims]).astype(np.float16) for _, rows in base.blocks()])
-    mine, theirs = _standardised(mine[:, dims])[_sample(len(ids))], _standardised(theirs.astype(np.float32))
+    mine, theirs = (
+        _standardised(mine[:, dims])[evenly_spread(len(mine), SAMPLED)],
+        _standardised(theirs.astype(np.float32)),
+    )
     (found_by, measured), (of_base, measured_of_base) = (
         (_unit(rows[:, ::2]), _unit(rows[:, 1::2])) for rows in (mine, theirs)
     )
-    order = (found_by @ of_base.T).argmax(axis=1)
-    rng = np.random.default_rng(0)
-    at_random = [np.vecdot(measured, measured_of_base[rng.permutation(order)]) for _ in range(REDRAWN)]
-    return _against_chance(np.vecdot(measured, measured_of_base[order]), np.concatenate(at_random))
+    return _row_by_row(measured, measured_of_base[(found_by @ of_base.T).argmax(axis=1)])

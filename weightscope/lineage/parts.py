@@ -5,7 +5,7 @@ tensor by tensor and then neuron by neuron, embeddings row by row, norms by thei
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -25,6 +25,7 @@ from weightscope.lineage.shared_tensors import (
     facts_of_both,
     nearest,
 )
+from weightscope.metrics.spectra import evenly_spread
 from weightscope.model import Model
 from weightscope.text.tokenizer import Tokenizer
 
@@ -100,14 +101,14 @@ def _feed_forward(suspect: Model, base: Model, both: Both, basis: Basis) -> Part
     by_layer: dict[int | None, list[Facts]] = defaultdict(list)
     for fact in ours:
         by_layer[fact.layer].append(fact)
-    digests = {(fact.shape, fact.digest): fact for fact in theirs}
+    contents = {fact.content: fact for fact in theirs}
     near = nearest(ours, theirs) if basis.same else {}
     shared: dict[int | None, Found] = {}
     for layer, facts in by_layer.items():
-        equal = [digests[key] for fact in facts if (key := (fact.shape, fact.digest)) in digests]
+        copies = [contents[fact.content] for fact in facts if fact.content in contents]
         cosines = [near[fact.name][0] for fact in facts if fact.name in near]
-        if len(equal) == len(facts):
-            shared[layer] = Found(SAME, equal[0].layer, 1.0)
+        if len(copies) == len(facts):
+            shared[layer] = Found(SAME, copies[0].layer, 1.0)
         elif len(cosines) == len(facts) and min(cosines) >= SHARED_ROWS:
             shared[layer] = Found(SIMILAR, near[facts[0].name][1].layer, min(cosines))
     matched: dict[int, Counterpart] = {}
@@ -121,12 +122,11 @@ def _feed_forward(suspect: Model, base: Model, both: Both, basis: Basis) -> Part
     if shared:
         moved = any(each.state == REORDERED for each in shared.values())
         return Part("related", _layers_found(shared, len(by_layer)), len(shared) / len(by_layer), moved)
-    some_equal = [fact for fact in ours if (fact.shape, fact.digest) in digests]
-    some = [fact for fact in ours if fact.name in near and near[fact.name][0] >= SHARED_ROWS]
-    if some_equal or some:
-        what = f"{len(some_equal)} of {counted(len(ours), 'tensor')} have the same values"
-        more = f"{len(some)} of {counted(len(ours), 'tensor')} are alike"
-        return Part("related", what if some_equal else more, max(len(some_equal), len(some)) / len(ours))
+    equal, alike = _equal_and_alike(ours, theirs, near, SHARED_ROWS)
+    if equal or alike:
+        what = f"{len(equal)} of {counted(len(ours), 'tensor')} have the same values"
+        more = f"{len(alike)} of {counted(len(ours), 'tensor')} are alike"
+        return Part("related", what if equal else more, max(len(equal), len(alike)) / len(ours))
     widths = {fact.shape[-1] for fact in theirs}
     if not basis.known:
         return Part("undecided", "not compared, since the change of the stream's basis is not known")
@@ -208,7 +208,7 @@ def _pairings(
     suspect: Model, base: Model, n_here: int, n_there: int
 ) -> Iterator[tuple[str, tuple[np.ndarray, np.ndarray]]]:
     """Ids of rows that may be of one token: by their number, then by what two tokenizers call them."""
-    ids = np.linspace(0, min(n_here, n_there) - 1, min(n_here, n_there, ROWS)).astype(int)
+    ids = evenly_spread(min(n_here, n_there), ROWS)
     yield "", (ids, ids)
     tokenizers = []
     for model in (suspect, base):
@@ -221,7 +221,7 @@ def _pairings(
         return
     common = [(i, b.ids[token]) for token, i in a.ids.items() if i < n_here and b.ids.get(token, n_there) < n_there]
     if len(common) >= ROWS // 8:
-        taken = np.array(common)[np.linspace(0, len(common) - 1, min(len(common), ROWS)).astype(int)]
+        taken = np.array(common)[evenly_spread(len(common), ROWS)]
         yield ", matched by token", (taken[:, 0], taken[:, 1])
 
 
@@ -235,10 +235,8 @@ def _norms(both: Both, basis: Basis) -> Part:
         return Part("absent", "gains are constant, or not in both checkpoints")
     if not basis.same:
         return Part("undecided", "not compared, since the stream is in another basis")
-    digests = {(fact.shape, fact.digest) for fact in there}
-    equal = [fact for fact in here if (fact.shape, fact.digest) in digests]
     near = nearest(here, there)
-    alike = [fact for fact in here if fact.name in near and near[fact.name][0] >= SHARED_GAINS]
+    equal, alike = _equal_and_alike(here, there, near, SHARED_GAINS)
     of_all = f"of {counted(len(here), 'vector')}"
     if 2 * len(equal) > len(here):
         return Part("related", f"same values in {len(equal)} {of_all}", len(equal) / len(here))
@@ -253,16 +251,23 @@ def _norms(both: Both, basis: Basis) -> Part:
     return Part("unrelated", NOTHING)
 
 
+def _equal_and_alike(
+    ours: Sequence[Facts], theirs: Sequence[Facts], near: Mapping[str, tuple[float, Facts]], least: float
+) -> tuple[list[Facts], list[Facts]]:
+    """The suspect's tensors that the base has too, and those that are near enough to one of the base's."""
+    contents = {fact.content for fact in theirs}
+    return (
+        [fact for fact in ours if fact.content in contents],
+        [fact for fact in ours if fact.name in near and near[fact.name][0] >= least],
+    )
+
+
 def _stored(both: Both, basis: Basis) -> Part:
     """Matrices by their values as stored, and their samples."""
     here, there = both
-    digests = {(fact.shape, fact.digest) for fact in there}
     ours = [fact for fact in here if fact.is_matrix]
-    near = nearest(ours, there) if basis.same else {}
-    equal = [fact for fact in ours if (fact.shape, fact.digest) in digests]
-    shared: Collection[Facts] = equal or [
-        fact for fact in ours if fact.name in near and near[fact.name][0] >= SHARED_ROWS
-    ]
+    equal, alike = _equal_and_alike(ours, there, nearest(ours, there) if basis.same else {}, SHARED_ROWS)
+    shared = equal or alike
     if not shared:
         return Part("unrelated", NOTHING)
     what = "same values" if equal else "alike"

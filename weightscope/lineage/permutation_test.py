@@ -10,6 +10,7 @@ from math import log
 import numpy as np
 
 from weightscope.lineage.neurons import Network, networks_of
+from weightscope.metrics.spectra import evenly_spread
 from weightscope.model import Model
 
 NEURONS = 256  # of a network, evenly spread, that are assigned among all of the other's
@@ -22,7 +23,7 @@ def permutation_log_p(suspect: Model, base: Model) -> float | None:
     if suspect.config.n_layers != base.config.n_layers:
         return None
     pairs = [(a, b) for a, b in zip(_dense(suspect), _dense(base), strict=False) if _can_be_tested(a, b)]
-    tested = [pairs[k] for k in np.unique(np.linspace(0, len(pairs) - 1, LAYERS).astype(int))] if pairs else []
+    tested = [pairs[k] for k in evenly_spread(len(pairs), LAYERS)]
     return fisher([layer_log_p(a, b) for a, b in tested]) if tested else None
 
 
@@ -57,7 +58,7 @@ def assigned(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """The row of y (m, d) for each of some rows of x (n, d): the assignment with the largest sum of cosines."""
     from scipy.optimize import linear_sum_assignment
 
-    chosen = x[np.linspace(0, len(x) - 1, min(len(x), NEURONS)).astype(int)]
+    chosen = x[evenly_spread(len(x), NEURONS)]
     a, b = (rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-30) for rows in (chosen, y))
     return np.asarray(linear_sum_assignment(a @ b.T, maximize=True)[1])
 
