@@ -20,7 +20,7 @@ from analyses.inputs import out_option
 from weightscope.cli.command import EndsInOneLine
 from weightscope.files import Folder, scratch_folder
 from weightscope.lineage.lineage import p_value_of
-from weightscope.lineage.matching import matches
+from weightscope.lineage.matching import ROUTES, matches
 from weightscope.lineage.neurons import networks_of
 from weightscope.lineage.permutation_test import _rows, _sides, assigned, fisher, spearman_log_p
 from weightscope.lineage.probes import drawn_probes
@@ -102,7 +102,7 @@ def main(tiny: Path, out: Path) -> None:
         rows = []
         for i, j in bar(list(combinations(range(len(names)), 2)), "pairs", "pair"):
             by_route = matches(prints[i], prints[j])
-            p = p_value_of([match.log_p for match in by_route.values()], 1)
+            p = p_value_of([match.log_p for match in by_route.values()], len(ROUTES))
             layers = [
                 spearman_log_p(*(assigned(x, y) for x, y in zip(a, b, strict=True)))
                 for a, b in zip(neurons[i], neurons[j], strict=True)

@@ -85,14 +85,13 @@ def tier_of(lineage: Lineage) -> str:
 def judgement(lineage: Lineage) -> dict[str, Any]:
     """What a lineage says, in values that a second run can be compared with."""
     record, proof = lineage.as_json(), lineage.proof
-    first = None if proof is None else "base" if lineage.verdict == "derived" else "suspect"
     layers = [{key: row[key] for key in LAYER} for row in record["alignment"]]
     for layer in layers:
         layer["base_layer"] = None if layer["base_layer"] is None else int(layer["base_layer"])
     shown = {
         "lead": printable(lineage.lead), "layers": layers, "parts": record.get("parts", {}),
         "attention": SHARED if lineage.origin is not None else NOT_SHARED,
-        "direction": {"first": first, "shown_by": None if proof is None else proof.how},
+        "direction": {"first": lineage.came_first, "shown_by": None if proof is None else proof.how},
     }  # fmt: skip
     return {key: shown.get(key, record.get(key)) for key in JUDGED}
 
@@ -144,9 +143,7 @@ def claim_of(value: Mapping[str, Any], file: object) -> Claim:
         raise refuse("it has no predicate")
     if missing := sorted(FIELDS - predicate.keys()):
         raise refuse(f"it lacks {', '.join(missing)}")
-    if unknown := sorted(
-        (predicate.keys() - FIELDS) | (value.keys() - {"_type", "subject", "predicateType", "predicate"})
-    ):
+    if unknown := sorted((predicate.keys() - FIELDS) | (value.keys() - STATED)):
         raise refuse(f"it holds what nothing is known of: {', '.join(map(_shown, unknown[:4]))}")
     try:
         bases = [(_name(value), _base(value)) for value in _listed(predicate["bases"], "bases", MOST_BASES)]

@@ -7,7 +7,7 @@ relation; the verdict is a property or an annotation then.
 
 from collections.abc import Callable
 from typing import Any
-from uuid import NAMESPACE_URL, uuid5
+from uuid import NAMESPACE_URL, UUID, uuid5
 
 from weightscope.claims.claim import INDEXED
 from weightscope.claims.digests import digests_of, model_digest
@@ -31,8 +31,7 @@ def sbom_of(lineage: Lineage, form: str) -> dict[str, Any]:
 
 def relation(lineage: Lineage) -> tuple[str, str]:
     """How the bases that share an origin with the suspect stand to it, in both vocabularies."""
-    proof = lineage.proof
-    return RELATION[None if proof is None else "base" if lineage.verdict == "derived" else "suspect"]
+    return RELATION[lineage.came_first]
 
 
 def relatives(lineage: Lineage) -> list[Sketches]:
@@ -44,6 +43,11 @@ def relatives(lineage: Lineage) -> list[Sketches]:
 def _files_of(sketches: Sketches) -> dict[str, str]:
     """A model's files by digest; none of a fingerprint, which does not know them."""
     return {} if sketches.source is None else digests_of(sketches.source)
+
+
+def _identity(lineage: Lineage) -> UUID:
+    """What tells an SBOM from others: the suspect's files, and when the lineage was made."""
+    return uuid5(NAMESPACE_URL, f"{model_digest(_files_of(lineage.suspect))} {lineage.provenance.date}")
 
 
 def _tool(lineage: Lineage) -> str:
@@ -62,11 +66,10 @@ def _cyclonedx(lineage: Lineage) -> dict[str, Any]:
         model["pedigree"] = {field: components, "notes": printable(lineage.lead)}
     summary = {"verdict": lineage.verdict, "lead": printable(lineage.lead), "p_value": f"{lineage.p_value:.3g}"}
     model["properties"] += [{"name": f"weightscope:{name}", "value": value} for name, value in summary.items()]
-    identity = uuid5(NAMESPACE_URL, f"{model_digest(_files_of(lineage.suspect))} {lineage.provenance.date}")
     tool = {"type": "application", "name": "weightscope", "version": lineage.provenance.version}
     return {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json", "bomFormat": "CycloneDX", "specVersion": "1.6",
-        "serialNumber": f"urn:uuid:{identity}", "version": 1,
+        "serialNumber": f"urn:uuid:{_identity(lineage)}", "version": 1,
         "metadata": {"timestamp": lineage.provenance.date, "tools": {"components": [tool]}, "component": model},
     }  # fmt: skip
 
@@ -116,10 +119,9 @@ def _spdx(lineage: Lineage) -> dict[str, Any]:
         "annotationType": "REVIEW", "annotator": f"Tool: {_tool(lineage)}", "annotationDate": created,
         "comment": f"{lineage.verdict}: {lead}",
     }]  # fmt: skip
-    identity = uuid5(NAMESPACE_URL, f"{model_digest(_files_of(lineage.suspect))} {created}")
     return {
         "spdxVersion": "SPDX-2.3", "dataLicense": "CC0-1.0", "SPDXID": "SPDXRef-DOCUMENT",
-        "name": printable(lineage.suspect.name), "documentNamespace": f"https://weightscope/sbom/{identity}",
+        "name": printable(lineage.suspect.name), "documentNamespace": f"https://weightscope/sbom/{_identity(lineage)}",
         "creationInfo": {"created": created, "creators": [f"Tool: {_tool(lineage)}"]},
         "packages": packages, "relationships": related,
     }  # fmt: skip

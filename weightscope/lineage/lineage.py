@@ -116,16 +116,15 @@ def _by_neurons(pairs: Sequence[tuple[Sketches, Sketches]]) -> dict[str, float]:
     return {name: exp(value) for name, value in log_p.items() if value is not None}
 
 
-def p_value_of(log_p: Sequence[float], looked_at: int) -> float:
+def p_value_of(log_p: Sequence[float], comparisons: int) -> float:
     """The smallest of some probabilities, times the number of comparisons by which it may be small by chance."""
-    comparisons = max(1, looked_at) * len(ROUTES)
     return exp(min(0.0, max(-700.0, min(log_p, default=0.0) + log(comparisons))))
 
 
 def _judged(sketches: Sketches, compared: list[ComparedBase], looked_at: int, unread: list[str]) -> "Lineage":
     """The verdict on all bases."""
     comparisons = max(1, looked_at) * len(ROUTES)
-    p = p_value_of([each.log_p for each in compared], looked_at)
+    p = p_value_of([each.log_p for each in compared], comparisons)
     related = sorted((Related(j.base, j.match) for j in compared if j.match), key=lambda each: -each.weight)
     if related:
         return replace(_related(sketches, compared, related, p, comparisons), unread=unread)
@@ -389,6 +388,11 @@ class Lineage(Result):
         if self.sharing is not None:
             return self.sharing.name
         return None if self.origin is None else self.origin.base.name
+
+    @property
+    def came_first(self) -> str | None:
+        """Which of the two holds more, as the weights show it: "base" or "suspect"; None if they do not."""
+        return None if self.proof is None else "base" if self.verdict == "derived" else "suspect"
 
     @property
     def lead(self) -> str:
