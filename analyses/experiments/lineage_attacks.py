@@ -247,51 +247,39 @@ def blurred(base: Sketches, k: int) -> Sketches:
 def attacks(victim: Weights, victim_folder: Path, noisy_name: str = "meta-llama/Llama-3.1-8B") -> Iterator[Attack]:
     """Every attack at its strengths."""
 
-    def framing(cosine: float) -> Callable[[Weights, Path], Attacked]:
+    def framing(made: Callable[[Weights, Weights, Path], Weights]) -> Callable[[Weights, Path], Attacked]:
+        """A suspect made of the victim and a base of random weights, which is in a folder."""
+
         def make(weights: Weights, folder: Path) -> Attacked:
             base = random_base(weights)
             write_weights(base, folder / "random")
-            write_weights(framed(weights, fingerprint(folder / "random"), cosine), folder / "suspect")
+            write_weights(made(weights, base, folder / "random"), folder / "suspect")
             return Attacked(folder / "suspect", [folder / "random"])
 
         return make
+
+    def fitting(cosine: float) -> Callable[[Weights, Path], Attacked]:
+        return framing(lambda weights, _, folder: framed(weights, fingerprint(folder), cosine))
 
     def mixing(share: float) -> Callable[[Weights, Path], Attacked]:
-        def make(weights: Weights, folder: Path) -> Attacked:
-            base = random_base(weights)
-            write_weights(base, folder / "random")
-            write_weights(mixed(weights, base, share), folder / "suspect")
-            return Attacked(folder / "suspect", [folder / "random"])
-
-        return make
+        return framing(lambda weights, base, _: mixed(weights, base, share))
 
     def copying(times: int) -> Callable[[Weights, Path], Attacked]:
         """Tensors that no layer reads, copied from the base."""
-
-        def make(weights: Weights, folder: Path) -> Attacked:
-            base = random_base(weights)
-            write_weights(base, folder / "random")
-            unread: dict[Part, np.ndarray] = {
-                (None, f"extra.{k}.weight"): base.parts[k % len(base.layers()), "up.w"] for k in range(times)
-            }
-            write_weights(weights.but(unread), folder / "suspect")
-            return Attacked(folder / "suspect", [folder / "random"])
-
-        return make
+        return framing(lambda weights, base, _: weights.but({
+            (None, f"extra.{k}.weight"): base.parts[k % len(base.layers()), "up.w"] for k in range(times)
+        }))  # fmt: skip
 
     def writing(scale: float) -> Callable[[Weights, Path], Attacked]:
         """The base's layers after the stranger's own, their outputs scaled down."""
 
-        def make(weights: Weights, folder: Path) -> Attacked:
-            base, n = random_base(weights), weights.size("layers")
-            write_weights(base, folder / "random")
+        def made(weights: Weights, base: Weights, _: Path) -> Weights:
+            n = weights.size("layers")
             after = {(n + part[0], part[1]): scale * w if part[1][0] in "od" else w
                      for part, w in base.parts.items() if part[0] is not None}  # fmt: skip
-            made = weights.but(after).resized(layers=2 * n)
-            write_weights(made, folder / "suspect")
-            return Attacked(folder / "suspect", [folder / "random"])
+            return weights.but(after).resized(layers=2 * n)
 
-        return make
+        return framing(made)
 
     def hiding(cut: int, noise: float, blur: float = 0.0) -> Callable[[Weights, Path], Attacked]:
         def make(weights: Weights, folder: Path) -> Attacked:
@@ -322,7 +310,7 @@ def attacks(victim: Weights, victim_folder: Path, noisy_name: str = "meta-llama/
         return Attacked(folder / "suspect", [folder / "base.wsf"])
 
     for cosine in (0.15, 0.33, 0.9):
-        yield Attack("framing by public signs", f"cosine {cosine}", framing(cosine))
+        yield Attack("framing by public signs", f"cosine {cosine}", fitting(cosine))
     for share in (0.1, 0.3, 0.6):
         yield Attack("framing by adding the base's attention", f"{share:.0%}", mixing(share))
     for times in (1, 2, 4):

@@ -9,7 +9,7 @@ so that mean and variance at every distance follow from means and covariances of
 not turn is a pair of frequency 0 whose second half is 0: without rotation (ALiBi, T5) the same formula holds.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -173,5 +173,4 @@ def _products(a: np.ndarray, b: np.ndarray, first: np.ndarray, second: np.ndarra
 
 def mean_scores(layer: Layer, x: np.ndarray, weights: np.ndarray) -> Kernel:
     """The kernel where query and key are drawn from the same tokens x (n, d) with weights (n,)."""
-    blocks: Iterable[Moments] = (token_moments(make, x, weights) for make in (layer.queries, layer.keys))
-    return kernel(layer, *blocks)
+    return kernel(layer, token_moments(layer.queries, x, weights), token_moments(layer.keys, x, weights))
