@@ -37,6 +37,7 @@ FASHION = "analyses/toys/vit/vit-fashion-mnist"
 EXISTING = click.Path(exists=True, resolve_path=True, path_type=Path)
 TABLES = {".csv", ".json", ".npz"}
 LARGE = ("*.figure.csv", "spectra.csv", "events.csv", "kernel.csv")  # the data of a figure, one row per point
+EARLIER = "before.csv"  # what an earlier version of weightscope said; nothing draws it again
 TRAINED = "sink-toys/"  # its JSON and NPZ are the results of an hour of training, so they are kept too
 
 
@@ -105,6 +106,14 @@ DRAWINGS = (
         "analyses.experiments.planted_thefts embedded {llama} {llama}/../qwen2-0 {llama}/../gpt2-0"
         f" {MINILM} {{mpnet}}",
     ),
+    Drawing("lineage-sentences", "analyses.experiments.lineage_sentences {llama}/.."),
+    Drawing(
+        "lineage-attacks",
+        "analyses.experiments.lineage_attacks --tiny {llama}/.. --model embedded --text {books}",
+        ("torch", "transformers"),
+    ),
+    Drawing("lineage-null", "analyses.experiments.lineage_null --tiny {llama}/.."),
+    Drawing("planted-removals", "analyses.experiments.planted_removals embedded {vit}"),
     Drawing("fine-tunes", "analyses.toys.train_tunes --text {books}"),
     Drawing("planted-deeds", "analyses.experiments.planted_deeds", ("torch", "transformers", "gguf")),
     Drawing("faithful", "analyses.experiments.faithful_conversions", ("torch", "transformers", "peft", "xllamacpp")),

@@ -678,7 +678,7 @@ def test_removed_directions_and_false_alarms_are_those_of_the_files() -> None:
 
 def with_base_rows() -> Iterator[str]:
     """The rows of the table on removals in docs/compare.md: by strength, what was found with the base and without."""
-    now, before = rows("planted-directions/with-base/now.csv"), rows("planted-directions/with-base/before.csv")
+    now, before = rows("planted-removals/with-base.csv"), rows("planted-removals/before.csv")
     for strength in dict.fromkeys(row["strength"] for row in now):
         cells = [[row for row in table if row["strength"] == strength] for table in (before, now)]
         total = sum(int(row["tensors"]) for row in cells[1])
@@ -688,7 +688,7 @@ def with_base_rows() -> Iterator[str]:
 
 
 def test_removals_of_any_strength_are_those_of_the_files() -> None:
-    page, now = (ROOT / "docs" / "compare.md").read_text(), rows("planted-directions/with-base/now.csv")
+    page, now = (ROOT / "docs" / "compare.md").read_text(), rows("planted-removals/with-base.csv")
     for row in with_base_rows():
         assert row in page
     text = words(ROOT / "docs" / "compare.md")
@@ -796,7 +796,7 @@ def test_only_the_stolen_part_is_related() -> None:
 
 def test_sentences_before_and_after_are_those_of_the_files() -> None:
     lines = (ROOT / "docs" / "lineage.md").read_text(encoding="utf-8").splitlines()
-    before, after = (rows(f"lineage-sentences/{name}.csv") for name in ("before", "after"))
+    before, after = (rows(f"lineage-sentences/{name}.csv") for name in ("before", "sentences"))
     for old, new in zip(before, after, strict=True):
         assert new["verdict"] == ("unrelated" if new["pair"] == "two seeds" else "related")
         (line,) = (line for line in lines if line.startswith(f"| {new['pair']} | "))

@@ -1,6 +1,6 @@
 """Kinds of change that the planted lineages lack: how each checkpoint is made, and the expected verdict.
 
-    python -m analyses.experiments.further_kinds BASE STRANGER --out figures/further-kinds
+    python -m analyses.experiments.further_kinds BASE STRANGER --out out/further-kinds
 
 BASE and STRANGER are checkpoints of one config, of another seed each. Every case makes a suspect and perhaps a base of
 its own, asks `ws.lineage` there and back, and writes a row of kinds.csv: what was named, what had to be, and which came
@@ -357,7 +357,7 @@ def judged(name: str, case: Case, base: Weights, stranger: Weights) -> list[obje
 @click.argument("base")
 @click.argument("stranger")
 @click.option("--only", multiple=True, help="Cases whose name contains this.")
-@out_option("figures/further-kinds")
+@out_option("out/further-kinds")
 def main(base: str, stranger: str, only: tuple[str, ...], out: Path) -> None:
     """Judge every case made of BASE and STRANGER."""
     first, second = read_weights(base), read_weights(stranger)

@@ -1,6 +1,6 @@
 """Ask whether lineage's p-values are uniform for strangers, and draw them against that.
 
-    python -m analyses.experiments.lineage_null --tiny TRAINED/ --out figures/lineage-null
+    python -m analyses.experiments.lineage_null --tiny TRAINED/ --out out/lineage-null
 
 The strangers: tiny Llamas of one recipe (toys/train_lineage.py), all with one tokenizer and one width, some trained on
 the same batches in the same order; and, of each, redraws with its spectra, its values in another order, and its

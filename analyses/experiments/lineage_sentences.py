@@ -1,6 +1,6 @@
 """What `ws.lineage` says of pairs whose first line is easily wrong: common seeds, common bases, and one part in common.
 
-    python -m analyses.experiments.lineage_sentences TRAINED/ --out figures/lineage-sentences
+    python -m analyses.experiments.lineage_sentences TRAINED/ --out out/lineage-sentences
 
 TRAINED holds checkpoints of toys/train_lineage.py: llama-0 and llama-1; llama-0-init, with which llama-0 began;
 llama-0-otherdata, of the same seed, trained on another text; and llama-0-tuned-a and llama-0-tuned-b, two tunes of
@@ -32,7 +32,7 @@ PAIRS = {
 
 @click.command("lineage-sentences", cls=EndsInOneLine)
 @click.argument("trained", type=click.Path(exists=True, path_type=Path))
-@out_option("figures/lineage-sentences")
+@out_option("out/lineage-sentences")
 def main(trained: Path, out: Path) -> None:
     """Judge the pairs, and write sentences.csv."""
     rows: list[list[object]] = []

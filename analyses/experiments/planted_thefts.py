@@ -1,6 +1,6 @@
 """Plant one part of a checkpoint in another one, and see what `ws.lineage` says of each part.
 
-    python -m analyses.experiments.planted_thefts embedded MODEL ... --out figures/planted-thefts
+    python -m analyses.experiments.planted_thefts embedded MODEL ... --out out/planted-thefts
 
 Of every base the attention, the feed-forward networks or the embeddings are put into a checkpoint of its sizes whose
 other matrices were drawn anew, and whose other vectors are in another order. thefts.csv has the verdict of each part;
@@ -35,7 +35,7 @@ def stranger_of(weights: Weights) -> Weights:
 
 @click.command("planted-thefts", cls=EndsInOneLine)
 @click.argument("bases", nargs=-1, required=True)
-@out_option("figures/planted-thefts")
+@out_option("out/planted-thefts")
 def main(bases: tuple[str, ...], out: Path) -> None:
     """Take each part of each base."""
     rows: list[list[object]] = []

@@ -299,7 +299,7 @@ def as_published(checkpoint: Checkpoint, families: Callable[[], Sequence[Family]
             tensors[full] = RestoredTensor(renamed, undo, *heads)
     if row.heads.layout is latent:
         _join_latents(tensors, row, file)
-    tensors |= _scalars(checkpoint, row, gguf, config["num_hidden_layers"])
+    tensors |= _scalars(checkpoint, row, gguf, Config(config, file).size("num_hidden_layers"))
     config |= _factors(checkpoint, Config(config, file))
     tokens = tensors.get(row.prefixes[0] + row.inputs.tokens)
     config["vocab_size"] = tokens.shape[0] if tokens is not None and tokens.shape else None
@@ -520,7 +520,7 @@ def _scalars(checkpoint: Checkpoint, row: Family, gguf: Gguf, n_layers: int) -> 
         name, _, is_vector = module.partition(" as ")
         for index, value in enumerate(listed):
             full = f"{row.prefixes[0]}{row.layer.format(i=index)}{name}"
-            tensors[full] = HeaderTensor(full, checkpoint.files[0], np.full((1,) if is_vector else (), value, "f4"))
+            tensors[full] = HeaderTensor(full, checkpoint.files[0], value, (1,) if is_vector else ())
     return tensors
 
 
@@ -624,24 +624,21 @@ class RestoredTensor(DerivedTensor, WholeTensor):
 
 @dataclass(frozen=True)
 class HeaderTensor(WholeTensor):
-    """A tensor whose values are in the header."""
+    """A tensor of one value, which is in the header."""
 
     name: str
     file: Storage
-    values: np.ndarray = field(compare=False)
+    value: float
+    shape: tuple[int, ...]  # type: ignore[assignment]
     noted: set[str] | None = field(default=None, compare=False)
     dtype = "F32"
     parts = ()
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.values.shape
 
     def unchecked(self, noted: set[str]) -> Tensor:
         return replace(self, noted=noted)
 
     def read(self) -> np.ndarray:
-        return self.check_finite(self.values)
+        return self.check_finite(np.full(self.shape, self.value, np.float32))
 
 
 @dataclass(frozen=True)

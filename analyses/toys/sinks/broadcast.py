@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from analyses.toys.sinks.attention import Options, PreNormAttention, Registers, Trace, traces
 from analyses.toys.sinks.diagnosis import attention_shares, diagnose, strongest_sink
 from analyses.toys.sinks.training import WEIGHT_DECAY, Kept, Size, as_array, direction, seeded, train
+from weightscope.metrics.sinks import BROADCAST, NOP
 from weightscope.sinks import strength as sinks
 
 HELD_OUT = 256  # sequences
@@ -213,8 +214,8 @@ def measured(trace: Trace, selected: np.ndarray, without: float) -> LayerMeasure
         ratio=float(diagnosis.ratio.mean()),
         selected_ratio=float(sinks.value_norm_ratio(trace.updates, selected[:, None]).mean()),
         rank=float(np.nanmean(diagnosis.rank)),  # without a softmax, attention writes nothing in some sequences
-        broadcast=float((diagnosis.mechanism == sinks.BROADCAST).mean()),
-        nop=float((diagnosis.mechanism == sinks.NOP).mean()),
+        broadcast=float((diagnosis.mechanism == BROADCAST).mean()),
+        nop=float((diagnosis.mechanism == NOP).mean()),
         query_similarity=float(sinks.similarity_between_tokens(trace.queries).mean()),
         similarity_before=float(sinks.similarity_between_tokens(trace.before).mean()),
         similarity_after=float(sinks.similarity_between_tokens(trace.after).mean()),

@@ -19,6 +19,7 @@ from analyses.toys.sinks.broadcast import mlp
 from analyses.toys.sinks.diagnosis import diagnose
 from analyses.toys.sinks.mosaics import CLASSES, PATCH, PATCHES, Mosaics, mosaics
 from analyses.toys.sinks.training import Kept, as_array, seeded, train
+from weightscope.metrics.sinks import MECHANISMS, mechanism
 from weightscope.sinks import strength as sinks
 
 
@@ -155,14 +156,13 @@ def layer_sinks(trace: Trace) -> LayerSinks:
     sinking = diagnosis.strength >= SINK_STRENGTH
     key = diagnosis.sink[sinking]
     kinds = {"on_class": key == 0, "on_patch": (key > 0) & (key <= PATCHES), "on_register": key > PATCHES}
-    kind_of_sink = sinks.mechanism(diagnosis.ratio, diagnosis.rank)
-    mechanisms = (sinks.NOP, sinks.BROADCAST, sinks.NEITHER)
+    kind_of_sink = mechanism(diagnosis.ratio, diagnosis.rank)
     patch_norms = np.linalg.norm(trace.after[:, 1 : 1 + PATCHES], axis=-1)  # (b, PATCHES)
     shown = np.random.default_rng(0).permutation(len(key))[:SAMPLED]
     return LayerSinks(
         strength=float(diagnosis.strength.mean()),
         event=float(diagnosis.event.mean()),
-        **{name: float((sinking & (kind_of_sink == name)).mean()) for name in mechanisms},
+        **{name: float((sinking & (kind_of_sink == name)).mean()) for name in MECHANISMS},
         **{kind: float(which.sum() / diagnosis.sink.size) for kind, which in kinds.items()},
         similarity_before=float(sinks.similarity_between_tokens(trace.before).mean()),
         similarity_after=float(sinks.similarity_between_tokens(trace.after).mean()),
