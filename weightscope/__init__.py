@@ -31,6 +31,7 @@ is below it.
     __main__
     cli                         one module for each group of commands; what they share
     sinks                       attention sinks: a constant bias, a NOP or a broadcast (PyTorch)
+    atlas                       many checkpoints: fingerprints, families and their trees, all heads in one table
     claims                      a lineage that others can recompute: statement, signature, check, SBOM
     lineage                     where a checkpoint comes from, and what was done to it
     same                        is this still the same model: every tensor, the config and the tokenizer
