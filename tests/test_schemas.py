@@ -28,6 +28,7 @@ COMMANDS = {  # what prints JSON: the schema of it, and the arguments
     "compare": ("compare", ["model", "changed", "--all"]),
     "lineage": ("lineage", ["model", "changed", "embedded"]),
     "same": ("same", ["model", "changed"]),
+    "learned": ("learned", ["model", "changed", "model"]),
     "verify": ("verify", ["claim.json", "changed", "model"]),
     "inspect": ("inspect", ["model", "--tensors"]),
 }
@@ -109,10 +110,12 @@ def test_what_commands_print_and_write_fits_its_schema(printed: dict[str, Any]) 
     assert printed["audits"][1]["error"] and printed["verify"]["differences"]
 
 
-@pytest.mark.parametrize("shape", ["atlas", "audit", "compare", "lineage", "same", "verify", "claim", "inspect"])
+@pytest.mark.parametrize(
+    "shape", ["atlas", "audit", "compare", "lineage", "same", "learned", "verify", "claim", "inspect"]
+)
 def test_a_key_more_or_less_or_of_another_type_is_refused(shape: str, printed: dict[str, Any]) -> None:
     value, checks = printed[shape], validator(shape)
-    optional = set() if shape in ("atlas", "same", "verify", "claim", "inspect") else {"tensors"}
+    optional = set() if shape in ("atlas", "same", "learned", "verify", "claim", "inspect") else {"tensors"}
     for key in value:
         rest = {name: content for name, content in value.items() if name != key}
         assert checks.is_valid(rest) == (key in optional), key
