@@ -23,7 +23,7 @@ from weightscope.circuits.names import FirstTokenSinks, Roles, affordable_names,
 from weightscope.compute.cores import one_blas_thread
 from weightscope.compute.device import open_device
 from weightscope.errors import CheckpointError, counted, printable, sized, wholes
-from weightscope.files import HIDDEN, Files, OutputFolder
+from weightscope.files import HIDDEN, OutputFolder
 from weightscope.findings import Findings, indexed
 from weightscope.model import Model, as_model
 from weightscope.progress import bar, progress_shown
@@ -31,7 +31,7 @@ from weightscope.provenance import Provenance
 from weightscope.results import Result
 from weightscope.tables import Column, Table, as_json
 from weightscope.tensors.findings import beside_findings, other_gains, tensor_findings
-from weightscope.tensors.measure import Everything, read_everything
+from weightscope.tensors.matrices import Matrices, read_matrices
 from weightscope.tensors.untrained_parts import untrained_parts
 
 END = -1  # follows the last layer: what is read after the layers
@@ -53,6 +53,7 @@ TABLES: dict[str, Callable[["Audit"], Any]] = {
     "spectra.npz": lambda audit: audit.measured.spectra(),
     "findings.json": lambda audit: audit.findings.as_json(),
     "directions.json": lambda audit: [head.as_json() for head in audit.directions] or None,
+    "matrices.csv": lambda audit: None if audit.everything is None else audit.everything.table,
 }
 RESULTS = (*TABLES, "report.html", "spectra.csv", *(f"{name}.{kind}" for name in FIGURES for kind in ("png", "svg")))
 
@@ -160,7 +161,7 @@ def audit(
     device : {"cpu", "cuda"}
         Where Gram matrices and other products of whole factors are computed.
     all_tensors : bool
-        Also read every tensor of the checkpoint, attention or not; see `read_everything`.
+        Also read every tensor of the checkpoint, attention or not; see `read_matrices`.
     reference : path, optional
         Other checkpoints to compare the heads with, a file that `weightscope reference` wrote; by default the one that
         comes with the package.
@@ -298,7 +299,7 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
     )
     read = tensors_of_heads(unchecked, heads.layers.tolist())
     roles = affordable_names(model)
-    everything = read_everything(model.checkpoint, model.tensors.roles) if options.all_tensors else None
+    everything = read_matrices(model) if options.all_tensors else None
     if everything is None:
         with_tokens_read = tensors_of_heads(unchecked, heads.layers.tolist(), tokens_read=bool(directions))
         coverage = attention_only(model.checkpoint, {*with_tokens_read, *other_gains(model)}, ", embeddings included")
@@ -413,7 +414,7 @@ class Audit(Result):
     standing: Standing  # percentiles of the heads among the heads of other checkpoints
     removed: list[Removed] = field(default_factory=list)  # directions that were removed from what layers write or read
     coverage: str = ""  # how much was read, in a sentence
-    everything: Everything | None = None  # all tensors, attention or not, with `all_tensors`
+    everything: Matrices | None = None  # all tensors, attention or not, with `all_tensors`
     roles: Roles = field(default_factory=dict)  # names of heads for what they do, by layer and head
     provenance: Provenance = field(default_factory=Provenance, repr=False)
 
@@ -492,9 +493,3 @@ class Audit(Result):
         """Findings, and the measures of every head that the maps show."""
         mapped = [measure.name for measure in self.measured.measures if measure.scale]
         return [self.findings, self.heads.select("layer", "head", *mapped)]
-
-    def write_tables(self, files: Files) -> None:
-        """Write the tables: heads, percentiles, findings and spectra; directions and all tensors if they were read."""
-        super().write_tables(files)
-        if self.everything is not None:
-            self.everything.write(files)
