@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.claims import claim_rows
+from tests.support.claims import claim_rows, what_no_ops_write
 from tests.support.quoted import ROOT, cell, column, rows, said, words
 from weightscope.architectures.table import standing
 from weightscope.norms.page import TABLE_3
@@ -27,6 +27,7 @@ SAID = " ".join(map(words, [PAGES[0], *RESULTS]))
 
 TRAINING = json.loads((ROOT / "weightscope" / "embedded" / "training.json").read_text())
 TRENDS, GPT2 = "gpt2-detok/trends.csv", "positions-gpt2/trends.csv"
+WAVE = cell(GPT2, "t_pp_period", head=7)  # periods tried are 501 positions over 1, 1.125, 1.25 ... cycles
 DISTANCES = "positions-smollm2/trends.csv"
 SPREAD = "positions-gpt2-spread/by-spread.csv"
 UNTRAINED = {"kind": "undertrained_rows", "index": 1023}
@@ -260,9 +261,10 @@ QUOTED: dict[str, list[float]] = {
     "owe most to distance has {:.1%} in fast pairs and {:.0%} beyond the context": by_distance(slice(-27, None)),
     "that owes least {:.1%} and {:.0%}.": by_distance(slice(27)),
     "(rank correlation with j {:.2f};": [cell(GPT2, "recency", head=7)],
-    "apart from a line that explains {:.0%}, a wave of period {:.0f} (of those tried; next to it 364 and 445) that "
-    "explains {:.0%}.": [
-        cell(GPT2, name, head=7) for name in ("t_pp_linear_share", "t_pp_period", "t_pp_sinusoid_share")
+    "apart from a line that explains {:.0%}, a wave of period {:.0f} (of those tried; next to it {:.0f} and {:.0f}) "
+    "that explains {:.0%}.": [
+        cell(GPT2, "t_pp_linear_share", head=7), WAVE, *(501 / (501 / WAVE + step) for step in (0.125, -0.125)),
+        cell(GPT2, "t_pp_sinusoid_share", head=7),
     ],
     "from 0.08 to 0.3 head 7 peaks at the query itself and gives {:.1%} to {:.1%} of its attention to": ends(
         np.array([float(row["near_mass"]) for row in rows(SPREAD) if 0.08 <= float(row["s"]) <= 0.3])
@@ -380,6 +382,8 @@ QUOTED: dict[str, list[float]] = {
     "after 30,000 steps the strongest keys get {:.2f} and {:.2f} of the attention": [
         cell("sink-toys/trials.csv", f"layer{i}_strength", variant="paper's size, batches of 64") for i in (0, 1)
     ],
+    "these 14 heads write {:.1%} to {:.1%} of the length of an ordinary token's stream (median {:.1%}; other heads of "
+    "layers 17 to 29 {:.1%}), and the part that keys other than the sink write is {:.2f} of it": what_no_ops_write(),
     "is at most {:.2f} in the no-op heads (medians over their events), with a median of {:.2f}; in the toys below "
     "it is at most {:.2f}": [
         column(HEADS, "cancelled", mechanism="nop").max(), np.median(column(HEADS, "cancelled", mechanism="nop")),
@@ -545,6 +549,7 @@ ELSEWHERE = {
     "1.8": "a threshold", "2.4": "Gemma 3's pair least alike, as in tests/audit/test_factors.py",
     "31 %": "of none in eight, likewise", "0.98": "a cosine, checked below", "1.0000": "likewise",
     "0.9": "a threshold", "15 %": "a threshold",
+    "0.0007": "computed in tests/circuits/test_gpt2_wiring.py", "0.022": "likewise",
     "0.2": "the rule of a no-op", "1.5": "the rule of a broadcast", "1.0": "a part of 1.000",
     "0.01": "the paper's", "0.1": "the paper's", "80 %": "the paper's", "2.0": "a licence",
     "16.0": "a head", "2410.06205": "a paper's number", "0.8": "a strength", "1.3": "a strength",
