@@ -136,10 +136,22 @@ def read_matrices(model: Model | TensorsOnly, exact: bool = False) -> Matrices:
     checkpoint, tensors = unchecked.checkpoint, unchecked.tensors
     unread = unreadable(checkpoint)
     named = [tensor for tensor in tensors if tensor.name not in unread]
+    rows = measured_rows(checkpoint, tensors, [*filter(is_matrix, named)], exact)
+    alone = {name: first.facts for name, (first, *_) in rows.items() if not first.is_part}
+    facts = alone | read_facts(checkpoint, [tensor.name for tensor in named if tensor.name not in alone])
+    roles = tensors.roles
+    known = [replace(facts[name], known_as=roles.get(name, "")) for name in checkpoint if name in facts]
+    complete = {fact.name: fact for fact in with_twins(checkpoint, known)}
+    in_order = (row for tensor in named for row in _rows_of(tensor, rows.get(tensor.name, []), complete[tensor.name]))
+    return Matrices([*complete.values()], unread, [*in_order])
+
+
+def measured_rows(
+    checkpoint: Checkpoint, tensors: Tensors, named: Sequence[NamedTensor], exact: bool
+) -> dict[str, list[Row]]:
+    """The rows of these matrices by name in the file: one, or one for each matrix that the tensor fuses or stacks."""
     largest = LARGEST_EXACT if exact else EXACT_SIDE
-    works = [Work(tensor, _pieces(tensors, tensor), largest) for tensor in named if _is_matrix(tensor)]
-    alone = {work.tensor.name for work in works if not work.pieces}
-    facts = read_facts(checkpoint, [tensor.name for tensor in named if tensor.name not in alone])
+    works = [Work(tensor, _pieces(tensors, tensor), largest) for tensor in named]
     threads = max(1, min(usable_cores(), ROOM // max((work.room for work in works), default=1)))
     rows: dict[str, list[Row]] = {}
     total = sum(work.tensor.tensor.nbytes for work in works)
@@ -147,12 +159,7 @@ def read_matrices(model: Model | TensorsOnly, exact: bool = False) -> Matrices:
         for row in in_threads(partial(_measured, largest=largest), _matrices(checkpoint, works), threads):
             rows.setdefault(row.facts.name, []).append(row)
             done.update(row.facts.nbytes)
-    facts |= {name: rows[name][0].facts for name in alone}
-    roles = tensors.roles
-    known = [replace(facts[name], known_as=roles.get(name, "")) for name in checkpoint if name in facts]
-    complete = {fact.name: fact for fact in with_twins(checkpoint, known)}
-    in_order = (row for tensor in named for row in _rows_of(tensor, rows.get(tensor.name, []), complete[tensor.name]))
-    return Matrices([*complete.values()], unread, [*in_order])
+    return rows
 
 
 def _rows_of(tensor: NamedTensor, measured: Sequence[Row], facts: TensorFacts) -> Iterator[Row]:
@@ -161,7 +168,7 @@ def _rows_of(tensor: NamedTensor, measured: Sequence[Row], facts: TensorFacts) -
         yield row if row.is_part else row._replace(facts=facts)
 
 
-def _is_matrix(tensor: NamedTensor) -> bool:
+def is_matrix(tensor: NamedTensor) -> bool:
     """Whether a tensor is a matrix, or several, of numbers that are not integers."""
     dtype = tensor.tensor.dtype
     return sides(tensor.shape) is not None and (dtype == "F64" or dtype not in NATIVE)
