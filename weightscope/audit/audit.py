@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from weightscope.attention.layer import Layer
+from weightscope.attention.logits import LogitBounds
 from weightscope.audit.directions import HeadDirections, directions_of, how_many_read, with_tokens
 from weightscope.audit.findings import findings_of, positions_of, with_roles
 from weightscope.audit.known_findings import Entry, read_entries, unmatched, with_known
@@ -23,7 +24,7 @@ from weightscope.compute.cores import one_blas_thread
 from weightscope.compute.device import open_device
 from weightscope.errors import CheckpointError, counted, printable, sized, wholes
 from weightscope.files import HIDDEN, OutputFolder
-from weightscope.findings import Findings
+from weightscope.findings import Findings, indexed
 from weightscope.model import Model, as_model
 from weightscope.progress import bar, progress_shown
 from weightscope.provenance import Provenance
@@ -215,7 +216,8 @@ def measure_task(
         layer = unchecked.layer(index)
         directions = how_many_read(model, options.layers_of(model), options.directions)
         with fetching(model, following, tokens_read=bool(directions)):
-            measured = measured_layer(layer, measured_forms(model, options), options, directions)
+            forms, bounds = measured_forms(model, options), logit_bounds(unchecked, index)
+            measured = measured_layer(layer, forms, options, directions, bounds)
         return measured | {"broken": np.array(sorted(unchecked.checkpoint.noted or ()), dtype=str)}
 
 
@@ -239,12 +241,22 @@ def fetching(model: Model, index: int | None, tokens_read: bool = False) -> Iter
     thread.join()
 
 
+def logit_bounds(model: Model, index: int) -> LogitBounds:
+    """The bounds on the logits of a layer's heads, for the sequences that a model takes."""
+    return LogitBounds(model.normed_layer(index), model.config.n_positions)
+
+
 def measured_layer(
-    layer: Layer, forms: Sequence[str], options: AuditOptions, directions: int = 0
+    layer: Layer,
+    forms: Sequence[str],
+    options: AuditOptions,
+    directions: int = 0,
+    bounds: LogitBounds | None = None,
 ) -> dict[str, np.ndarray]:
     """Everything that an audit keeps of a layer."""
     between = layer.qk_forms(options.deltas, options.window)
-    return measure_layer(layer, {form: between[form] for form in forms}, open_device(options.device), directions)
+    device = open_device(options.device)
+    return measure_layer(layer, {form: between[form] for form in forms}, device, directions, bounds)
 
 
 def measured_forms(model: Model, options: AuditOptions) -> list[str]:
@@ -278,6 +290,7 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
         *notes,
         *undecided,
         positions_of(unchecked)[1],
+        unbounded_note(heads.unbounded),
         sinks.note or massive_note(sinks),
     )
     read = tensors_of_heads(unchecked, heads.layers.tolist())
@@ -326,6 +339,15 @@ def sink_columns(sinks: FirstTokenSinks) -> tuple[Column, Column]:
         Column("sink_share", sinks.share.ravel(), "attention to token 0", meaning=share),
         Column("sink_kind", sinks.kind.ravel(), "kind of sink", meaning=kind),
     )
+
+
+def unbounded_note(reasons: Mapping[int, str]) -> str:
+    """Why nothing bounds the logits of some layers, in a sentence; empty where all are bounded."""
+    by_reason: dict[str, list[int]] = {}
+    for layer, reason in reasons.items():
+        by_reason.setdefault(reason, []).append(layer)
+    parts = [f"in {indexed('layer', layers)} {reason}" for reason, layers in by_reason.items()]
+    return f"Nothing bounds the logits: {'; '.join(parts)}." if parts else ""
 
 
 def massive_note(sinks: FirstTokenSinks) -> str:
