@@ -72,6 +72,7 @@ class AuditOptions:
     baseline: str | Path | None = None
     accept: str | Path | None = None
     sinks: bool | None = None
+    exact: bool = False
 
     def __post_init__(self) -> None:
         plain: dict[str, Any] = {
@@ -136,6 +137,7 @@ def audit(
     baseline: str | Path | None = None,
     accept: str | Path | None = None,
     sinks: bool | None = None,
+    exact: bool = False,
 ) -> "Audit":
     """Measure every head, and report what stands out.
 
@@ -171,6 +173,9 @@ def audit(
     sinks : bool, optional
         Follow random tokens through the feed-forward networks, and measure what heads do with the first token; by
         default where these are on this machine and have at most 2 GB.
+    exact : bool
+        With `all_tensors`, compute every spectrum in full; by default those of matrices whose smaller side is above
+        2,048 are sketches.
 
     Raises
     ------
@@ -187,7 +192,9 @@ def audit(
     (16,)
     """
     opened = as_model(model)
-    options = AuditOptions(layers, deltas, window, directions, device, all_tensors, reference, baseline, accept, sinks)
+    options = AuditOptions(
+        layers, deltas, window, directions, device, all_tensors, reference, baseline, accept, sinks, exact
+    )
     options.entries()  # read before the work starts
     with progress_shown(progress):
         indices = options.layers_of(opened)
@@ -288,7 +295,7 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
     )
     read = tensors_of_heads(unchecked, heads.layers.tolist())
     roles = affordable_names(model)
-    everything = read_matrices(model) if options.all_tensors else None
+    everything = read_matrices(model, options.exact) if options.all_tensors else None
     if everything is None:
         with_tokens_read = tensors_of_heads(unchecked, heads.layers.tolist(), tokens_read=bool(directions))
         coverage = attention_only(model.checkpoint, {*with_tokens_read, *other_gains(model)}, ", embeddings included")

@@ -52,6 +52,10 @@ ALL = "all"  # --tower all: every stack
 @options.number("--window", "Number of distances over which a rotary W_QK is averaged.", 64)
 @options.number("--directions", "Singular directions of each map to project onto the tokens.", least=0)
 @click.option("--all", "all_tensors", is_flag=True, help="Also read every tensor of the file, attention or not.")
+@click.option(
+    "--exact", is_flag=True,
+    help="With --all: all singular values of matrices whose smaller side is above 2048 too; default: a sketch.",
+)  # fmt: skip
 @options.file_to_read(
     "--reference",
     "Reference to compare with (see `weightscope reference`); default: the one that ships with weightscope.",
