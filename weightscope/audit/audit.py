@@ -22,7 +22,7 @@ from weightscope.circuits.names import FirstTokenSinks, Roles, affordable_names,
 from weightscope.compute.cores import one_blas_thread
 from weightscope.compute.device import open_device
 from weightscope.errors import CheckpointError, counted, printable, sized, wholes
-from weightscope.files import HIDDEN, Files, OutputFolder
+from weightscope.files import HIDDEN, REPORT, Files, OutputFolder
 from weightscope.findings import Findings
 from weightscope.model import Model, as_model
 from weightscope.progress import bar, progress_shown
@@ -53,7 +53,7 @@ TABLES: dict[str, Callable[["Audit"], Any]] = {
     "findings.json": lambda audit: audit.findings.as_json(),
     "directions.json": lambda audit: [head.as_json() for head in audit.directions] or None,
 }
-RESULTS = (*TABLES, "report.html", "spectra.csv", *(f"{name}.{kind}" for name in FIGURES for kind in ("png", "svg")))
+RESULTS = (*TABLES, *REPORT, "spectra.csv", *(f"{name}.{kind}" for name in FIGURES for kind in ("png", "svg")))
 
 
 @dataclass(frozen=True)
