@@ -23,7 +23,7 @@ from weightscope.circuits.names import FirstTokenSinks, Roles, affordable_names,
 from weightscope.compute.cores import one_blas_thread
 from weightscope.compute.device import open_device
 from weightscope.errors import CheckpointError, counted, printable, sized, wholes
-from weightscope.files import HIDDEN, OutputFolder
+from weightscope.files import HIDDEN, REPORT, OutputFolder
 from weightscope.findings import Findings, indexed
 from weightscope.model import Model, as_model
 from weightscope.progress import bar, progress_shown
@@ -55,7 +55,7 @@ TABLES: dict[str, Callable[["Audit"], Any]] = {
     "directions.json": lambda audit: [head.as_json() for head in audit.directions] or None,
     "matrices.csv": lambda audit: None if audit.everything is None else audit.everything.table,
 }
-RESULTS = (*TABLES, "report.html", "spectra.csv", *(f"{name}.{kind}" for name in FIGURES for kind in ("png", "svg")))
+RESULTS = (*TABLES, *REPORT, "spectra.csv", *(f"{name}.{kind}" for name in FIGURES for kind in ("png", "svg")))
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from weightscope.changes.thresholds import UNMOVED
 from weightscope.changes.wiring import CircuitChanges, circuit_changes
 from weightscope.compare.deeds import IDENTICAL, attention_changes, deed, moved_layers
 from weightscope.errors import CheckpointError, counted, printable, sized
-from weightscope.files import Files
+from weightscope.files import REPORT, Files
 from weightscope.findings import (
     Finding,
     Findings,
@@ -67,7 +67,7 @@ TABLES: dict[str, Callable[["Comparison"], Any]] = {
     "directions.csv": lambda comparison: comparison.along.directions,
     "directions.npz": lambda comparison: comparison.along.direction_vectors,
 }
-RESULTS = (*TABLES, "report.html", *(f"{name}.{kind}" for name in FIGURES for kind in ("png", "svg", "figure.csv")))
+RESULTS = (*TABLES, *REPORT, *(f"{name}.{kind}" for name in FIGURES for kind in ("png", "svg", "figure.csv")))
 
 
 def compare(
