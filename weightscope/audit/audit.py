@@ -73,6 +73,7 @@ class AuditOptions:
     accept: str | Path | None = None
     sinks: bool | None = None
     exact: bool = False
+    clip: float | None = None
 
     def __post_init__(self) -> None:
         plain: dict[str, Any] = {
@@ -89,6 +90,8 @@ class AuditOptions:
             raise CheckpointError(f"window is {self.window}; an average is of 1 to {LONGEST_WINDOW} distances")
         if len(self.deltas) > MOST_DELTAS:
             raise CheckpointError(f"deltas are {len(self.deltas)} distances; at most {MOST_DELTAS} are measured")
+        if self.clip is not None and not 0 < self.clip < np.inf:
+            raise CheckpointError(f"clip is {self.clip}; it is the largest logit to allow, a number above 0")
         if self.directions is not None and self.directions < 0:
             raise CheckpointError(f"directions is {self.directions}; it is how many to read")
         if self.reference is not None:
@@ -138,6 +141,7 @@ def audit(
     accept: str | Path | None = None,
     sinks: bool | None = None,
     exact: bool = False,
+    clip: float | None = None,
 ) -> "Audit":
     """Measure every head, and report what stands out.
 
@@ -176,6 +180,9 @@ def audit(
     exact : bool
         With `all_tensors`, compute every spectrum in full; by default those of matrices whose smaller side is above
         2,048 are sketches.
+    clip : float, optional
+        Largest logit tau that QK-Clip allows: heads get a column of the smallest factor by which it may multiply their
+        scores.
 
     Raises
     ------
@@ -193,7 +200,7 @@ def audit(
     """
     opened = as_model(model)
     options = AuditOptions(
-        layers, deltas, window, directions, device, all_tensors, reference, baseline, accept, sinks, exact
+        layers, deltas, window, directions, device, all_tensors, reference, baseline, accept, sinks, exact, clip
     )
     options.entries()  # read before the work starts
     with progress_shown(progress):
@@ -274,6 +281,8 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
     unchecked = model.unchecked()  # NaN in the embeddings is a finding, not an error
     sinks = first_token_sinks(model, list(layers), options.sinks)
     heads = MeasuredHeads(layers, model.config.d_model, sink_columns(sinks))
+    if options.clip is not None:
+        heads.append(clip_column(heads.table["qk_logit_bound"], options.clip))
     standing = Standing(model, heads, Reference.load(options.reference or OWN))
     with one_blas_thread():
         directions, notes = directions_of(unchecked, heads, options.directions)
@@ -339,6 +348,12 @@ def sink_columns(sinks: FirstTokenSinks) -> tuple[Column, Column]:
         Column("sink_share", sinks.share.ravel(), "attention to token 0", meaning=share),
         Column("sink_kind", sinks.kind.ravel(), "kind of sink", meaning=kind),
     )
+
+
+def clip_column(bounds: np.ndarray, tau: float) -> Column:
+    """What QK-Clip would make of heads whose largest logits are their bounds."""
+    meaning = f"The smallest factor by which QK-Clip may multiply scores to keep them below {tau:g}: min(1, τ/bound)."
+    return Column("qk_clip", tau / np.maximum(bounds, tau), "γ", meaning=meaning)
 
 
 def unbounded_note(reasons: Mapping[int, str]) -> str:

@@ -69,6 +69,10 @@ ALL = "all"  # --tower all: every stack
     help="Measure attention to the first token, however large the feed-forward networks on the way are; default: where "
     "they are local and at most 2 GB.",
 )  # fmt: skip
+@click.option(
+    "--clip", type=click.FloatRange(0, min_open=True),
+    help="Largest logit that QK-Clip allows, such as 100: heads.csv gets the smallest factor of each head's scores.",
+)  # fmt: skip
 @click.option("--resume", is_flag=True, help="Continue an interrupted audit; keep a finished one.")
 @fail_on_option
 @click.option(
