@@ -262,7 +262,7 @@ def compare_command(
     With --max-change or --fail-on, the exit status is 3 if a limit is exceeded; the results are still written.
     """
     from weightscope.changes.settings import first_sentence
-    from weightscope.checkpoint.opening import adapter_in
+    from weightscope.checkpoint.adapters import is_adapter
     from weightscope.compare.compare import RESULTS, compare
     from weightscope.errors import printable
     from weightscope.files import OutputFolder
@@ -272,7 +272,7 @@ def compare_command(
         raise click.UsageError("compare needs at least two checkpoints")
     folder = OutputFolder(out, names=RESULTS)
     folder.refuse_foreign()
-    adapters = {source for source in sources if adapter_in(source)}
+    adapters = {source for source in sources if is_adapter(source)}
     if base is not None and not adapters:
         raise click.UsageError("--base is for LoRA adapters; none of these sources is one")
     base = base or (sources[0] if sources[0] not in adapters else None)
