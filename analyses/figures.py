@@ -64,6 +64,7 @@ DRAWINGS = (
         "sink-bias",
         f"analyses.recipes.sink_bias --paper --text {{books}} --model {SMOLLM2} --model {{gemma}} --own-first {{qwen}}",
     ),
+    Drawing("sink-bias-values", "analyses.experiments.value_bias {qwen} --own-first --text {books}"),
     Drawing(
         "sinks-from-weights",
         f"analyses.experiments.sinks_from_weights --model {SMOLLM2} smollm2-135m-instruct.q4_1"

@@ -482,6 +482,18 @@ def sink_bias() -> Iterator[Claim]:
         [*all_layers[0], *all_layers[1]],
         [biased > max(unbiased) for biased, *unbiased in all_layers],
     )  # fmt: skip
+    values = "sink-bias-values/layers.csv"
+    moved = [column(values, f"variance_sink_mu{way}") for way in ("", "_linear")]
+    length = [column(values, name) for name in ("norm_bias_values", "norm_mu", "norm_mu_linear")]
+    yield Claim(
+        "In models with biases b of eq. 1 takes the static part (section 4.2)",
+        "Qwen, 4 texts, medians: with b_V W_O in it, b is {:.1f} times as long as mu_sink, but what is left of the "
+        "sink's part is as static (R {:.2f}, with b_V W_O {:.2f}) and longer in {:d} of {:d} layers: at the sink the two "
+        "oppose",
+        [float(np.median(length[0] / length[1])), *(float(np.median(r)) for r in moved[::-1]),
+         int((length[2] > length[1]).sum()), len(length[0])],
+        [bool(np.median(length[0] / length[1]) > 1), bool(np.median(moved[1]) > 2 * np.median(moved[0]))],
+    )  # fmt: skip
     sensitive = [
         worse(model, "early", "SSP") > max(worse(model, part, "SSP") for part in ("middle", "late")) for model in models
     ]
