@@ -488,8 +488,8 @@ def sink_bias() -> Iterator[Claim]:
     yield Claim(
         "In models with biases b of eq. 1 takes the static part (section 4.2)",
         "Qwen, 4 texts, medians: with b_V W_O in it, b is {:.1f} times as long as mu_sink, but what is left of the "
-        "sink's part is as static (R {:.2f}, with b_V W_O {:.2f}) and longer in {:d} of {:d} layers: at the sink the two "
-        "oppose",
+        "sink's part is as static (R {:.2f}, with b_V W_O {:.2f}) and longer in {:d} of {:d} layers: at the sink "
+        "the two oppose",
         [float(np.median(length[0] / length[1])), *(float(np.median(r)) for r in moved[::-1]),
          int((length[2] > length[1]).sum()), len(length[0])],
         [bool(np.median(length[0] / length[1]) > 1), bool(np.median(moved[1]) > 2 * np.median(moved[0]))],
