@@ -81,6 +81,39 @@ def test_texts_side_by_side_do_not_see_each_other(embedded: ws.Model) -> None:
 
 
 @pytest.mark.check
+@pytest.mark.parametrize("name", ["llama", "qwen3", "bloom", "gpt2"])
+def test_preferred_distances_are_those_of_the_scores_of_pairs(name: str, tmp_path: Path) -> None:
+    """Every token after the first as query at each distance from every such token as key."""
+    saved(name, tmp_path, bos_token_id=3)
+    model = ws.open_model(tmp_path)
+    sinks = first_token_sinks(model, model.attention_layers)
+    for place, short in enumerate(follow_exactly(model, short_sequences(model, SHORT, DRAWS), 1)):
+        layer, x = short.layer, short.x[:, 1:].reshape(-1, short.x.shape[-1])
+        n = len(x)
+        if name == "gpt2":  # its positions are in its tokens
+            assert np.isnan(sinks.peak[place]).all() and np.isnan(sinks.fast[place]).all()
+            continue
+        curve = np.stack([
+            layer.scores(np.tile(x, (2, 1)), np.repeat([delta, 0], n))[:, :n, n:].mean(axis=(1, 2))
+            for delta in range(min(128, model.config.n_positions or 128))
+        ])  # fmt: skip
+        np.testing.assert_array_equal(sinks.peak[place], curve.argmax(axis=0))
+        if layer.rotation is None:
+            assert np.isnan(sinks.fast[place]).all()
+            continue
+        first, second = (np.arange(layer.head_dim)[part] for part in layer.rotation.pairs)
+        q, k = (np.square(made(x), dtype=float).mean(axis=1) for made in (layer.queries, layer.keys))
+        for head in range(layer.n_heads):
+            of_key = k[head * len(k) // layer.n_heads]
+            used = [
+                np.sqrt((q[head, a] + q[head, b]) * (of_key[a] + of_key[b])) for a, b in zip(first, second, strict=True)
+            ]
+            turns = 2 * np.pi / np.asarray(layer.rotation.frequencies)
+            fast = sum(size for size, turn in zip(used, turns, strict=True) if turn <= 32)
+            assert sinks.fast[place, head] == pytest.approx(fast / sum(used), rel=1e-5)
+
+
+@pytest.mark.check
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
