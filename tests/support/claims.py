@@ -547,6 +547,7 @@ def sink_bias() -> Iterator[Claim]:
 # Two mechanisms
 
 SMOL, NOP, BROADCAST = "sink-mechanisms/smollm2/heads.csv", "sink-toys/nop.csv", "sink-toys/broadcast.csv"
+CAUSAL = "sink-causal/smollm2/causal.csv"
 DINO = [f"sink-mechanisms/vit-fashion-mnist{registers}/heads.csv" for registers in ("", "-registers")]
 
 
@@ -587,6 +588,18 @@ def two_mechanisms() -> Iterator[Claim]:
         "SmolLM2: {:.0f} no-op events and {:.0f} broadcasts; the two small DINOv2s: {:.0f} and {:.0f}",
         [events["nop"].sum(), events["broadcast"].sum(), *vit],
         [min(events["nop"].sum(), events["broadcast"].sum()) > 0, min(vit) > 0],
+    )
+    changed = {
+        mechanism: [cell(CAUSAL, name, heads=f"every {mechanism}") for name in ("zero", "redirected")]
+        for mechanism in ("NOP", "broadcast")
+    }
+    lowest = [cell(CAUSAL, "zero_low", heads=f"every {mechanism}") for mechanism in ("NOP", "broadcast")]
+    yield Claim(
+        "What a no-op sink writes is not needed, what a broadcast writes is (Hypotheses 1 and 2)",
+        "SmolLM2's perplexity where sinks write nothing: {:+.1f} for the no-ops, {:+.1f} for the broadcasts; where "
+        "their attention goes elsewhere: {:+.1f} and {:+.1f}",
+        [changed["NOP"][0], changed["broadcast"][0], changed["NOP"][1], changed["broadcast"][1]],
+        [lowest[0] <= 0, lowest[1] > 0, changed["NOP"][1] > 0],
     )
     sinks = events["events"] >= 32
     in_sinks = events["events"][sinks].sum() / events["events"].sum()

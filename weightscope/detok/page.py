@@ -4,10 +4,11 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from weightscope.attention.kernel import FAST
 from weightscope.detok import figures
 from weightscope.detok.first_layer import TERMS
 from weightscope.detok.heads import BigramAuroc, TokenRoc
-from weightscope.detok.kernels import FAST, PositionKernels
+from weightscope.detok.kernels import PositionKernels
 from weightscope.detok.on_text import TextCheck
 from weightscope.detok.positions import SHOWN, PositionTerms, Trends, near_mass
 from weightscope.files import Files

@@ -147,6 +147,13 @@ def _prediction(files: Files, bias: SinkBias) -> Section:
 
 # What sinks do
 
+CHANGED = (
+    "Each sink head is changed while the model predicts texts, at every query but the sink itself. zero: the sink "
+    "writes nothing. mean: it writes the mean of its updates over other texts. ordinary: it writes what a token of "
+    "another text does. redirected: its attention goes to the other keys, in proportion to theirs. Numbers are changes "
+    "in perplexity. A no-op is needed for its attention alone: zero and mean cost nothing there, ordinary and "
+    "redirected do. A broadcast is needed for its value, and if that is a constant, mean costs nothing."
+)
 HEADS_SHOWN = 24  # in the table of what sinks do
 HEADS, LAYERS = "heads.csv", "layers.csv"  # next to the page
 
@@ -156,6 +163,8 @@ def write_mechanisms_page(files: Files, sinks: SinkMechanisms) -> Iterator[Secti
     """Which tokens are sinks, what they do, what the lemmas say of it, and how they are chosen."""
     yield _tokens(files, sinks)
     yield _mechanisms(files, sinks)
+    if sinks.causal is not None:
+        yield Section("What the sinks are needed for", CHANGED, [Filed(sinks.causal, "causal.csv")])
     yield _lemmas(files, sinks)
     yield _gates(files, sinks)
 
