@@ -883,3 +883,8 @@ def test_sentences_before_and_after_are_those_of_the_files() -> None:
         (line,) = (line for line in lines if line.startswith(f"| {new['pair']} | "))
         for quoted, lead in zip(line.strip("| ").split(" | ")[1:], (old["lead"], new["lead"]), strict=True):
             assert all(piece in lead for piece in quoted.split(" … ")), line
+    for row in rows("lineage-sentences/learnt.csv"):
+        (likeness,) = re.findall(r"likeness of ([\d.]+)", row["lead"])
+        cosine = f"{float(row['cosine']):.2f}"
+        assert f"| {row['pair']} | {likeness} | {cosine} |" in lines
+        assert f"have a cosine of {cosine} with llama-0" in row["lead"]
