@@ -38,18 +38,20 @@ class Figure:
 
 @dataclass(frozen=True)
 class Filed:
-    """A table, and the CSV file next to the page that contains its rows."""
+    """A table, and the CSV file next to the page that contains its rows, if one does."""
 
     table: Table
     file: str
+    changed: int | None = None  # rows of what changed, which come first; a switch shows the others
 
     def html(self) -> str:
         """The table, with a link to the file."""
-        return self.table.html(file=self.file)
+        return self.table.html(file=self.file, changed=self.changed)
 
     def as_json(self) -> dict[str, Any]:
         """Its entry in the page's JSON."""
-        return {**self.table.as_json(), "file": self.file}
+        changed = {} if self.changed is None else {"changed": self.changed}
+        return {**self.table.as_json(), "file": self.file, **changed}
 
 
 class Part(Protocol):
