@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from weightscope.audit.audit import AuditOptions, measured_forms, measured_layer
+from weightscope.audit.audit import AuditOptions, logit_bounds, measured_forms, measured_layer
 from weightscope.audit.findings import HEAD_FACTOR, HEAD_Z, heads_without_numbers, overflowing_layers
 from weightscope.audit.measure import MAPS, Arrays, MeasuredHeads
 from weightscope.changes.all_tensors import (
@@ -125,12 +125,13 @@ def compare(
         indices = bar(a.attention_layers, "layers", "layer")
     for index in indices:
         base = unchecked[0].layer(index)
-        first = previous = Stage(base, measured_layer(base, forms, options), np.arange(base.n_heads))
+        measures = measured_layer(base, forms, options, bounds=logit_bounds(unchecked[0], index))
+        first = previous = Stage(base, measures, np.arange(base.n_heads))
         measured[0][index] = first.measured
         for k, model in enumerate(unchecked[1:]):
             layer = model.layer(index)
-            measures, own_order = measured_layer(layer, forms, options), np.arange(layer.n_heads)
-            current = Stage(layer, measures, own_order, base, added_to(a, models[k + 1], index))
+            measures = measured_layer(layer, forms, options, bounds=logit_bounds(model, index))
+            current = Stage(layer, measures, np.arange(layer.n_heads), base, added_to(a, models[k + 1], index))
             current, since_first, since_previous = follow_heads(first, previous, current)
             measured[k + 1][index] = current.in_order()
             from_first[k].append(since_first)
