@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from weightscope.attention.kernel import FAST, NEAR
 from weightscope.attention.layer import Layer
 from weightscope.attention.logits import LogitBounds
 from weightscope.audit.directions import HeadDirections, directions_of, how_many_read, with_tokens
@@ -23,7 +24,7 @@ from weightscope.circuits.names import FirstTokenSinks, Roles, affordable_names,
 from weightscope.compute.cores import one_blas_thread
 from weightscope.compute.device import open_device
 from weightscope.errors import CheckpointError, counted, printable, sized, wholes
-from weightscope.files import HIDDEN, OutputFolder
+from weightscope.files import HIDDEN, REPORT, OutputFolder
 from weightscope.findings import Findings, indexed
 from weightscope.model import Model, as_model
 from weightscope.progress import bar, progress_shown
@@ -56,7 +57,7 @@ TABLES: dict[str, Callable[["Audit"], Any]] = {
     "directions.json": lambda audit: [head.as_json() for head in audit.directions] or None,
     "matrices.csv": lambda audit: None if audit.everything is None else audit.everything.table,
 }
-RESULTS = (*TABLES, "report.html", "spectra.csv", *(f"{name}.{kind}" for name in FIGURES for kind in ("png", "svg")))
+RESULTS = (*TABLES, *REPORT, "spectra.csv", *(f"{name}.{kind}" for name in FIGURES for kind in ("png", "svg")))
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class AuditOptions:
     baseline: str | Path | None = None
     accept: str | Path | None = None
     sinks: bool | None = None
+    exact: bool = False
     clip: float | None = None
 
     def __post_init__(self) -> None:
@@ -140,6 +142,7 @@ def audit(
     baseline: str | Path | None = None,
     accept: str | Path | None = None,
     sinks: bool | None = None,
+    exact: bool = False,
     clip: float | None = None,
 ) -> "Audit":
     """Measure every head, and report what stands out.
@@ -176,6 +179,9 @@ def audit(
     sinks : bool, optional
         Follow random tokens through the feed-forward networks, and measure what heads do with the first token; by
         default where these are on this machine and have at most 2 GB.
+    exact : bool
+        With `all_tensors`, compute every spectrum in full; by default those of matrices whose smaller side is above
+        2,048 are sketches.
     clip : float, optional
         Largest logit tau that QK-Clip allows: heads get a column of the smallest factor by which it may multiply their
         scores.
@@ -196,7 +202,7 @@ def audit(
     """
     opened = as_model(model)
     options = AuditOptions(
-        layers, deltas, window, directions, device, all_tensors, reference, baseline, accept, sinks, clip
+        layers, deltas, window, directions, device, all_tensors, reference, baseline, accept, sinks, exact, clip
     )
     options.entries()  # read before the work starts
     with progress_shown(progress):
@@ -316,7 +322,7 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
     )
     read = tensors_of_heads(unchecked, heads.layers.tolist())
     roles = affordable_names(model)
-    everything = read_matrices(model) if options.all_tensors else None
+    everything = read_matrices(model, options.exact) if options.all_tensors else None
     if everything is None:
         with_tokens_read = tensors_of_heads(unchecked, heads.layers.tolist(), tokens_read=bool(directions))
         coverage = attention_only(model.checkpoint, {*with_tokens_read, *other_gains(model)}, ", embeddings included")
@@ -352,11 +358,15 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
     )
 
 
-def sink_columns(sinks: FirstTokenSinks) -> tuple[Column, Column]:
-    """The last columns of heads.csv."""
+def sink_columns(sinks: FirstTokenSinks) -> tuple[Column, ...]:
+    """The last columns of heads.csv, all of one pass of random tokens."""
+    peak = f"Distance, of 0 to {NEAR - 1}, with the highest mean score of random tokens; NaN as sink_share, and without"
+    fast = f"Share of the product of query and key norms in pairs of dimensions that turn once within {FAST} tokens."
     share = "Mean attention that the last of five random tokens gives the first; NaN if tokens were not followed."
     kind = "What a head that gives the first token half of that or more does with it: nop, broadcast or neither."
     return (
+        Column("kernel_peak", sinks.peak.ravel(), "distance preferred", "tokens", f"{peak} positions in the scores."),
+        Column("fast_share", sinks.fast.ravel(), "fast pairs", meaning=fast),
         Column("sink_share", sinks.share.ravel(), "attention to token 0", meaning=share),
         Column("sink_kind", sinks.kind.ravel(), "kind of sink", meaning=kind),
     )
