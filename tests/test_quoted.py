@@ -259,6 +259,18 @@ def single_heads(mechanism: str, column_name: str) -> np.ndarray:
     return column("sink-causal/smollm2/causal.csv", column_name, mechanism=mechanism, number=1)
 
 
+def super_weight_rows() -> Iterator[str]:
+    """The table of docs/sinks.md on entries that were set to zero."""
+    for entry in ("none", "super weight", "same size", "largest"):
+        tried = [row for row in rows("super-weights/super-weights.csv") if row["entry"] == entry]
+        columns = {name: [float(row[name]) for row in tried] for name in ("perplexity", "first_token")}
+        cells = [
+            f"{min(values):{form}}" + (f" to {max(values):{form}}" if len(values) > 1 else "")
+            for values, form in zip(columns.values(), (".2f", ".3f"), strict=True)
+        ]
+        yield f"| {entry} | {len(tried)} | {' | '.join(cells)} |"
+
+
 FAMILIES = {"embedded": "embedded", "llama": "tiny Llamas", "qwen2": "tiny Qwen2s", "gpt2": "tiny GPT-2s"}
 HELD_OUT = ("sink_share", "layer", "sink_share_correlation", "layer_correlation")
 
@@ -527,7 +539,8 @@ def test_the_tables_of_roles_are_those_of_the_models_left_out(row: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "row", [*beside_rows(), *patching_rows(), *from_weights_rows(), *changed_rows(), *unseen_rows()]
+    "row",
+    [*beside_rows(), *patching_rows(), *from_weights_rows(), *changed_rows(), *unseen_rows(), *super_weight_rows()],
 )
 def test_the_tables_of_sinks_as_biases_are_those_of_the_models_run(row: str) -> None:
     assert row in SAID
@@ -644,7 +657,8 @@ def test_no_number_is_told_that_no_file_holds() -> None:
     for row in (row for page in RESULTS for row in claim_rows(page.stem)):
         text = text.replace(row, "")
     tables = (*held_out_rows(), *scale_rows(), *beside_rows(), *patching_rows(), *removed_rows(), *from_weights_rows(),
-              *changed_rows(), *unseen_rows())  # fmt: skip
+              *changed_rows(), *unseen_rows(),
+              *super_weight_rows())  # fmt: skip
     for row in tables:
         text = text.replace(" ".join(row.split()), "")
     for template, numbers in QUOTED.items():
