@@ -794,6 +794,19 @@ def test_only_the_stolen_part_is_related() -> None:
         assert [part for part, verdict in verdicts.items() if verdict == "related"] == [row["taken"]]
 
 
+def test_p_values_of_strangers_are_those_of_the_files() -> None:
+    page = (ROOT / "docs" / "lineage.md").read_text(encoding="utf-8")
+    for name, title in (("summary", "`permutation_p`"), ("trained-summary", "`permutation_p`, trained seeds alone")):
+        of_heads, of_neurons = (row for row in rows(f"lineage-null/{name}.csv") if row["group"] == "all")
+        assert of_heads["kolmogorov"] == "1"
+        assert of_heads["sure"] == "0"
+        distance, chance = float(of_neurons["kolmogorov"]), float(of_neurons["chance"])
+        shares = [float(of_neurons[f"below_{level}"]) for level in ("0.1", "0.01", "0.001")]
+        small = ", ".join(f"{share:.{digits}g}" for share, digits in zip(shares, (3, 2, 1), strict=True))
+        assert f"| {title} | {distance:.2g} | {chance:.2g} | {small} | |" in page
+        assert f"{int(of_neurons['pairs']):,} pairs" in page
+
+
 def test_sentences_before_and_after_are_those_of_the_files() -> None:
     lines = (ROOT / "docs" / "lineage.md").read_text(encoding="utf-8").splitlines()
     before, after = (rows(f"lineage-sentences/{name}.csv") for name in ("before", "sentences"))
