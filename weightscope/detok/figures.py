@@ -76,7 +76,8 @@ def roc_figure(tokens: Sequence[TokenRoc], coloured: Collection[int]) -> Figure:
 def position_figure(terms: PositionTerms, head: int) -> Figure:
     """Fig. 3 for one head: T^p, T^pp at the query position, their sum, and the softmax of the sum.
 
-    The band is the central 95 % over the tokens at j; the three lines take sigma_i at its mean, minimum and maximum.
+    The band is the central 95 % over the tokens at j; the three lines take 1/sigma_i at its mean, and sigma_i at its
+    minimum and maximum.
     Without sigma the bare numerators of T^p and T^pp are drawn.
     """
     if terms.sigma is None:
@@ -95,7 +96,8 @@ def position_figure(terms: PositionTerms, head: int) -> Figure:
         scaled = terms.at_sigma(head, which)
         for axis, curve in ((axis_pp, scaled.pp), (axis_sum, scaled.both)):
             axis.fill_between(j, curve.low, curve.high, color=colour, alpha=0.18, linewidth=0)
-            axis.plot(j, curve.mean, color=colour, label=rf"$\sigma_i$ {which}")
+            symbol = r"$1/\sigma_i$" if which == "mean" else r"$\sigma_i$"
+            axis.plot(j, curve.mean, color=colour, label=f"{symbol} {which}")
         axis_softmax.plot(j, scaled.attention, color=colour)
         last.plot(j[-LAST:], scaled.attention[-LAST:], color=colour)
     last.set_title(f"the last {len(j[-LAST:])}", fontsize=6)

@@ -244,7 +244,7 @@ TRENDS = (
         "of the line fitted to the mean score, per position: positive where near tokens are preferred, as ALiBi's",
     ),
     ("linear_share", "share of the curve's variance that the line explains"),
-    ("period", "of the strongest sinusoid beside the line, in tokens"),
+    ("period", "of the strongest sinusoid beside the line, in tokens; as long as the curve, it is a lower bound"),
     ("sinusoid_share", "share of the curve's variance that it explains beyond the line"),
 )
 

@@ -14,6 +14,7 @@ from weightscope.changes.all_tensors import TensorChanges
 from weightscope.changes.head import Basis
 from weightscope.changes.thresholds import EXPLAINED
 from weightscope.errors import CheckpointError, counted, printable
+from weightscope.files import REPORT
 from weightscope.findings import listed, spans
 from weightscope.lineage.differences import Kind, WeightChanges, structure_kinds, weight_changes, weight_kinds
 from weightscope.lineage.direction import HOW, Proof, merge_share, prove, without_layers
@@ -42,7 +43,7 @@ TABLES: dict[str, Callable[["Lineage"], Any]] = {
     "directions.csv": lambda lineage: lineage.along.directions,
     "directions.npz": lambda lineage: lineage.along.direction_vectors,
 }
-RESULTS = (*TABLES, "report.html", "lineage.png", "lineage.svg", "lineage.figure.csv")
+RESULTS = (*TABLES, *REPORT, "lineage.png", "lineage.svg", "lineage.figure.csv")
 BY_PRINTS = {  # by whether the signs were drawn from a key
     False: " This rests on fingerprints, and a checkpoint can be made to fit public probes; its weights would decide.",
     True: " This rests on fingerprints, drawn with a key.",
