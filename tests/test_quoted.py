@@ -697,6 +697,8 @@ def test_removals_of_any_strength_are_those_of_the_files() -> None:
 
 
 KINDS_SHOWN = ("planted", "derived", "named", "nothing_else", "map_exact")
+AGAIN_SHOWN = ("planted", "derived", "related", "named", "nothing_else", "map_exact")
+GROUPS_SHOWN = ("pairs", "unrelated", "undecided", "related", "derived")
 
 
 def lineage_rows() -> Iterator[str]:
@@ -720,6 +722,20 @@ TOOLS = {
     "weightscope": "weightscope", "modeldna": "modelDNA", "kit": "Provenance Kit",
     "kit_weights": "Provenance Kit, its score from weights alone",
 }  # fmt: skip
+
+
+def test_pairs_that_were_judged_again_are_those_of_the_files() -> None:
+    text = words(ROOT / "docs" / "lineage.md")
+    page = (ROOT / "docs" / "lineage.md").read_text(encoding="utf-8")
+    kinds, groups = (rows(f"planted-lineage-again/{name}.csv") for name in ("kinds", "groups"))
+    for row in kinds:
+        assert f"| {row['kind']} | {' | '.join(row[name] for name in AGAIN_SHOWN)} |\n" in page
+    for row in groups:
+        assert f"| {row['strangers']} | {' | '.join(row[name] for name in GROUPS_SHOWN)} |\n" in page
+    assert f"{kinds[-1]['planted']} planted and {groups[-1]['pairs']} of strangers" in text
+    assert f"none of {groups[-1]['pairs']} pairs of strangers was" in text
+    assert f"all {kinds[-1]['planted']} planted pairs were" in text
+    assert groups[-1]["related"] == groups[-1]["derived"] == kinds[-1]["unrelated"] == kinds[-1]["undecided"] == "0"
 
 
 def test_the_tables_of_lineage_are_those_of_the_files() -> None:
