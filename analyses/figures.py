@@ -113,6 +113,7 @@ DRAWINGS = (
         f"analyses.experiments.planted_lineage --text {{books}} --model embedded --model {{gpt2}} --model {MINILM}"
         f" --model {{mpnet}} --large {{qwen}} --large {SMOLLM2} --large {{gemma}}",
     ),
+    Drawing("planted-lineage-again", "analyses.experiments.planted_lineage --text {books} --model embedded"),
     Drawing("further-kinds", "analyses.experiments.further_kinds {llama} {llama}/../llama-1"),
     Drawing(
         "planted-thefts",
