@@ -1,9 +1,9 @@
 """Spectra of every matrix at the width of a 7B: `python -m benchmarks.matrices`.
 
-Next to reading, Gram products and eigenvalues; one matrix of each shape is counted as often as four layers have it. `--sketch LAYERS` measures
-so many layers of a 7B with 32,000 tokens by sketches, and the peak of memory. `--peer-python` names an interpreter with
-weightwatcher 0.7.7 and PyTorch, which measures the same checkpoint. CPU seconds of all cores: other load does not move
-them much.
+Next to reading, Gram products and eigenvalues; one matrix of each shape is counted as often as four layers have it.
+`--sketch LAYERS` measures so many layers and 32,000 tokens by sketches, and the peak of memory. `--peer-python` names
+an interpreter with weightwatcher 0.7.7, PyTorch and transformers, which measures the same checkpoint. CPU seconds of
+all cores: other load does not move them much.
 """
 
 import os

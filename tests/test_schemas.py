@@ -19,12 +19,16 @@ from weightscope.cli import main
 
 SCHEMAS = Path(weightscope.pages.__file__).parent / "schemas"
 VERSION = 1  # of all schemas
+pytest.importorskip("pyarrow", reason="pyarrow comes with the extra `atlas`")
+
 COMMANDS = {  # what prints JSON: the schema of it, and the arguments
     "audit": ("audit", ["embedded", "--all", "--directions", "1"]),
     "audit of a list": ("audits", ["list.txt"]),
+    "atlas": ("atlas", ["models.txt"]),
     "compare": ("compare", ["model", "changed", "--all"]),
     "lineage": ("lineage", ["model", "changed", "embedded"]),
     "same": ("same", ["model", "changed"]),
+    "learned": ("learned", ["model", "changed", "model"]),
     "verify": ("verify", ["claim.json", "changed", "model"]),
     "inspect": ("inspect", ["model", "--tensors"]),
 }
@@ -53,6 +57,8 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What each command prints and the JSON files that it writes, by the names of their schemas."""
     folder = tmp_path_factory.mktemp("json")
     (folder / "list.txt").write_text(f"embedded\n{folder / 'missing'}\n")
+    models = "".join(f"{folder / name}\n" for name in ("model", "changed", "missing"))
+    (folder / "models.txt").write_text(models)
     model = with_tokenizer("llama", folder / "model")
     with_tokenizer("llama", folder / "changed", one_head_is_zero)
     config = json.loads((model / "config.json").read_text())
@@ -104,10 +110,12 @@ def test_what_commands_print_and_write_fits_its_schema(printed: dict[str, Any]) 
     assert printed["audits"][1]["error"] and printed["verify"]["differences"]
 
 
-@pytest.mark.parametrize("shape", ["audit", "compare", "lineage", "same", "verify", "claim", "inspect"])
+@pytest.mark.parametrize(
+    "shape", ["atlas", "audit", "compare", "lineage", "same", "learned", "verify", "claim", "inspect"]
+)
 def test_a_key_more_or_less_or_of_another_type_is_refused(shape: str, printed: dict[str, Any]) -> None:
     value, checks = printed[shape], validator(shape)
-    optional = set() if shape in ("same", "verify", "claim", "inspect") else {"tensors"}
+    optional = set() if shape in ("atlas", "same", "learned", "verify", "claim", "inspect") else {"tensors"}
     for key in value:
         rest = {name: content for name, content in value.items() if name != key}
         assert checks.is_valid(rest) == (key in optional), key

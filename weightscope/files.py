@@ -10,7 +10,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from io import BufferedReader
 from itertools import islice
 from pathlib import Path
@@ -336,12 +336,29 @@ class OutputFolder(Folder):
     @contextmanager
     def open(self, name: str) -> Iterator[BinaryIO]:
         self._refuse_foreign(name, {*self._written, *(earlier for earlier, _ in self._earlier)})
-        if not (self.path / name).parent.resolve().is_relative_to(self.path.resolve()):
-            raise CheckpointError("leads out of the folder of results by a symbolic link", file=self.path / name)
-        with new_file(self.path / name, self._staging) as file:
+        with self._inside(name) as file:
             yield file
             self._written[name] = _sha256(file)
             self._record(finished=False)  # before the file gets its name: every file of a killed run is listed
+
+    def _inside(self, name: str) -> AbstractContextManager[BinaryIO]:
+        """A new file within the folder."""
+        if not (self.path / name).parent.resolve().is_relative_to(self.path.resolve()):
+            raise CheckpointError("leads out of the folder of results by a symbolic link", file=self.path / name)
+        return new_file(self.path / name, self._staging)
+
+    def add(self, contents: Mapping[str, Bytes]) -> None:
+        """Write the contents of other `Files`; the manifest is recorded once for all."""
+        import hashlib
+
+        listed = {*self._written, *(earlier for earlier, _ in self._earlier)}
+        for name in contents:
+            self._refuse_foreign(name, listed)
+        self._written |= {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+        self._record(finished=False)
+        for name, content in contents.items():
+            with self._inside(name) as file:
+                file.write(content)
 
     def is_finished(self, *names: str) -> bool:
         """Whether a run with this fingerprint has ended well, has written `names`, and its files are unchanged."""

@@ -35,7 +35,7 @@ NAMED = 8
 Place = tuple[int, int | None]  # a layer, and an expert
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Network:
     """What is kept of a feed-forward network or an expert: for each of its n neurons, and each channel it writes to."""
 
@@ -44,6 +44,9 @@ class Network:
     sketches: dict[str, np.ndarray] = field(default_factory=dict)  # (n, 16) of the same as unit vectors
     written: np.ndarray | None = None  # (d,) norms of the rows of down
     most: np.ndarray | None = None  # (n,) the most that what opens a neuron can be; None where that has no bias
+
+    def __repr__(self) -> str:
+        return f"Network({self.place}, {', '.join(self.norms)})"
 
     def add(self, part: str, w: np.ndarray) -> None:
         """A matrix: gate or up (n, d), down (d, n)."""
