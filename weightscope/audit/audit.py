@@ -33,6 +33,7 @@ from weightscope.results import Result
 from weightscope.tables import Column, Table, as_json
 from weightscope.tensors.findings import beside_findings, other_gains, tensor_findings
 from weightscope.tensors.matrices import Matrices, read_matrices
+from weightscope.tensors.neurons import network_findings
 from weightscope.tensors.untrained_parts import untrained_parts
 
 END = -1  # follows the last layer: what is read after the layers
@@ -57,7 +58,10 @@ TABLES: dict[str, Callable[["Audit"], Any]] = {
     "directions.json": lambda audit: [head.as_json() for head in audit.directions] or None,
     "matrices.csv": lambda audit: None if audit.everything is None else audit.everything.table,
 }
-RESULTS = (*TABLES, *REPORT, "spectra.csv", *(f"{name}.{kind}" for name in FIGURES for kind in ("png", "svg")))
+RESULTS = (
+    *TABLES, *REPORT, "spectra.csv",
+    *(f"{name}.{kind}" for name in (*FIGURES, "matrices") for kind in ("png", "svg")),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -332,6 +336,7 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
         zero = {m.name for finding in findings if finding.kind == "zero_tensor" for m in finding.members}
         more = [*tensor_findings(everything, judged, model.config.get("pad_token_id"))]
         more += untrained_parts(unchecked, everything)
+        more += network_findings(unchecked, everything)
         unsaid = (f for f in more if f.kind != "zero_tensor" or {m.name for m in f.members} - zero)
         findings = Findings([*findings, *unsaid])
     lists = options.entries()
