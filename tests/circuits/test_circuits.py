@@ -23,10 +23,10 @@ from weightscope.circuits.passes import wiring
 from weightscope.circuits.wiring import strongest
 from weightscope.cli import main
 from weightscope.embedded import FOLDER
-from weightscope.files import Files
+from weightscope.files import REPORT, Files
 from weightscope.text.tokenizer import Tokenizer, token_names
 
-FILES = {"wiring.npz", "edges.csv", "roles.csv", "circuits.png", "circuits.svg", "report.html"}
+FILES = {"wiring.npz", "edges.csv", "roles.csv", "circuits.png", "circuits.svg", *REPORT}
 
 
 def run(*arguments: object) -> tuple[int, str]:
@@ -113,11 +113,12 @@ def test_a_channel_is_the_first_singular_direction_of_what_passes_between_two_he
     a, b = embedded.layer(0).head(edge.a), embedded.layer(1).head(edge.b)
     left, s, _ = np.linalg.svd(a.vo.dense().astype(np.float64) @ b.qk.dense().T)
     passed = left[:, 0] @ a.vo.dense()
-    assert abs(channel.direction @ passed) / np.linalg.norm(passed) == pytest.approx(1, abs=1e-5)
+    assert channel.space.shape == (256, 1)
+    assert abs(channel.space[:, 0] @ passed) / np.linalg.norm(passed) == pytest.approx(1, abs=1e-5)
     assert channel.share == pytest.approx(s[0] ** 2 / (s**2).sum(), rel=1e-5)
-    (tokens,) = channel_tokens(embedded, [channel.direction])
+    (tokens,) = channel_tokens(embedded, [channel.space])
     raised, lowered = (side.split(" ") for side in tokens.split(" | "))
-    logits = np.concatenate([rows for _, rows in embedded.unembedding.blocks()]) @ channel.direction
+    logits = np.concatenate([rows for _, rows in embedded.unembedding.blocks()]) @ channel.space[:, 0]
     name = token_names(Tokenizer.at_hand(embedded))
     assert tokens.startswith(repr(name(int(logits.argmax())))) and len(raised) >= 5 <= len(lowered)
 
@@ -184,8 +185,12 @@ def test_the_page_asks_for_nothing_fits_and_can_be_used_with_keys(width: int, ta
     assert tab.run(chosen) == "Head 0.4"
     tab.press("ArrowRight")
     assert tab.run("document.querySelectorAll('#reads .head').length") > 0
+    address = tab.run("location.hash")
+    assert address.startswith("#L1H")
     tab.press("Escape")
-    assert tab.run(chosen) == f"Head {strongest}"
+    assert tab.run(chosen) == f"Head {strongest}" and tab.run("location.hash") == ""
+    tab.open(tmp_path / "report.html", width, fragment=address[1:])
+    assert tab.run(chosen) == f"Head 1.{address[4:]}" and tab.complaints == []
 
 
 @pytest.mark.check

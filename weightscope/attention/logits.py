@@ -6,7 +6,7 @@ keys are therefore q = u A + a and k = v B + b with |u|, |v| <= 1 (`Reach`), and
     |q k'| <= sigma_1(A B') + |a B'| + |A b'| + |a b'|.
 
 A rotation turns pairs p of dimensions by any angle, so that what counts is sum_p |q_p| |k_p|. For all t_p > 0 that is
-at most |q T| |k T^-1|, T = diag(t), which is small where t evens out the sizes of a query's and a key's pairs.
+at most |q T| |k T^-1|, T = diag(t), with a t that evens out the sizes of a query's and a key's pairs.
 Dimensions that do not turn may be bounded apart. Where queries and keys have norms of their own, A and B are diagonal,
 and these bounds are the largest score there can be.
 """
@@ -19,11 +19,13 @@ import numpy as np
 from weightscope.attention.factored import inner
 from weightscope.attention.layer import Layer
 from weightscope.attention.maps import Affine, InnerNorm, Latent
-from weightscope.attention.positions import RelativeKeys, Slopes, WindowBias
+from weightscope.attention.positions import NOTHING_ADDED, RelativeKeys, Slopes, WindowBias
 from weightscope.compute import lapack
+from weightscope.compute.cores import in_threads
 from weightscope.results import ShowsShapes
 
 DISTANCES_AT_ONCE = 1024  # whose vectors are met at a time
+TOKENS_AT_ONCE = 512  # whose scores with all tokens are held
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -76,9 +78,8 @@ def turned_bound(q: Reach, k: Reach, partner: np.ndarray) -> float:
     live = np.flatnonzero((sizes[0] > 0) & (sizes[1] > 0))  # the rest adds nothing
     if not len(live):
         return 0.0
-    scales = np.ones(len(live)), (sizes[1][live] / sizes[0][live]) ** 0.25  # the latter evens out the sizes
-    bounds = [q.within(live).times(t).length * k.within(live).times(1 / t).length for t in scales]
-    return min(bounds)
+    evening = (sizes[1][live] / sizes[0][live]) ** 0.25
+    return q.within(live).times(evening).length * k.within(live).times(1 / evening).length
 
 
 def _pair_sizes(side: Reach, partner: np.ndarray) -> np.ndarray:
@@ -120,9 +121,46 @@ class LogitBounds:
             return float("nan")
         known = sigma1 is not None and layer.q_norm is None and layer.k_norm is None
         product = self._product(q, k, index, layer.q.shape[1] * sigma1 if known and sigma1 is not None else None)
+        return self._logit(product, self._relative(q, k, index), index)
+
+    def of_tokens(self, x: np.ndarray) -> np.ndarray:
+        """The largest |score| of each head (H,) among pairs of tokens x (n, d), at any positions.
+
+        NaN where positions do more than turn queries and keys, and add a bias. Exact, but that a rotation is taken to
+        reach every angle of every pair of dimensions. In time n^2 r for each head, in blocks.
+        """
+        layer, (first, second) = self.layer, (np.empty(0, int), np.empty(0, int))
+        grows = self.length is None and (isinstance(layer.additive, Slopes) or layer.temperature is not None)
+        if grows or layer.relative or layer.gain is not None or layer.cross or layer.added != NOTHING_ADDED:
+            return np.full(layer.n_heads, np.nan)
+        if layer.rotation is not None:
+            first, second = (np.arange(layer.head_dim)[dims] for dims in layer.rotation.pairs)
+        free = np.setdiff1d(np.arange(layer.head_dim), (*first, *second))
+        factor = 1.0 if layer.rotation is None else layer.rotation.factor**2
+
+        def parts(made: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            """Lengths of the pairs that turn, (heads, n, m), and what does not turn, (heads, n, f)."""
+            return np.hypot(made[..., first], made[..., second]), made[..., free]
+
+        (q_turning, q_free), (k_turning, k_free) = parts(layer.queries(x)), parts(layer.keys(x))
+
+        def largest(head: int) -> float:
+            kv, product = head * layer.n_kv_heads // layer.n_heads, 0.0
+            for start in range(0, len(x), TOKENS_AT_ONCE):
+                rows = slice(start, start + TOKENS_AT_ONCE)
+                scores = np.abs(q_free[head, rows] @ k_free[kv].T)  # (rows, n)
+                scores += factor * (q_turning[head, rows] @ k_turning[kv].T)
+                product = max(product, float(scores.max()))
+            return self._logit(product, 0.0, head)
+
+        return np.array(list(in_threads(largest, range(layer.n_heads))))
+
+    def _logit(self, product: float, relative: float, index: int) -> float:
+        """The largest |score| where products of queries and keys, and terms by distance, are at most these."""
+        layer = self.layer
         if layer.temperature is not None:  # it grows or falls with position
             product *= float(np.abs(layer.temperature(np.array([0, self.length or 1]))).max())
-        bound = abs(layer.scale) * (product + self._relative(q, k, index)) + self._additive(index)
+        bound = abs(layer.scale) * (product + relative) + self._additive(index)
         return bound if layer.softcap is None else float(layer.softcap * np.tanh(bound / layer.softcap))
 
     def _queries(self, index: int, gram: np.ndarray | None) -> Reach:
@@ -159,8 +197,9 @@ class LogitBounds:
 
         latent = layer.k_norm is not None and layer.k_norm.dims is not None
         apart = dims < (layer.k_norm.dims or 0) if latent and layer.k_norm else ~turns
-        bounds = [sum(bound(part) for part in (apart, ~apart) if part.any())]
-        if not latent:
+        parts = [part for part in (apart, ~apart) if part.any()]
+        bounds = [sum(map(bound, parts))]
+        if not latent and len(parts) > 1:
             bounds.append(bound(np.ones(len(dims), bool)))
         if layer.clip is not None:
             bounds.append(layer.clip**2 * float(self.factors.sum()))

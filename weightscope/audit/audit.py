@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from weightscope.attention.kernel import FAST, NEAR
 from weightscope.attention.layer import Layer
 from weightscope.attention.logits import LogitBounds
 from weightscope.audit.directions import HeadDirections, directions_of, how_many_read, with_tokens
@@ -23,7 +24,7 @@ from weightscope.circuits.names import FirstTokenSinks, Roles, affordable_names,
 from weightscope.compute.cores import one_blas_thread
 from weightscope.compute.device import open_device
 from weightscope.errors import CheckpointError, counted, printable, sized, wholes
-from weightscope.files import HIDDEN, OutputFolder
+from weightscope.files import HIDDEN, REPORT, OutputFolder
 from weightscope.findings import Findings, indexed
 from weightscope.model import Model, as_model
 from weightscope.progress import bar, progress_shown
@@ -38,6 +39,7 @@ from weightscope.tensors.untrained_parts import untrained_parts
 END = -1  # follows the last layer: what is read after the layers
 BASELINE = "findings.csv"  # in the folder of an earlier audit
 LONGEST_WINDOW = 131_072  # distances: each is rotated and summed by itself, and no model was trained on longer texts
+ALL_PAIRS = 4e11  # multiply-adds of the scores of all pairs of tokens in the first layer: a few seconds
 MOST_DELTAS = 256  # distances, each with spectra of its own for every head
 SUMMARY = ("qk_sigma1", "qk_effective_rank", "vo_sigma1", "vo_copying_score")  # measures that summarise a checkpoint
 
@@ -57,7 +59,7 @@ TABLES: dict[str, Callable[["Audit"], Any]] = {
     "matrices.csv": lambda audit: None if audit.everything is None else audit.everything.table,
 }
 RESULTS = (
-    *TABLES, "report.html", "spectra.csv",
+    *TABLES, *REPORT, "spectra.csv",
     *(f"{name}.{kind}" for name in (*FIGURES, "matrices") for kind in ("png", "svg")),
 )  # fmt: skip
 
@@ -77,6 +79,7 @@ class AuditOptions:
     accept: str | Path | None = None
     sinks: bool | None = None
     exact: bool = False
+    clip: float | None = None
 
     def __post_init__(self) -> None:
         plain: dict[str, Any] = {
@@ -93,6 +96,8 @@ class AuditOptions:
             raise CheckpointError(f"window is {self.window}; an average is of 1 to {LONGEST_WINDOW} distances")
         if len(self.deltas) > MOST_DELTAS:
             raise CheckpointError(f"deltas are {len(self.deltas)} distances; at most {MOST_DELTAS} are measured")
+        if self.clip is not None and not 0 < self.clip < np.inf:
+            raise CheckpointError(f"clip is {self.clip}; it is the largest logit to allow, a number above 0")
         if self.directions is not None and self.directions < 0:
             raise CheckpointError(f"directions is {self.directions}; it is how many to read")
         if self.reference is not None:
@@ -142,6 +147,7 @@ def audit(
     accept: str | Path | None = None,
     sinks: bool | None = None,
     exact: bool = False,
+    clip: float | None = None,
 ) -> "Audit":
     """Measure every head, and report what stands out.
 
@@ -180,6 +186,9 @@ def audit(
     exact : bool
         With `all_tensors`, compute every spectrum in full; by default those of matrices whose smaller side is above
         2,048 are sketches.
+    clip : float, optional
+        Largest logit tau that QK-Clip allows: heads get a column of the smallest factor by which it may multiply their
+        scores.
 
     Raises
     ------
@@ -197,7 +206,7 @@ def audit(
     """
     opened = as_model(model)
     options = AuditOptions(
-        layers, deltas, window, directions, device, all_tensors, reference, baseline, accept, sinks, exact
+        layers, deltas, window, directions, device, all_tensors, reference, baseline, accept, sinks, exact, clip
     )
     options.entries()  # read before the work starts
     with progress_shown(progress):
@@ -222,6 +231,7 @@ def measure_task(
         with fetching(model, following, tokens_read=bool(directions)):
             forms, bounds = measured_forms(model, options), logit_bounds(unchecked, index)
             measured = measured_layer(layer, forms, options, directions, bounds)
+            measured["qk_token_logit"] = token_logits(unchecked, index, bounds)
         return measured | {"broken": np.array(sorted(unchecked.checkpoint.noted or ()), dtype=str)}
 
 
@@ -248,6 +258,21 @@ def fetching(model: Model, index: int | None, tokens_read: bool = False) -> Iter
 def logit_bounds(model: Model, index: int) -> LogitBounds:
     """The bounds on the logits of a layer's heads, for the sequences that a model takes."""
     return LogitBounds(model.normed_layer(index), model.config.n_positions)
+
+
+def token_logits(model: Model, index: int, bounds: LogitBounds) -> np.ndarray:
+    """The largest |score| of each head (H,) of two tokens; NaN where more enters the layer, or they are many."""
+    unknown = np.full(model.config.n_heads, np.nan)
+    try:
+        if index != 0 or model.family.inputs.more or model.positions is not None:
+            return unknown
+        products = model.embeddings.n_tokens**2 * model.config.head_dim * model.config.n_heads
+        if products > ALL_PAIRS:
+            return unknown
+        with np.errstate(invalid="ignore", over="ignore"):  # broken weights are a finding
+            return LogitBounds(model.layer(0), bounds.length).of_tokens(model.into_stream(model.embeddings.tokens))
+    except CheckpointError:  # no token embedding, or positions that should be there
+        return unknown
 
 
 def measured_layer(
@@ -278,6 +303,8 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
     unchecked = model.unchecked()  # NaN in the embeddings is a finding, not an error
     sinks = first_token_sinks(model, list(layers), options.sinks)
     heads = MeasuredHeads(layers, model.config.d_model, sink_columns(sinks))
+    if options.clip is not None:
+        heads.append(clip_column(heads.table["qk_logit_bound"], options.clip))
     standing = Standing(model, heads, Reference.load(options.reference or OWN))
     with one_blas_thread():
         directions, notes = directions_of(unchecked, heads, options.directions)
@@ -336,14 +363,24 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
     )
 
 
-def sink_columns(sinks: FirstTokenSinks) -> tuple[Column, Column]:
-    """The last columns of heads.csv."""
+def sink_columns(sinks: FirstTokenSinks) -> tuple[Column, ...]:
+    """The last columns of heads.csv, all of one pass of random tokens."""
+    peak = f"Distance, of 0 to {NEAR - 1}, with the highest mean score of random tokens; NaN as sink_share, and without"
+    fast = f"Share of the product of query and key norms in pairs of dimensions that turn once within {FAST} tokens."
     share = "Mean attention that the last of five random tokens gives the first; NaN if tokens were not followed."
     kind = "What a head that gives the first token half of that or more does with it: nop, broadcast or neither."
     return (
+        Column("kernel_peak", sinks.peak.ravel(), "distance preferred", "tokens", f"{peak} positions in the scores."),
+        Column("fast_share", sinks.fast.ravel(), "fast pairs", meaning=fast),
         Column("sink_share", sinks.share.ravel(), "attention to token 0", meaning=share),
         Column("sink_kind", sinks.kind.ravel(), "kind of sink", meaning=kind),
     )
+
+
+def clip_column(bounds: np.ndarray, tau: float) -> Column:
+    """What QK-Clip would make of heads whose largest logits are their bounds."""
+    meaning = f"The smallest factor by which QK-Clip may multiply scores to keep them below {tau:g}: min(1, τ/bound)."
+    return Column("qk_clip", tau / np.maximum(bounds, tau), "γ", meaning=meaning)
 
 
 def unbounded_note(reasons: Mapping[int, str]) -> str:

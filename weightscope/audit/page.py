@@ -37,10 +37,18 @@ def write_audit_page(files: Files, audit: Audit) -> None:
     if matrices is not None and any(row.spectrum and row.layer is not None for row in matrices.rows):
         caption = "Matrices by layer and role, of a mixture's experts the median; hatched where a layer has none."
         of_matrices = Figure(save(figures.matrix_maps(matrices), files, "matrices", "matrices.csv"), caption)
+    facts, reference = _facts(audit), audit.standing.reference
     write_template(
         files,
         "report.html",
         "audit.html",
+        numbers={
+            "findings": [{**finding.as_json(), "percentile": audit.standing.of(finding)} for finding in audit.findings],
+            "maps": facts,
+            "measures": [{"name": m.name, "symbol": m.symbol, "meaning": m.meaning} for m in mapped],
+            "everything": None if audit.everything is None else audit.everything.roles.as_json(),
+            "reference": {"described": audit.standing.described, **reference.table.as_json()},
+        },
         title=f"The heads of {audit.name}",
         lead=audit.lead,
         provenance=audit.provenance,
@@ -52,7 +60,7 @@ def write_audit_page(files: Files, audit: Audit) -> None:
         everything=audit.everything,
         of_matrices=of_matrices,
         standing=audit.standing,
-        facts=_facts(audit),
+        facts=facts,
         drawn=drawn,
     )
 

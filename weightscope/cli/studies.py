@@ -33,6 +33,11 @@ from weightscope.cli.terminal import headline, is_quiet, show
     "--counts", type=click.Path(dir_okay=False, path_type=Path),
     help="Bigram counts (see `weightscope bigrams`), to find detokenization heads in the first layer.",
 )  # fmt: skip
+@click.option(
+    "--reader", metavar="HEAD",
+    help="A head such as 9.9: also write which singular component of every earlier head it reads most.",
+)  # fmt: skip
+@options.file_to_read("--pairs", "CSV file of pairs, such as France,Paris: also write which heads map them.")
 @click.option("--measure", is_flag=True, help="Also run the model and report how well the names hold (PyTorch).")
 @click.option(
     "--text", "texts", type=click.Path(exists=True, path_type=Path), multiple=True,
@@ -47,6 +52,8 @@ def circuits_command(
     layers: str | None,
     top: int,
     counts: Path | None,
+    reader: str | None,
+    pairs: Path | None,
     measure: bool,
     texts: tuple[Path, ...],
     device: str,
@@ -54,7 +61,9 @@ def circuits_command(
 ) -> None:
     """Name every head by what it does and find which heads read what earlier heads write: tables and a report."""
     from weightscope.circuits.circuits import circuits
+    from weightscope.circuits.components import read_by
     from weightscope.circuits.names import GIVEN
+    from weightscope.circuits.relations import relation
     from weightscope.files import OutputFolder
 
     chosen = None if layers is None else options.whole_numbers(layers, "--layers")
@@ -62,6 +71,11 @@ def circuits_command(
     model = options.opened_model(opened)
     on_worker = opened.as_seen(model).elsewhere if engine.elsewhere else None
     with OutputFolder(out) as folder:
+        if reader is not None:
+            folder.table("components.csv", read_by(model, reader))
+        mapped = None if pairs is None else relation(model, pairs)
+        if mapped is not None:
+            folder.table("relations.csv", mapped.table)
         result = circuits(model, chosen, top, device, counts, engine, on_worker)
         if measure:
             from weightscope.circuits.measured import measured
@@ -69,6 +83,8 @@ def circuits_command(
             result = measured(model, result, texts, device)
         result.write_files(folder)
     headline(result.lead)
+    if mapped is not None:
+        headline(mapped.lead)
     for role, heads in result.named.items():
         often, scores = GIVEN[role].often, result.scores_of(role)
         scored = (f"{head} ({score})" for head, score in zip(heads, scores, strict=True))
@@ -86,7 +102,7 @@ length_option = click.option(
 )
 
 # Options that belong to one question about sinks.
-QUESTION_OPTIONS = {"bias": ("evaluated", "thorough", "paper", "own_first"), "kind": ("images", "seed")}
+QUESTION_OPTIONS = {"bias": ("evaluated", "thorough", "paper", "own_first"), "kind": ("images", "seed", "causal")}
 
 
 def finish(study: Any, out: Path) -> None:
@@ -192,6 +208,10 @@ def outliers(
 )
 @click.option("--length", type=click.IntRange(2), help="Longest input, in tokens.  [default: bias 512, kind 256]")
 @click.option("--seed", type=click.IntRange(0), help="kind: random seed for crops and texts.  [default: 0]")
+@click.option(
+    "--causal", type=click.IntRange(1), metavar="TEXTS",
+    help="kind: also change what each sink head writes, and measure perplexity on so many texts.",
+)  # fmt: skip
 @click.option("--evaluated", type=click.IntRange(1), help="bias: number of texts for perplexity.  [default: 4]")
 @click.option("--thorough", is_flag=True, help="bias: 40 texts, 16 of them evaluated.")
 @click.option("--paper", is_flag=True, help="bias: the paper's sizes, 100 texts of 512 tokens and 100 evaluated.")
@@ -222,10 +242,20 @@ def _bias(
 
 def _kind(
     model: Any, *, text: tuple[Path, ...], images: Path | None, inputs: int | None, length: int | None,
-    seed: int | None, device: str,
+    seed: int | None, causal: int | None, device: str,
 ) -> Any:  # fmt: skip
     from weightscope.runner import open_runner
     from weightscope.sinks.mechanisms import read_inputs, sink_mechanisms
 
-    chosen = read_inputs(model, text, images, n=inputs or 64, length=length or 256, seed=seed or 0)
-    return sink_mechanisms(open_runner(model, device=device), chosen)
+    length, seed = length or 256, seed or 0
+    chosen = read_inputs(model, text, images, n=inputs or 64, length=length, seed=seed)
+    if causal is None:
+        return sink_mechanisms(open_runner(model, device=device), chosen)
+    from weightscope.runner.framing import framing_of
+    from weightscope.sinks.causal import sinks_and_changes
+    from weightscope.text.sequences import CHARACTERS_A_TOKEN, read_texts
+
+    framing_of(model)  # refuses models of images
+    texts = read_texts(text, characters=2 * CHARACTERS_A_TOKEN * causal * length)
+    runner = open_runner(model, language=True, device=device)
+    return sinks_and_changes(runner, chosen, texts, n=causal, length=length, seed=seed)

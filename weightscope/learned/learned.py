@@ -12,8 +12,9 @@ import numpy as np
 from weightscope.changes.all_tensors import TensorChanges, changes_with_directions
 from weightscope.changes.counterparts import counterparts
 from weightscope.changes.tensor import UNKNOWN_SIZE, Change
-from weightscope.checkpoint.opening import adapter_in
+from weightscope.checkpoint.adapters import is_adapter
 from weightscope.errors import CheckpointError, counted, printable
+from weightscope.files import REPORT
 from weightscope.findings import listed, spans
 from weightscope.learned.spaces import Overlap, Shared, overlap, shared_directions
 from weightscope.learned.training import Training, training_of
@@ -123,7 +124,7 @@ class Learned(Result):
         "overlaps.csv": lambda learned: learned.overlap_table,
         "directions.npz": lambda learned: learned.directions,
     }
-    FILES: ClassVar[tuple[str, ...]] = (*TABLES, "report.html", "learned.png", "learned.svg", "learned.figure.csv")
+    FILES: ClassVar[tuple[str, ...]] = (*TABLES, *REPORT, "learned.png", "learned.svg", "learned.figure.csv")
 
     @property
     def about(self) -> str:
@@ -279,7 +280,7 @@ def _intruders(update: Update) -> tuple[float, float, float, float]:
 
 def open_tune(source: str | Path, base: str | Path, **options: Any) -> Readable:
     """A tuned checkpoint, or an adapter on this base."""
-    return open_tensors(source, base=base if adapter_in(str(source)) else None, **options)
+    return open_tensors(source, base=base if is_adapter(str(source)) else None, **options)
 
 
 def learned(
