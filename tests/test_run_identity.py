@@ -300,6 +300,8 @@ def test_a_tokenizer_that_is_named_is_known_by_its_content_however_it_is_named(t
 def test_every_option_of_a_command_that_resumes_is_in_its_identity(tiny_gpt2: Path, tmp_path: Path) -> None:
     resuming = {name: {option.name for option in command.params} for name, command in main.commands.items()}
     resuming = {name: options for name, options in resuming.items() if "resume" in options}
+    # What an atlas keeps is of one checkpoint or of a pair: tests/atlas/test_store.py.
+    assert resuming.pop("atlas") - OF_RUN == {"listing", "withdraw", "megabytes", "prove", "families"}
     assert resuming == {"audit": OF_SOURCE | OF_RUN | set(OTHERS)}
     assert {field.name for field in fields(AuditOptions)} == set(OTHERS)
     model = ws.open_model(tiny_gpt2)

@@ -19,9 +19,12 @@ from weightscope.cli import main
 
 SCHEMAS = Path(weightscope.pages.__file__).parent / "schemas"
 VERSION = 1  # of all schemas
+pytest.importorskip("pyarrow", reason="pyarrow comes with the extra `atlas`")
+
 COMMANDS = {  # what prints JSON: the schema of it, and the arguments
     "audit": ("audit", ["embedded", "--all", "--directions", "1"]),
     "audit of a list": ("audits", ["list.txt"]),
+    "atlas": ("atlas", ["models.txt"]),
     "compare": ("compare", ["model", "changed", "--all"]),
     "lineage": ("lineage", ["model", "changed", "embedded"]),
     "same": ("same", ["model", "changed"]),
@@ -54,6 +57,8 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What each command prints and the JSON files that it writes, by the names of their schemas."""
     folder = tmp_path_factory.mktemp("json")
     (folder / "list.txt").write_text(f"embedded\n{folder / 'missing'}\n")
+    models = "".join(f"{folder / name}\n" for name in ("model", "changed", "missing"))
+    (folder / "models.txt").write_text(models)
     model = with_tokenizer("llama", folder / "model")
     with_tokenizer("llama", folder / "changed", one_head_is_zero)
     config = json.loads((model / "config.json").read_text())
@@ -70,7 +75,13 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         assert done.exit_code == {"audits": 2, "same": 3, "verify": 3}.get(shape, 0), done.output
         results[shape] = json.loads(done.stdout)
         written = sorted(path for path in (folder / name).rglob("*.json") if ".weightscope" not in path.parts)
-        results |= {f"{path.stem} of {name}": json.loads(path.read_text()) for path in written}
+        for path in written:
+            of_page = path.with_suffix(".html").exists()  # of any name
+            key = f"report of {path.relative_to(folder)}" if of_page else f"{path.stem} of {name}"
+            results[key] = json.loads(path.read_text())
+    with undrawn():
+        ws.circuits(model).write(folder / "circuits")
+    results["report of circuits/report.json"] = json.loads((folder / "circuits" / "report.json").read_text())
     return results
 
 
@@ -101,14 +112,20 @@ def test_what_commands_print_and_write_fits_its_schema(printed: dict[str, Any]) 
     for name in ("audit", "compare", "audits", "lineage", "findings of audit", "directions of audit"):
         assert printed[name]
     assert printed["compare"]["findings"] and printed["compare"]["config"] and printed["lineage"]["kinds"]
+    audit, compare, circuits = (printed[f"report of {name}/report.json"] for name in ("audit", "compare", "circuits"))
+    assert audit["maps"]["columns"] and audit["everything"] and audit["findings"] and circuits["wiring"]["edges"]
+    assert compare["sections"] and printed["report of audit of a list/summary.json"]["sections"]
+    assert printed["report of atlas/index.json"]["sections"]
     assert {"config", "tensor"} <= {key for each in printed["same"]["differences"] for key in each}
     assert printed["audits"][1]["error"] and printed["verify"]["differences"]
 
 
-@pytest.mark.parametrize("shape", ["audit", "compare", "lineage", "same", "learned", "verify", "claim", "inspect"])
+@pytest.mark.parametrize(
+    "shape", ["atlas", "audit", "compare", "lineage", "same", "learned", "verify", "claim", "inspect"]
+)
 def test_a_key_more_or_less_or_of_another_type_is_refused(shape: str, printed: dict[str, Any]) -> None:
     value, checks = printed[shape], validator(shape)
-    optional = set() if shape in ("same", "learned", "verify", "claim", "inspect") else {"tensors"}
+    optional = set() if shape in ("atlas", "same", "learned", "verify", "claim", "inspect") else {"tensors"}
     for key in value:
         rest = {name: content for name, content in value.items() if name != key}
         assert checks.is_valid(rest) == (key in optional), key

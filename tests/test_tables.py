@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.arrow import AS_ARROW, MIXED
+from tests.support.environments import environment, run_in
 from weightscope.tables import Column, Link, Table, as_json
 
 HOSTILE = '<script>alert("x")</script>\x1b[2J'
@@ -105,3 +107,38 @@ def test_records_are_valid_json() -> None:
     assert as_json({"shape": (np.int64(2), np.float32(0.5)), "path": Path("a"), "yes": True, "none": None}) == {
         "shape": [2, 0.5], "path": "a", "yes": True, "none": None,
     }  # fmt: skip
+
+
+def test_arrow_has_every_number_exactly_and_what_columns_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    pa = pytest.importorskip("pyarrow", reason="Arrow comes with the extra `arrow`")
+    arrow = pa.table(MIXED)
+    assert {field.name: (str(field.type), arrow[field.name].to_pylist()) for field in arrow.schema} == AS_ARROW
+    assert arrow.schema.field("head").metadata == {b"symbol": b"$h$", b"meaning": b"Its index."}
+    assert arrow.schema.metadata == {b"caption": b"heads"}
+    empty = pa.table(MIXED.take([]))
+    assert len(empty) == 0 and empty.column_names == MIXED.names
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    with pytest.raises(ImportError, match="pip install pyarrow"):
+        MIXED.__arrow_c_stream__()
+
+
+READERS = """
+import json
+import duckdb, polars
+from tests.support.arrow import MIXED
+frame = polars.DataFrame(MIXED)
+heads = duckdb.from_arrow(MIXED)
+queried = duckdb.sql("select sum(head), count(sigma1), max(layer) from heads").fetchall()
+print(json.dumps([frame.to_dict(as_series=False), {name: list(cells) for name, cells in
+      zip(heads.columns, zip(*heads.fetchall()))}, queried]))
+"""
+
+
+@pytest.mark.check
+def test_polars_and_duckdb_read_a_table_without_pandas(tmp_path: Path) -> None:
+    readers = ("pyarrow", "polars>=1.20,<2", "duckdb>=1.2,<2", "markupsafe", "numpy")  # and no pandas
+    python = environment(tmp_path, *readers, alone=True)
+    by_polars, by_duckdb, queried = json.loads(run_in(python, "-c", READERS, folder=tmp_path))
+    expected = {name: cells for name, (_, cells) in AS_ARROW.items()}
+    assert by_polars == expected and by_duckdb == expected
+    assert queried == [[3, 2, 3]]

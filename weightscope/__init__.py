@@ -23,7 +23,7 @@ The first layer as a function of tokens and positions
 Activations, with PyTorch
     `open_runner`
 Results
-    `Table`
+    `Table`, `load`
 
 Names are imported on first use: `import weightscope` does not load NumPy, SciPy, Matplotlib or PyTorch.
 
@@ -33,16 +33,19 @@ is below it.
     __main__
     cli                         one module for each group of commands; what they share
     sinks                       attention sinks: a constant bias, a NOP or a broadcast (PyTorch)
+    atlas                       many checkpoints: fingerprints, families and their trees, all heads in one table
     claims                      a lineage that others can recompute: statement, signature, check, SBOM
     lineage                     where a checkpoint comes from, and what was done to it
     learned                     what was trained into a checkpoint: directions, intruders, words
     same                        is this still the same model: every tensor, the config and the tokenizer
     compare                     how far each head moved from one checkpoint to the next
+    rank                        which matrices to train or merge, as a file for axolotl, PEFT or mergekit
     changes                     what changed between two checkpoints: tensors, heads, layers, wiring
     audit norms outliers        spectra of every head and what stands out; norms of alpha f(x); outlier dimensions
     tensors                     every tensor of a file by role, attention or not
     circuits                    what each head does, and which heads read what others write
     detok                       the first layer as a function of tokens and positions
+    written sarif               results read back from the folders that commands wrote; findings for code scanning
     pages findings              what all reports and figures share; findings and their kinds
     adopting                    find and verify a row for an unknown architecture (PyTorch)
     runner                      load a model, observe it, patch it (PyTorch)
@@ -80,10 +83,11 @@ if TYPE_CHECKING:
     from weightscope.same.same import same
     from weightscope.tables import Table
     from weightscope.text.counts import load_counts
+    from weightscope.written import load
 
 __all__ = [
     "CheckpointError", "Factored", "FirstLayer", "Model", "Table", "audit", "bigram_auroc", "circuits", "compare",
-    "first_layer", "learned", "lineage", "load_counts", "neighbours", "open_model", "open_runner", "same",
+    "first_layer", "learned", "lineage", "load", "load_counts", "neighbours", "open_model", "open_runner", "same",
 ]  # fmt: skip
 __version__ = "0.2.0"
 
@@ -100,6 +104,7 @@ _HOMES = {
     "first_layer": "detok.first_layer",
     "learned": "learned.learned",
     "lineage": "lineage.lineage",
+    "load": "written",
     "load_counts": "text.counts",
     "neighbours": "detok.first_layer",
     "open_model": "model",

@@ -12,7 +12,7 @@ import re
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
@@ -103,6 +103,18 @@ class Engine:
         future = self._executor.submit(function, *arguments)
         self._under_way[future] = key
         future.add_done_callback(self._ended.put)
+
+    def each(self, tasks: Iterable[tuple[Hashable, Callable[..., Any], tuple[Any, ...]]]) -> Iterator["Finished"]:
+        """The results of tasks (key, function, arguments) as they end; so many are submitted as keep workers busy."""
+        waiting = iter(tasks)
+        task = next(waiting, None)
+        while task is not None or self.busy:
+            if task is not None and self.hungry:
+                key, function, arguments = task
+                self.submit(key, function, *arguments)
+                task = next(waiting, None)
+            else:
+                yield self.next()
 
     def forget(self, unwanted: Callable[[Any], bool]) -> None:
         """Drop tasks by key; the results of those already running are discarded."""

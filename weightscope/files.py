@@ -10,7 +10,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from io import BufferedReader
 from itertools import islice
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, NamedTuple, Protocol, Self
 
 from weightscope.errors import CheckpointError
 
+REPORT = ("report.html", "report.json")  # a page, and the numbers on it
 HIDDEN = ".weightscope"  # folder within OUT for the lock, the manifest and what a resumed run needs
 LARGEST_MANIFEST = 16_000_000  # bytes; what is cut there is not JSON
 PIECES = 1000  # pieces of JSON text (numbers, brackets) joined into one write
@@ -184,9 +185,9 @@ class Files:
         """Write text as UTF-8."""
         self.bytes(name, text.encode())
 
-    def json(self, name: str, value: Any) -> None:
-        """Write indented JSON, without the whole text in memory."""
-        pieces = json.JSONEncoder(indent=1).iterencode(value)
+    def json(self, name: str, value: Any, indent: int | None = 1) -> None:
+        """Write indented JSON, or a line of it, without the whole text in memory."""
+        pieces = json.JSONEncoder(indent=indent).iterencode(value)
         with self.open(name) as file:
             while text := "".join(islice(pieces, PIECES)):
                 file.write(text.encode())
@@ -255,9 +256,7 @@ class OutputFolder(Folder):
     The manifest, the lock and what a resumed run needs are in `.weightscope` within the folder.
     """
 
-    def __init__(
-        self, path: Path, fingerprint: Mapping[str, Any] | None = None, names: Sequence[str] = ("report.html",)
-    ) -> None:
+    def __init__(self, path: Path, fingerprint: Mapping[str, Any] | None = None, names: Sequence[str] = REPORT) -> None:
         super().__init__(path)
         self.hidden = path / HIDDEN
         self._staging = self.hidden / "unfinished"
@@ -336,12 +335,29 @@ class OutputFolder(Folder):
     @contextmanager
     def open(self, name: str) -> Iterator[BinaryIO]:
         self._refuse_foreign(name, {*self._written, *(earlier for earlier, _ in self._earlier)})
-        if not (self.path / name).parent.resolve().is_relative_to(self.path.resolve()):
-            raise CheckpointError("leads out of the folder of results by a symbolic link", file=self.path / name)
-        with new_file(self.path / name, self._staging) as file:
+        with self._inside(name) as file:
             yield file
             self._written[name] = _sha256(file)
             self._record(finished=False)  # before the file gets its name: every file of a killed run is listed
+
+    def _inside(self, name: str) -> AbstractContextManager[BinaryIO]:
+        """A new file within the folder."""
+        if not (self.path / name).parent.resolve().is_relative_to(self.path.resolve()):
+            raise CheckpointError("leads out of the folder of results by a symbolic link", file=self.path / name)
+        return new_file(self.path / name, self._staging)
+
+    def add(self, contents: Mapping[str, Bytes]) -> None:
+        """Write the contents of other `Files`; the manifest is recorded once for all."""
+        import hashlib
+
+        listed = {*self._written, *(earlier for earlier, _ in self._earlier)}
+        for name in contents:
+            self._refuse_foreign(name, listed)
+        self._written |= {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+        self._record(finished=False)
+        for name, content in contents.items():
+            with self._inside(name) as file:
+                file.write(content)
 
     def is_finished(self, *names: str) -> bool:
         """Whether a run with this fingerprint has ended well, has written `names`, and its files are unchanged."""
@@ -352,6 +368,12 @@ class OutputFolder(Folder):
             and manifest.files.keys() >= {*names}
             and all(self._holds(name, digest) for name, digest in manifest.files.items())
         )
+
+    @property
+    def listed(self) -> tuple[str, ...]:
+        """The files of the last run, if it has ended."""
+        manifest = self._manifest()
+        return tuple(manifest.files) if manifest.finished else ()
 
     def recorded(self, name: str) -> bool:
         """Whether the last run has written a file, and it is unchanged."""

@@ -523,6 +523,21 @@ class Model:
             norm, inner = self.family.norms.after, self.family.stored_name(self.config, index - 1)
         return None if norm is None else norm.read(self.under(inner), self.config)
 
+    def normed_layer(self, index: int) -> Layer:
+        """A layer on normalised inputs: where it has no norm, the one that its stream has passed is folded in.
+
+        The layer itself where there is neither, in cross-attention, or where the file lacks that norm.
+        """
+        layer = self.layer(index)
+        if layer.norm is not None or layer.cross:
+            return layer
+        with suppress(CheckpointError), np.errstate(invalid="ignore", over="ignore"):  # broken weights are a finding
+            if index == 0 and self._after is not None:
+                return self.first_layer
+            norm = self.stream_norm(index)
+            return layer if norm is None else layer.after_norm(norm)
+        return layer
+
     @cached_property
     def embedding_width(self) -> int:
         """Columns of the token embedding: the model's width, unless a projection follows."""

@@ -1,13 +1,18 @@
 """What results depend on: tells a later run, or another machine, whether it would get the same results."""
 
 import hashlib
+import io
 import json
-from collections.abc import Iterable
+import zipfile
+import zlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 import weightscope
 from weightscope.architectures.stanzas import stanza_of
@@ -15,8 +20,9 @@ from weightscope.checkpoint.opening import LARGEST_SMALL_FILE, TOKENIZER_FILES
 from weightscope.checkpoint.packages import JOINED
 from weightscope.checkpoint.storage import Storage
 from weightscope.embedded import FOLDER
+from weightscope.engine import unexpected
 from weightscope.errors import CheckpointError
-from weightscope.files import regular_file
+from weightscope.files import new_file, regular_file
 from weightscope.model import Model
 
 LIBRARIES = ("numpy", "scipy")  # another version changes last digits
@@ -89,6 +95,48 @@ class RunIdentity:
             "workers read a shared file system, or one commit of the Hub (SOURCE@COMMIT)",
             file=name,
         )
+
+
+PLAIN = "biufcU"  # kinds of NumPy array: numbers and text, no objects
+DIGEST_BYTES = 32  # of SHA-256
+UNREADABLE = (CheckpointError, OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error)
+
+
+def keep_arrays(path: Path, arrays: Mapping[str, np.ndarray], identity: bytes) -> None:
+    """Write an .npz followed by SHA-256 of the identity and it, which detects a flipped bit or a file of another run.
+
+    The file appears complete under its name or not at all.
+    """
+    content = io.BytesIO()
+    np.savez(content, allow_pickle=False, **arrays)
+    with new_file(path, synced=False) as file:
+        file.write(content.getvalue() + hashlib.sha256(identity + content.getvalue()).digest())
+
+
+def kept_arrays(path: Path, identity: bytes) -> dict[str, np.ndarray] | None:
+    """What `keep_arrays` wrote; None if it is not there, of another identity or changed since."""
+    try:
+        with regular_file(path) as file:
+            content = file.read()
+        arrays, digest = content[:-DIGEST_BYTES], content[-DIGEST_BYTES:]
+        if hashlib.sha256(identity + arrays).digest() != digest:
+            return None
+        with np.load(io.BytesIO(arrays), allow_pickle=False) as stored:
+            return dict(stored)
+    except UNREADABLE:
+        return None
+
+
+def arrays_of(answer: Any, what: str) -> dict[str, np.ndarray]:
+    """A worker's answer, if it is a dictionary of plain arrays."""
+
+    def is_plain(name: Any, array: Any) -> bool:
+        is_name = isinstance(name, str) and name.isidentifier()
+        return is_name and isinstance(array, np.ndarray) and array.dtype.kind in PLAIN
+
+    if not (isinstance(answer, dict) and answer and all(is_plain(*item) for item in answer.items())):
+        raise unexpected(what, type(answer).__name__, "arrays by name")
+    return answer
 
 
 def row_identity(model: Model) -> list[str] | None:

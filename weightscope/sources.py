@@ -114,7 +114,16 @@ def is_list(source: str) -> bool:
 
 
 def read_list(path: Path) -> list[str]:
-    """The sources of a list: one per line, # begins a comment."""
+    """The sources of a list, each once: one per line, # begins a comment."""
+    sources = lines_of(path)
+    for source, times in Counter(sources).items():
+        if times > 1:
+            raise CheckpointError(f"names {printable(source)} {times} times", file=path)
+    return sources
+
+
+def lines_of(path: Path) -> list[str]:
+    """The lines of a list that are not empty, without comments."""
     if not os.path.lexists(path):
         raise CheckpointError("there is no such list; a SOURCE in .txt is a file with one source per line", file=path)
     try:
@@ -124,9 +133,6 @@ def read_list(path: Path) -> list[str]:
     sources = [source for line in lines if (source := re.sub(r"(^|\s)#.*", "", line).strip())]
     if not sources:
         raise CheckpointError("names no source; one per line is expected", file=path)
-    for source, times in Counter(sources).items():
-        if times > 1:
-            raise CheckpointError(f"names {printable(source)} {times} times", file=path)
     return sources
 
 
@@ -135,7 +141,7 @@ def folder_names(sources: Sequence[str]) -> list[str]:
     parts = [[part for part in re.split(r"[/\\]", source) if part not in ("", ".")] or ["root"] for source in sources]
     lengths = [1] * len(sources)
     while True:
-        names = [_as_file_name("--".join(path[-n:])) for path, n in zip(parts, lengths, strict=True)]
+        names = [as_file_name("--".join(path[-n:])) for path, n in zip(parts, lengths, strict=True)]
         times = Counter(name.casefold() for name in names)  # some file systems ignore case
         clash = [times[name.casefold()] > 1 for name in names]
         grown = [n + (c and n < len(path)) for c, path, n in zip(clash, parts, lengths, strict=True)]
@@ -148,7 +154,7 @@ def folder_names(sources: Sequence[str]) -> list[str]:
     return names
 
 
-def _as_file_name(text: str) -> str:
+def as_file_name(text: str) -> str:
     """A name that is not hidden, not too long, and has no special characters of a shell or file system."""
     name = re.sub(r"[^\w.@+=,-]", "_", text)[-150:].lstrip(".-") or "_"
     return f"{name}_" if name in RESERVED else name

@@ -1,4 +1,4 @@
-"""A table of results: named columns with symbol, unit and meaning, as CSV, HTML, text, JSON or pandas."""
+"""A table of results: named columns with symbol, unit and meaning, as CSV, HTML, text, JSON, Arrow or pandas."""
 
 import csv
 import io
@@ -173,7 +173,7 @@ class Table:
         writer.writerows([_csv_cell(value) for value in row] for row in self.rows())
         return text.getvalue()
 
-    def html(self, on_page: bool = True, file: str = "") -> str:
+    def html(self, on_page: bool = True, file: str = "", changed: int | None = None) -> str:
         """The table as HTML, every cell escaped.
 
         Parameters
@@ -182,8 +182,11 @@ class Table:
             Whether it is for a page, which styles it, sorts it on a click and offers it as a CSV, or for a notebook.
         file : str
             The CSV in the page's folder to link to; by default the link contains the CSV.
+        changed : int, optional
+            From this row on nothing changed: a switch, on at first, hides these rows.
         """
-        return templates().get_template("table.html").render(table=self, on_page=on_page, file=file)
+        few = len(self) if changed is None else changed
+        return templates().get_template("table.html").render(table=self, on_page=on_page, file=file, changed=few)
 
     def text(self) -> str:
         """The table for a terminal: numbers aligned right, text left."""
@@ -200,6 +203,13 @@ class Table:
         """The rows as JSON objects, keyed by column name."""
         return [dict(zip(self.names, as_json(row), strict=True)) for row in self.rows()]
 
+    def as_json(self) -> dict[str, Any]:
+        """Caption, columns and rows, for the JSON of a page."""
+        columns = [
+            {key: getattr(column, key) for key in ("name", "symbol", "unit", "meaning")} for column in self.columns
+        ]
+        return {"caption": self.caption, "columns": columns, "rows": self.records()}
+
     def to_pandas(self) -> Any:
         """A pandas DataFrame.
 
@@ -213,6 +223,29 @@ class Table:
         except ImportError:
             raise ImportError("to_pandas needs pandas: pip install pandas") from None
         return pd.DataFrame({column.name: column.values for column in self.columns})
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        """The table for what reads the Arrow PyCapsule interface: `polars.DataFrame(table)`, `pyarrow.table(table)`.
+
+        A number is null where it was not measured. Fields have symbol, unit and meaning as metadata.
+
+        Raises
+        ------
+        ImportError
+            pyarrow is not installed.
+        """
+        try:
+            import pyarrow as pa
+        except ImportError:
+            raise ImportError("a table becomes Arrow with pyarrow: pip install pyarrow") from None
+        arrays, fields = [pa.array(*_arrow_cells(column.values), from_pandas=True) for column in self.columns], []
+        for column, array in zip(self.columns, arrays, strict=True):
+            about = {"symbol": column.symbol, "unit": column.unit, "meaning": column.meaning}
+            fields.append(
+                pa.field(column.name, array.type, metadata={key: text for key, text in about.items() if text})
+            )
+        schema = pa.schema(fields, {"caption": self.caption} if self.caption else None)
+        return pa.Table.from_arrays(arrays, schema=schema).__arrow_c_stream__(requested_schema)
 
     def __repr__(self) -> str:
         names = ", ".join(self.names[:6]) + (", ..." if len(self.columns) > 6 else "")
@@ -277,6 +310,19 @@ def as_json(value: Any) -> Any:
     if isinstance(value, float) and not isfinite(value):
         return None if isnan(value) else str(value)
     return value if isinstance(value, str | int | float | None) else str(value)
+
+
+def _arrow_cells(values: np.ndarray) -> tuple[Any, str | None]:
+    """Cells and type of an Arrow array: numbers, with None for empty cells among them; anything else as text."""
+    if values.dtype != object:
+        return values, None
+    cells = [None if isinstance(cell, str) and not cell else cell for cell in values]
+    filled = [cell for cell in cells if cell is not None]
+    if filled and all(isinstance(cell, NUMBERS) and not isinstance(cell, bool) for cell in filled):
+        if all(isinstance(cell, int | np.integer) and abs(int(cell)) < 2**63 for cell in filled):
+            return cells, "int64"
+        return [None if cell is None else float(cell) for cell in cells], "float64"
+    return ["" if cell is None else printable(cell) for cell in cells], "string"
 
 
 def _csv_cell(value: Any) -> str:

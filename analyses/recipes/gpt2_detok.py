@@ -4,10 +4,12 @@
 
 Computes what the paper reports: the AUROC of every head (Table 2), ROC curves (Fig. 2), the previous tokens that heads
 look for (Tables 1 and 3), and the position terms (Fig. 3). With PyTorch (the extra `runner`) it also runs the layer on
-text (section 5, Fig. 4). Without --counts it counts the first shards of OpenWebText. If the Hub cannot be reached, it
-analyses the checkpoint that ships with weightscope.
+text (section 5, Fig. 4). Without --counts it counts the first shards of OpenWebText, and then also runs the layer on
+documents of theirs. If the Hub cannot be reached, it analyses the checkpoint that ships with weightscope.
 """
 
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -27,7 +29,7 @@ from weightscope.files import OutputFolder
 from weightscope.formulas import plain
 from weightscope.pages.page import Section, write_page
 from weightscope.text.bigrams import openwebtext_counts
-from weightscope.text.sequences import Texts, read_texts
+from weightscope.text.sequences import Texts, openwebtext, read_texts
 from weightscope.text.tokenizer import Tokenizer
 
 EMBEDDED_TOKENS = ("ibility", "ement", "riety", "iamond", "ishop", "'t")
@@ -51,7 +53,7 @@ def main(source: str, counts_file: Path | None, shards: int, text: tuple[Path, .
     counts = counts_for(model, counts_file or (None if embedded else openwebtext_counts(tokenizer, shards)))
     ids = single_tokens(tokenizer, EMBEDDED_TOKENS if embedded else detok_tables.TOKENS)
     tokens = {text: token for text, token in ids.items() if len(counts.row(token)[0])}
-    texts = read_texts(text)
+    texts = texts_to_run_on(text, counted=counts_file is None and not embedded)
 
     # compute
     auroc = measure_heads(first, counts)
@@ -85,6 +87,14 @@ def main(source: str, counts_file: Path | None, shards: int, text: tuple[Path, .
         write_page(files, "report.html", title, auroc.lead, sections, model=name, provenance=auroc.provenance)
     click.echo(auroc)
     click.echo(f"report: {out / 'report.html'}")
+
+
+def texts_to_run_on(paths: Sequence[Path], *, counted: bool) -> Texts:
+    """TEXT; else documents of OpenWebText where its shards were counted; else what comes with weightscope."""
+    if counted and not paths:
+        with suppress(CheckpointError):  # counts may be of an earlier run, and the Hub out of reach by now
+            return read_texts(openwebtext(1))
+    return read_texts(paths)
 
 
 def check_or_reason(first: FirstLayer, texts: Texts, query: int) -> TextCheck | str:

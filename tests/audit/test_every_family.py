@@ -13,11 +13,13 @@ import weightscope as ws
 from analyses.experiments.planted_faults import initialised_anew
 from tests.support.audit import audit_of, names_in
 from tests.support.tiny_models import MECHANISMS, NAMES, fixture
+from weightscope.attention.kernel import why_no_kernel
 from weightscope.audit.audit import FIGURES, AuditOptions, measured_layer
 from weightscope.audit.factor_findings import factor_findings
 from weightscope.audit.measure import MeasuredHeads
+from weightscope.files import REPORT
 
-TABLES = ["findings.csv", "findings.json", "heads.csv", "percentiles.csv", "report.html", "spectra.npz"]
+TABLES = ["findings.csv", "findings.json", "heads.csv", "percentiles.csv", *REPORT, "spectra.npz"]
 PICTURES = [f"{name}.{kind}" for name in FIGURES for kind in ("png", "svg")] + ["spectra.csv"]
 
 OF_FACTORS = {"transposed_factors", "swapped_factors", "mixed_factors", "unbalanced_factors", "noise_floor"}
@@ -49,10 +51,19 @@ def test_an_audit_ends_well_and_its_files_are_whole(name: str, tmp_path: Path) -
         parts = model.layer(int(row["layer"])).qk_forms()
         lacking = tuple(f"_{part}" for part in ("free", "turning") if not parts[part].any())
         if row["sink_share"] == "":
-            lacking += ("sink_share",)
+            lacking += ("sink_share", "kernel_peak", "fast_share")
             assert "Sinks at the first token are not known: " in (out / "report.html").read_text()
+        layer = model.layer(int(row["layer"]))
+        if layer.rotation is None or why_no_kernel(layer):
+            lacking += ("fast_share",)
+            lacking += ("kernel_peak",) * (layer.additive is None or bool(why_no_kernel(layer)))
         if row["sink_share"] == "" or model.layer(int(row["layer"])).modulated:
             lacking += ("sink_kind",)
+        if row["qk_logit_bound"] == "":
+            lacking += ("qk_logit_bound",)
+            assert "Nothing bounds the logits: " in (out / "report.html").read_text()
+        if model.layer(int(row["layer"])).sinks is None:
+            lacking += ("learned_sink",)
         assert not [key for key, value in row.items() if value == "" and not key.endswith(lacking)]
     with np.load(out / "spectra.npz", allow_pickle=False) as spectra:
         assert spectra["layers"].tolist() == layers

@@ -251,7 +251,7 @@ def test_an_audit_says_first_what_it_did_not_read(gpt2: Path, tmp_path: Path) ->
     result = audit_of(gpt2, tmp_path / "out")
     assert "Attention only: 58 of 82 tensors were read" in result.stdout.splitlines()[0]
     assert "weightscope audit --all" in (tmp_path / "out" / "report.html").read_text()
-    assert not (tmp_path / "out" / "tensors.csv").exists()
+    assert not (tmp_path / "out" / "matrices.csv").exists()
 
 
 def test_audit_all_reads_everything_and_tells_it_on_its_page(gpt2: Path, tmp_path: Path) -> None:
@@ -259,23 +259,22 @@ def test_audit_all_reads_everything_and_tells_it_on_its_page(gpt2: Path, tmp_pat
     result = audit_of(gpt2, out, "--all")
     assert "Every value of 82 tensors was read." in result.stdout.splitlines()[0]
     assert "Attention only" not in result.output
-    assert len((out / "tensors.csv").read_text().splitlines()) == 83
-    assert len((out / "roles.csv").read_text().splitlines()) == 13
+    matrices = (out / "matrices.csv").read_text()
+    assert len(matrices.splitlines()) == 1 + 82 + 2 * 8  # c_attn has three rows
     broken = [finding for finding in json.loads((out / "findings.json").read_text()) if finding["kind"] == "not_finite"]
     assert [finding["members"][0]["name"] for finding in broken if finding["map"] is None] == ["h.1.mlp.c_fc.weight"]
     assert any(finding["map"] == "qk" for finding in broken)
     page = (out / "report.html").read_text()
     assert "Everything in the file" in page and "c_fc" in page
-    roles = (out / "roles.csv").read_text()
-    assert "\nup," in roles and "h.*" not in roles
+    assert ",up," in matrices and "h.*" not in matrices
     again = audit_of(gpt2, out, "--resume")
     assert "Attention only" in again.output  # --all belongs to what results depend on
 
 
 def test_python_has_the_same(gpt2: Path) -> None:
     audit = ws.audit(ws.open_model(gpt2), directions=0, all_tensors=True)
-    assert audit.everything is not None and len(audit.everything.table) == 82
-    assert len(audit.as_json()["tensors"]) == 82
+    assert audit.everything is not None and len(audit.everything.facts) == 82
+    assert len(audit.as_json()["tensors"]) == len(audit.everything.table) == 98
     nothing_else = ws.audit(ws.open_model(gpt2), directions=0)
     assert nothing_else.everything is None and nothing_else.lead.count("Attention only") == 1
 

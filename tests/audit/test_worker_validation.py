@@ -24,7 +24,7 @@ SUMMARY = {"family": "gpt2", "layers": 2, "qk_sigma1": float("nan")}
 )
 def test_a_layer_is_arrays_by_name(answer: object) -> None:
     with pytest.raises(CheckpointError, match=r"a worker answers for layer 3 with .*; arrays by name were expected"):
-        arrays_of(answer, 3)
+        arrays_of(answer, "layer 3")
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from tests.support.tiny_models import fixture
 from weightscope.cli import main
 from weightscope.compare import figures
 from weightscope.compare.compare import Comparison
+from weightscope.files import REPORT
 
 WIDTH, HEADS = 24, 4  # of the tiny GPT-2; its heads are 6 wide
 
@@ -97,7 +98,7 @@ def test_compare_writes_tables_spectra_figures_and_a_page(out: Path) -> None:
         f"{name}.{kind}" for name in ("changes", "spectra", "trajectories") for kind in ("png", "svg", "figure.csv")
     }
     tables = {"findings.csv", "heads.csv", "trajectory.csv", "roles.csv", "edges.csv"}
-    assert names == tables | {"findings.json", "spectra.npz", "report.html"} | figures
+    assert names == tables | {"findings.json", "spectra.npz", *REPORT} | figures
 
 
 def test_comparison_of_two_removes_old_trajectories(out: Path, run: list[Path], tmp_path: Path) -> None:
@@ -107,6 +108,28 @@ def test_comparison_of_two_removes_old_trajectories(out: Path, run: list[Path], 
         assert CliRunner().invoke(main, ["compare", *map(str, run[:2]), "--out", str(tmp_path)]).exit_code == 0
     assert not list(tmp_path.glob("trajectories.*"))
     assert (tmp_path / "trajectory.csv").exists()
+
+
+def test_a_switch_shows_what_did_not_change(tab: Page, tmp_path: Path) -> None:
+    weights = gpt2_weights(n_layers=3)
+    changed = weights | {"h.1.attn.c_proj.weight": weights["h.1.attn.c_proj.weight"] * np.float32(1.1)}
+    pair = [write_checkpoint(tmp_path / name, each) for name, each in (("a", weights), ("b", changed))]
+    comparison = ws.compare(*pair, all_tensors=True)
+    with undrawn():
+        comparison.write(tmp_path / "out")
+    tab.open(tmp_path / "out" / "report.html", 1280)
+    rows = "[...document.querySelectorAll('{} tbody tr')].filter(row => row.checkVisibility())"
+    seen = rows + ".map(row => row.cells[0].textContent)"
+    heads, tensors = (seen.format(f'figure:has([href="{name}.csv"])') for name in ("heads", "tensors"))
+    assert set(tab.run(heads)) == {"1"} and tab.run(tensors) == ["h.1.attn.c_proj.weight"]
+    tab.run("document.querySelectorAll('.only-changed input').forEach(input => input.click())")
+    n_heads = comparison.measured[0].n_heads
+    assert sorted(tab.run(heads)) == [layer for layer in "012" for _ in range(n_heads)]
+    assert len(tab.run(tensors)) == min(len(comparison.everything.changes), 1 + 40)
+    tab.run("document.querySelectorAll('figure:has(.only-changed) th button').forEach(button => button.click())")
+    tab.run("document.querySelectorAll('.only-changed input').forEach(input => input.click())")
+    assert set(tab.run(heads)) == {"1"}
+    assert tab.complaints == []
 
 
 def test_page_loads_without_errors_and_fits_a_phone(out: Path, tab: Page) -> None:

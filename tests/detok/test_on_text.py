@@ -44,6 +44,17 @@ def test_the_six_terms_give_the_attention_on_text(name: str, tmp_path: Path) -> 
     np.testing.assert_allclose(check.spread, [low + 0.025 * (high - low), low + 0.975 * (high - low)], atol=1e-6)
 
 
+def test_any_number_of_threads_gives_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, runner = opened("gpt2", tmp_path)
+    results = []
+    for threads in (1, 3):
+        monkeypatch.setattr("weightscope.compute.cores.usable_cores", lambda threads=threads: threads)
+        results.append(check_on_text(first, runner, TEXTS, query=5))
+    for name in results[0].contributions:
+        assert (results[0].contributions[name] == results[1].contributions[name]).all()
+        assert (results[0].drawn[name] == results[1].drawn[name]).all()
+
+
 def test_contributions_are_means_over_texts(tmp_path: Path) -> None:
     first, runner = opened("gpt2", tmp_path)
     both, *each = (check_on_text(first, runner, texts, query=5) for texts in (TEXTS, TEXTS[:1], TEXTS[1:]))

@@ -18,6 +18,7 @@ from tests.support.weights import shared
 from weightscope.attention.factored import Factored
 from weightscope.cli import main
 from weightscope.detok.first_layer import FirstLayer, position_terms
+from weightscope.detok.page import longest
 from weightscope.detok.positions import (
     in_runs,
     near_mass,
@@ -179,3 +180,31 @@ def test_where_a_curve_falls_and_peaks_is_in_its_table(embedded: ws.Model) -> No
         t_p, t_pp = terms.t_p[head, :101], terms.t_pp[head, :101]
         assert t_p[lowest] == t_p.min() and t_pp[highest] == t_pp.max()
         assert falling == pytest.approx(sum(b < a for a, b in pairwise(t_p)) / 100)
+
+
+def test_figures_and_tables_take_one_sigma_for_the_query(embedded: ws.Model) -> None:
+    """The mean of 1/sigma_i: what is drawn is T^pp's mean over tokens at i and j, and near_mass is of its softmax."""
+    first = ws.first_layer(embedded)
+    terms, table = position_terms(first), embedded.embeddings.tokens
+    drawn = [terms.at_sigma(head, "mean") for head in range(len(first.heads))]
+    np.testing.assert_allclose([each.attention for each in drawn], terms.attention(), rtol=1e-12)
+    np.testing.assert_allclose(near_mass(terms.attention()), [near_mass(each.attention) for each in drawn], rtol=1e-12)
+    i, j = terms.query, 100
+    of_i, of_j = (
+        1 / np.sqrt((table + embedded.positions[place]).astype(float).var(axis=1) + embedded.embeddings.first_norm.eps)
+        for place in (i, j)
+    )  # (vocab,) each
+    np.testing.assert_allclose(drawn[1].pp.mean[j], terms.pp_numerator[1, j] * of_i.mean() * of_j.mean(), rtol=1e-5)
+    ends = [terms.at_sigma(1, which).pp.mean[j] for which in ("maximum", "minimum")]
+    expected = terms.pp_numerator[1, j] * of_j.mean() * np.array([of_i.min(), of_i.max()])
+    np.testing.assert_allclose(ends, expected, rtol=1e-4)
+
+
+def test_a_period_as_long_as_the_window_is_called_a_bound(embedded: ws.Model) -> None:
+    terms = position_terms(ws.first_layer(embedded), query=100)
+    assert longest(101.0, terms) == "at least 101"
+    assert longest(89.8, terms) == "90"
+    slow = replace(terms, pp_numerator=np.sin(np.arange(256) / 80)[None].repeat(8, axis=0), sigma=None)
+    assert slow.heads["t_pp_period"].tolist() == [101.0] * 8
+    meanings = {column.name: column.meaning for column in terms.heads.columns}
+    assert "101, the window's own length, is a lower bound" in meanings["t_pp_period"]

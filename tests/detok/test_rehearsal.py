@@ -96,3 +96,4 @@ def test_the_first_run_with_a_network_ends_with_the_papers_tables_in_one_page(
         assert f"{name}.svg" in {path.name for path in Path("out").glob("*.svg")}
     words = re.sub(r"<(svg|script|style).*?</\1>|<[^>]*>", " ", page, flags=re.DOTALL)
     assert not re.findall(r".*\bnan\b.*", words)
+    assert "passages of 2 documents of train-00000-of-00080.parquet" in words  # the text is of what was counted

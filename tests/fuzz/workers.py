@@ -82,7 +82,7 @@ def meet(folder: Path, content: bytes) -> str:
     layer, report = pickle.loads(content)
     try:
         finished = FinishedLayers(out, RunIdentity.of(), [0], resume=False)
-        finished.put(0, arrays_of(layer, 0))
+        finished.put(0, arrays_of(layer, "layer 0"))
         assert finished.all()
         report = report_of(report)
         Folder(out).add(report.files)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from math import log
+from typing import Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -134,6 +135,13 @@ class RelativeKeys(ShowsShapes):
     of_keys: bool = False
     # (n,): What distances are counted on, a token's row in an image for instance; None for its position.
     coordinate: Callable[[np.ndarray], np.ndarray] | None = field(default=None, repr=False)
+    # (1 or H, D, r): All vectors that there are; None where every distance has its own.
+    every: np.ndarray | None = field(default=None, repr=False)
+
+    @classmethod
+    def of_table(cls, table: np.ndarray, row: Callable[[np.ndarray], np.ndarray], *, of_keys: bool = False) -> Self:
+        """Keys that stand in a table (1 or H, D, r), each distance's in the `row` of it."""
+        return cls(lambda distances: table[:, row(distances)], of_keys=of_keys, every=table)
 
     def apart(self, positions: np.ndarray) -> np.ndarray:
         """Distances i - j between tokens at positions (n,), or (n, axes); shape (n, n)."""

@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from weightscope.attention.kernel import FAST, NEAR
 from weightscope.attention.layer import Layer
+from weightscope.attention.logits import LogitBounds
 from weightscope.audit.directions import HeadDirections, directions_of, how_many_read, with_tokens
 from weightscope.audit.findings import findings_of, positions_of, with_roles
 from weightscope.audit.known_findings import Entry, read_entries, unmatched, with_known
@@ -22,15 +24,15 @@ from weightscope.circuits.names import FirstTokenSinks, Roles, affordable_names,
 from weightscope.compute.cores import one_blas_thread
 from weightscope.compute.device import open_device
 from weightscope.errors import CheckpointError, counted, printable, sized, wholes
-from weightscope.files import HIDDEN, Files, OutputFolder
-from weightscope.findings import Findings
+from weightscope.files import HIDDEN, REPORT, OutputFolder
+from weightscope.findings import Findings, indexed
 from weightscope.model import Model, as_model
 from weightscope.progress import bar, progress_shown
 from weightscope.provenance import Provenance
 from weightscope.results import Result
 from weightscope.tables import Column, Table, as_json
 from weightscope.tensors.findings import beside_findings, other_gains, tensor_findings
-from weightscope.tensors.measure import Everything, read_everything
+from weightscope.tensors.matrices import Matrices, read_matrices
 from weightscope.tensors.untrained_parts import untrained_parts
 
 END = -1  # follows the last layer: what is read after the layers
@@ -52,8 +54,9 @@ TABLES: dict[str, Callable[["Audit"], Any]] = {
     "spectra.npz": lambda audit: audit.measured.spectra(),
     "findings.json": lambda audit: audit.findings.as_json(),
     "directions.json": lambda audit: [head.as_json() for head in audit.directions] or None,
+    "matrices.csv": lambda audit: None if audit.everything is None else audit.everything.table,
 }
-RESULTS = (*TABLES, "report.html", "spectra.csv", *(f"{name}.{kind}" for name in FIGURES for kind in ("png", "svg")))
+RESULTS = (*TABLES, *REPORT, "spectra.csv", *(f"{name}.{kind}" for name in FIGURES for kind in ("png", "svg")))
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,8 @@ class AuditOptions:
     baseline: str | Path | None = None
     accept: str | Path | None = None
     sinks: bool | None = None
+    exact: bool = False
+    clip: float | None = None
 
     def __post_init__(self) -> None:
         plain: dict[str, Any] = {
@@ -86,6 +91,8 @@ class AuditOptions:
             raise CheckpointError(f"window is {self.window}; an average is of 1 to {LONGEST_WINDOW} distances")
         if len(self.deltas) > MOST_DELTAS:
             raise CheckpointError(f"deltas are {len(self.deltas)} distances; at most {MOST_DELTAS} are measured")
+        if self.clip is not None and not 0 < self.clip < np.inf:
+            raise CheckpointError(f"clip is {self.clip}; it is the largest logit to allow, a number above 0")
         if self.directions is not None and self.directions < 0:
             raise CheckpointError(f"directions is {self.directions}; it is how many to read")
         if self.reference is not None:
@@ -134,6 +141,8 @@ def audit(
     baseline: str | Path | None = None,
     accept: str | Path | None = None,
     sinks: bool | None = None,
+    exact: bool = False,
+    clip: float | None = None,
 ) -> "Audit":
     """Measure every head, and report what stands out.
 
@@ -155,7 +164,7 @@ def audit(
     device : {"cpu", "cuda"}
         Where Gram matrices and other products of whole factors are computed.
     all_tensors : bool
-        Also read every tensor of the checkpoint, attention or not; see `read_everything`.
+        Also read every tensor of the checkpoint, attention or not; see `read_matrices`.
     reference : path, optional
         Other checkpoints to compare the heads with, a file that `weightscope reference` wrote; by default the one that
         comes with the package.
@@ -169,6 +178,12 @@ def audit(
     sinks : bool, optional
         Follow random tokens through the feed-forward networks, and measure what heads do with the first token; by
         default where these are on this machine and have at most 2 GB.
+    exact : bool
+        With `all_tensors`, compute every spectrum in full; by default those of matrices whose smaller side is above
+        2,048 are sketches.
+    clip : float, optional
+        Largest logit tau that QK-Clip allows: heads get a column of the smallest factor by which it may multiply their
+        scores.
 
     Raises
     ------
@@ -185,7 +200,9 @@ def audit(
     (16,)
     """
     opened = as_model(model)
-    options = AuditOptions(layers, deltas, window, directions, device, all_tensors, reference, baseline, accept, sinks)
+    options = AuditOptions(
+        layers, deltas, window, directions, device, all_tensors, reference, baseline, accept, sinks, exact, clip
+    )
     options.entries()  # read before the work starts
     with progress_shown(progress):
         indices = options.layers_of(opened)
@@ -207,7 +224,8 @@ def measure_task(
         layer = unchecked.layer(index)
         directions = how_many_read(model, options.layers_of(model), options.directions)
         with fetching(model, following, tokens_read=bool(directions)):
-            measured = measured_layer(layer, measured_forms(model, options), options, directions)
+            forms, bounds = measured_forms(model, options), logit_bounds(unchecked, index)
+            measured = measured_layer(layer, forms, options, directions, bounds)
         return measured | {"broken": np.array(sorted(unchecked.checkpoint.noted or ()), dtype=str)}
 
 
@@ -231,12 +249,22 @@ def fetching(model: Model, index: int | None, tokens_read: bool = False) -> Iter
     thread.join()
 
 
+def logit_bounds(model: Model, index: int) -> LogitBounds:
+    """The bounds on the logits of a layer's heads, for the sequences that a model takes."""
+    return LogitBounds(model.normed_layer(index), model.config.n_positions)
+
+
 def measured_layer(
-    layer: Layer, forms: Sequence[str], options: AuditOptions, directions: int = 0
+    layer: Layer,
+    forms: Sequence[str],
+    options: AuditOptions,
+    directions: int = 0,
+    bounds: LogitBounds | None = None,
 ) -> dict[str, np.ndarray]:
     """Everything that an audit keeps of a layer."""
     between = layer.qk_forms(options.deltas, options.window)
-    return measure_layer(layer, {form: between[form] for form in forms}, open_device(options.device), directions)
+    device = open_device(options.device)
+    return measure_layer(layer, {form: between[form] for form in forms}, device, directions, bounds)
 
 
 def measured_forms(model: Model, options: AuditOptions) -> list[str]:
@@ -254,6 +282,8 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
     unchecked = model.unchecked()  # NaN in the embeddings is a finding, not an error
     sinks = first_token_sinks(model, list(layers), options.sinks)
     heads = MeasuredHeads(layers, model.config.d_model, sink_columns(sinks))
+    if options.clip is not None:
+        heads.append(clip_column(heads.table["qk_logit_bound"], options.clip))
     standing = Standing(model, heads, Reference.load(options.reference or OWN))
     with one_blas_thread():
         directions, notes = directions_of(unchecked, heads, options.directions)
@@ -270,11 +300,12 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
         *notes,
         *undecided,
         positions_of(unchecked)[1],
+        unbounded_note(heads.unbounded),
         sinks.note or massive_note(sinks),
     )
     read = tensors_of_heads(unchecked, heads.layers.tolist())
     roles = affordable_names(model)
-    everything = read_everything(model.checkpoint, model.tensors.roles) if options.all_tensors else None
+    everything = read_matrices(model, options.exact) if options.all_tensors else None
     if everything is None:
         with_tokens_read = tensors_of_heads(unchecked, heads.layers.tolist(), tokens_read=bool(directions))
         coverage = attention_only(model.checkpoint, {*with_tokens_read, *other_gains(model)}, ", embeddings included")
@@ -310,14 +341,33 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
     )
 
 
-def sink_columns(sinks: FirstTokenSinks) -> tuple[Column, Column]:
-    """The last columns of heads.csv."""
+def sink_columns(sinks: FirstTokenSinks) -> tuple[Column, ...]:
+    """The last columns of heads.csv, all of one pass of random tokens."""
+    peak = f"Distance, of 0 to {NEAR - 1}, with the highest mean score of random tokens; NaN as sink_share, and without"
+    fast = f"Share of the product of query and key norms in pairs of dimensions that turn once within {FAST} tokens."
     share = "Mean attention that the last of five random tokens gives the first; NaN if tokens were not followed."
     kind = "What a head that gives the first token half of that or more does with it: nop, broadcast or neither."
     return (
+        Column("kernel_peak", sinks.peak.ravel(), "distance preferred", "tokens", f"{peak} positions in the scores."),
+        Column("fast_share", sinks.fast.ravel(), "fast pairs", meaning=fast),
         Column("sink_share", sinks.share.ravel(), "attention to token 0", meaning=share),
         Column("sink_kind", sinks.kind.ravel(), "kind of sink", meaning=kind),
     )
+
+
+def clip_column(bounds: np.ndarray, tau: float) -> Column:
+    """What QK-Clip would make of heads whose largest logits are their bounds."""
+    meaning = f"The smallest factor by which QK-Clip may multiply scores to keep them below {tau:g}: min(1, τ/bound)."
+    return Column("qk_clip", tau / np.maximum(bounds, tau), "γ", meaning=meaning)
+
+
+def unbounded_note(reasons: Mapping[int, str]) -> str:
+    """Why nothing bounds the logits of some layers, in a sentence; empty where all are bounded."""
+    by_reason: dict[str, list[int]] = {}
+    for layer, reason in reasons.items():
+        by_reason.setdefault(reason, []).append(layer)
+    parts = [f"in {indexed('layer', layers)} {reason}" for reason, layers in by_reason.items()]
+    return f"Nothing bounds the logits: {'; '.join(parts)}." if parts else ""
 
 
 def massive_note(sinks: FirstTokenSinks) -> str:
@@ -374,7 +424,7 @@ class Audit(Result):
     standing: Standing  # percentiles of the heads among the heads of other checkpoints
     removed: list[Removed] = field(default_factory=list)  # directions that were removed from what layers write or read
     coverage: str = ""  # how much was read, in a sentence
-    everything: Everything | None = None  # all tensors, attention or not, with `all_tensors`
+    everything: Matrices | None = None  # all tensors, attention or not, with `all_tensors`
     roles: Roles = field(default_factory=dict)  # names of heads for what they do, by layer and head
     provenance: Provenance = field(default_factory=Provenance, repr=False)
 
@@ -453,9 +503,3 @@ class Audit(Result):
         """Findings, and the measures of every head that the maps show."""
         mapped = [measure.name for measure in self.measured.measures if measure.scale]
         return [self.findings, self.heads.select("layer", "head", *mapped)]
-
-    def write_tables(self, files: Files) -> None:
-        """Write the tables: heads, percentiles, findings and spectra; directions and all tensors if they were read."""
-        super().write_tables(files)
-        if self.everything is not None:
-            self.everything.write(files)

@@ -5,12 +5,10 @@ later run can continue an audit that was interrupted.
 """
 
 import csv
-import hashlib
 import io
 import json
 import shutil
 import zipfile
-import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -28,19 +26,24 @@ from weightscope.audit.measure import Arrays, MeasuredHeads
 from weightscope.audit.reference import OWN, Known, Reference
 from weightscope.engine import Engine, unexpected
 from weightscope.errors import CheckpointError, counted, one_line, printable
-from weightscope.files import HIDDEN, Files, OutputFolder, new_file, regular_file, writing
+from weightscope.files import HIDDEN, Files, OutputFolder, regular_file, writing
 from weightscope.findings import SEVERITIES, fails, finding_kinds
 from weightscope.model import Model
 from weightscope.progress import bar, phase
 from weightscope.provenance import Provenance
-from weightscope.run_identity import RunIdentity, content_identity, weights_digest, weights_size
+from weightscope.run_identity import (
+    UNREADABLE,
+    RunIdentity,
+    arrays_of,
+    content_identity,
+    keep_arrays,
+    kept_arrays,
+    weights_digest,
+    weights_size,
+)
 from weightscope.sources import RESERVED, Source, folder_names, read_list
 from weightscope.tables import Column, Link, Table
 from weightscope.text.tokenizer import Tokenizer
-
-DIGEST_BYTES = 32  # of SHA-256
-PLAIN = "biufcU"  # kinds of NumPy array: numbers and text, no objects
-UNREADABLE = (CheckpointError, OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error)
 
 
 class FinishedLayers:
@@ -76,28 +79,16 @@ class FinishedLayers:
 
     def get(self, layer: int) -> dict[str, np.ndarray] | None:
         """The arrays of a layer, or None where it is not finished or its file was changed since."""
+        arrays = kept_arrays(self._file(layer), self._identity)
         try:
-            with regular_file(self._file(layer)) as file:
-                content = file.read()
-            arrays, digest = content[:-DIGEST_BYTES], content[-DIGEST_BYTES:]
-            if self._digest(arrays) != digest:
-                return None
-            with np.load(io.BytesIO(arrays), allow_pickle=False) as stored:
-                return arrays_of(dict(stored), layer)
-        except UNREADABLE:
+            return None if arrays is None else arrays_of(arrays, f"layer {layer}")
+        except CheckpointError:
             return None
 
     def put(self, layer: int, measured: Mapping[str, np.ndarray]) -> None:
-        """Keep a finished layer: an .npz, followed by its digest, which detects a single flipped bit."""
-        arrays = io.BytesIO()
-        np.savez(arrays, allow_pickle=False, **measured)
-        with new_file(self._file(layer), synced=False) as file:
-            file.write(arrays.getvalue() + self._digest(arrays.getvalue()))
+        """Keep a finished layer."""
+        keep_arrays(self._file(layer), measured, self._identity)
         self.left.remove(layer)
-
-    def _digest(self, arrays: bytes) -> bytes:
-        """SHA-256 of the identity and a layer: one that is copied from another folder has another."""
-        return hashlib.sha256(self._identity + arrays).digest()
 
     def all(self) -> "LayersOnDisk":
         """The arrays of every layer, once none is left."""
@@ -147,18 +138,6 @@ def _is_finished(path: Path) -> bool:
             return zipfile.is_zipfile(file)
     except UNREADABLE:
         return False
-
-
-def arrays_of(answer: Any, layer: int) -> dict[str, np.ndarray]:
-    """A worker's answer for a layer, if it is a dictionary of plain arrays."""
-
-    def is_plain(name: Any, array: Any) -> bool:
-        is_name = isinstance(name, str) and name.isidentifier()
-        return is_name and isinstance(array, np.ndarray) and array.dtype.kind in PLAIN
-
-    if not (isinstance(answer, dict) and answer and all(is_plain(*item) for item in answer.items())):
-        raise unexpected(f"layer {layer}", type(answer).__name__, "arrays by name")
-    return answer
 
 
 def _notice(discarded: int, foreign: int, resume: bool) -> str | None:
@@ -339,7 +318,7 @@ def _run(
                 engine.submit((number, index), measure_task, get_model, index, options, ahead)
             while left:
                 index, measured = _value_of((yield))
-                finished.put(index, arrays_of(measured, index))
+                finished.put(index, arrays_of(measured, f"layer {index}"))
                 layers.update()
             engine.submit((number, REPORT), report_task, get_model, finished.all(), options, provenance)
             report = report_of(_value_of((yield))[1])

@@ -21,6 +21,7 @@ from weightscope.attention.factored import (
     triangle,
 )
 from weightscope.attention.layer import Layer
+from weightscope.attention.logits import LogitBounds
 from weightscope.compute import lapack
 from weightscope.compute.cores import in_threads
 from weightscope.compute.device import CPU, Device
@@ -30,6 +31,7 @@ from weightscope.metrics.spaces import Probes, leading_blocks, probes, shown, sp
 from weightscope.metrics.spectra import (
     affine_singular_values,
     copying_score,
+    directionality,
     eigenvalue_balance,
     eigenvalues,
     symmetric_eigenvalues,
@@ -47,9 +49,15 @@ TASKS = 8  # a layer's heads are handed out in at least about this many pieces
 
 
 def measure_layer(
-    layer: Layer, forms: Mapping[str, np.ndarray], device: Device = CPU, directions: int = 0
+    layer: Layer,
+    forms: Mapping[str, np.ndarray],
+    device: Device = CPU,
+    directions: int = 0,
+    bounds: LogitBounds | None = None,
 ) -> dict[str, np.ndarray]:
     """Spectra, sketches and related arrays (H, ...) of every head of a layer; forms (r, r) go between W_Q and W_K'.
+
+    bounds: Those of the layer's logits; by default of the layer as it is, of sequences of any length.
 
     What belongs to a key-value head is computed once for the query heads that share it. In addition to the layer as it
     is stored, a thread holds four (d, r) factors in float32 and blocks of them in float64; nothing of size (d, H r).
@@ -62,9 +70,11 @@ def measure_layer(
         for kv in range(n_kv)
         for first in range(kv * shared_by, (kv + 1) * shared_by, per_task)
     ]
-    against = probes(layer.d_model), probes(layer.k.shape[1])
+    against, bounds = (probes(layer.d_model), probes(layer.k.shape[1])), bounds or LogitBounds(layer)
     with np.errstate(invalid="ignore", over="ignore"):  # NaN weights make NaN measures, which are a finding
-        parts = list(in_threads(lambda task: _measure_heads(layer, *task, forms, against, device, directions), tasks))
+        parts = list(
+            in_threads(lambda task: _measure_heads(layer, *task, forms, against, device, directions, bounds), tasks)
+        )
     heads = [head for part, _, _ in parts for head in part]
     columns = np.sum([column for _, column, _ in parts], axis=0)  # (d,)
     squares = [np.sum(rows, axis=0) for rows in zip(*(rows for _, _, rows in parts), strict=True)]  # four of (d,)
@@ -74,6 +84,9 @@ def measure_layer(
         "qk_column_share": columns / columns.sum() if columns.sum() > 0 else columns,
         "kv_head": np.repeat(np.arange(n_kv), shared_by),
         "caveats": np.array(layer.caveats, dtype=str),
+        "unbounded": np.array([bounds.reason], dtype=str),
+        "score_scale": np.full(n_heads, abs(layer.scale)),
+        "learned_sink": np.full(n_heads, np.nan) if layer.sinks is None else layer.sinks.astype(np.float64),
         **row_arrays(squares, _gains(layer), layer.output_bias),
     }
 
@@ -111,6 +124,7 @@ def _measure_heads(
     against: tuple[Probes, Probes],
     device: Device,
     directions: int,
+    bounds: LogitBounds,
 ) -> tuple[list[dict[str, np.ndarray]], np.ndarray, list[np.ndarray]]:
     """Heads that share a key-value head, the sum over them of |column of W_QK|^2 / |W_QK|_F^2, (d,), and the sums of
     squares of each dimension of W_Q, W_K, W_V and W_O, four of (d,).
@@ -119,7 +133,7 @@ def _measure_heads(
     on_device = device.put(w_k), device.put(w_v)
     products = _two_spaces if layer.cross else inner_products  # memory may have another width
     key = value = None
-    measured, queries = [], np.zeros((layer.head_dim, layer.head_dim))
+    measured, squares = [], np.zeros(len(w_k))
     of_keys, of_values = _row_squares(w_k), _row_squares(w_v)
     if heads[0] % (layer.n_heads // layer.n_kv_heads):  # counted with the first heads of the group
         of_keys, of_values = np.zeros_like(of_keys), np.zeros_like(of_values)
@@ -137,21 +151,28 @@ def _measure_heads(
         linear = singular["vo_singular_values"]
         measured.append(_qk(query, key, b_q, forms) | singular | _vo(value, output, b_v, linear))
         measured[-1] |= _one_space(query, key, qk, vo)
+        known = ((query.gram, key.gram), singular["qk_singular_values"][0]) if bounds.layer is layer else ()
+        measured[-1]["qk_logit_bound"] = np.array(bounds.of(head, *known))
+        rows, columns = _lengths(w_q, key.triangle), _lengths(w_k, query.triangle)  # (d,) of W_QK
+        measured[-1]["qk_directionality"] = np.array(directionality(rows, columns))
         grams = query.gram, key.gram, value.gram, output.gram
         measured[-1] |= factor_arrays(grams, (b_q, b_k, b_v)) | column_energies(grams)
         of_queries, of_outputs = of_queries + _row_squares(w_q), of_outputs + _row_squares(w_o)
         squared = (query.gram * key.gram).sum()
         if np.isfinite(squared) and squared > 0:
-            queries += query.gram / squared
-    keys = w_k.T if np.isfinite(key_gram).all() else np.nan_to_num(w_k.T)  # (r, d)
-    weighted = queries.astype(np.float32) @ keys  # (r, d), sum over heads of A / |W_QK|_F^2
-    squares = np.einsum("rd,rd->d", weighted, keys, dtype=np.float64)  # k_j A k_j' of every residual dimension j
+            squares += columns**2 / squared
     return measured, squares, [of_queries, of_keys, of_values, of_outputs]
 
 
 def _row_squares(factor: np.ndarray) -> np.ndarray:
     """Sums of squares of the rows of a factor, (d, r) -> (d,)."""
     return np.einsum("dr,dr->d", factor, factor, dtype=np.float64)
+
+
+def _lengths(factor: np.ndarray, root: Triangle) -> np.ndarray:
+    """Lengths of the rows of factor @ other', (d,), where other = Q root: factor (d, r)."""
+    product = factor @ root.r.T.astype(np.float32)
+    return np.sqrt(np.einsum("dr,dr->d", product, product)).astype(np.float64)
 
 
 def _two_spaces(a: Any, b: Any, device: Device) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -291,6 +312,10 @@ _QK = (
     Measure("qk_antisymmetric_share", "‖asym W_QK‖_F²/‖W_QK‖_F²", "qk_symmetric_share", lambda share, d: 1 - share,
             "The rest: 1 minus the symmetric share.",
             equation="frac(‖W_QK - W_QK'‖_F^2, 4 ‖W_QK‖_F^2)"),
+    Measure("qk_directionality", "(r − c)/(r + c)(W_QK)", "qk_directionality", _as_it_is,
+            "-1: some dimensions of keys stand out, and none of queries; 1: the other way round.", "",
+            "directionality of W_QK", equation="frac(r - c, r + c), r = sum_i max(0, ‖w_i‖ - μ - 2 s) of rows w_i",
+            source="Saponati et al. 2025, arXiv 2502.10927"),
     Measure("qk_sym_eig1", "λ₁(sym W_QK)", "qk_symmetric_eigenvalues", lambda eig, d: eig[..., 0],
             f"Leading {_LIKES}", "linear",
             equation="λ_1(frac(W_QK + W_QK', 2))"),
@@ -301,6 +326,11 @@ _QK = (
     Measure("qk_bias_norm", "‖b_QK‖", "qk_bias_norm", _as_it_is,
             "The part of the score that depends on the key alone.", "log",
             equation="‖b_Q W_K'‖", source="detokenization, eq. 14"),
+    Measure("qk_logit_bound", "max |score|", "qk_logit_bound", _as_it_is,
+            "No input makes a score before the softmax larger, at any distance; NaN where nothing bounds it.",
+            equation="d σ_1(W_QK) scale + biases' terms"),
+    Measure("learned_sink", "sink", "learned_sink", _as_it_is,
+            "The head's learned sink: a logit that every softmax has besides."),
     Measure("qk_route", "route of W_QK", "qk_route", _as_it_is, _ROUTE),
 )  # fmt: skip
 _VO = (
@@ -340,8 +370,10 @@ def measures_of(arrays: Arrays) -> tuple[Measure, ...]:
     """Every measure of these arrays, in the order of the columns of heads.csv."""
     of_forms = [measure for form in forms_of(arrays) for measure in _of("qk", form)]
     widest = arrays["qk_symmetric_eigenvalues"].shape[-1]  # 2 where heads are 1 wide
-    symmetric = (measure for measure in _QK if measure.name != "qk_sym_eig3" or widest > 2)
-    return (*_of("qk"), *symmetric, *of_forms, *_of("vo"), *_VO)
+    lacking = {"qk_sym_eig3"} if widest <= 2 else set()
+    if not np.isfinite(arrays["learned_sink"]).any():
+        lacking.add("learned_sink")
+    return (*_of("qk"), *(measure for measure in _QK if measure.name not in lacking), *of_forms, *_of("vo"), *_VO)
 
 
 def forms_of(arrays: Arrays) -> list[str]:
@@ -357,16 +389,19 @@ class MeasuredHeads:
     by_layer: Mapping[int, Arrays]  # with the singular vectors, a layer at a time: all of them may not fit into memory
     table: Table  # one row per head: layer, head, kv_head and the measures; it is heads.csv, with `more` columns
     caveats: tuple[str, ...]  # what the matrices leave out of the heads' scores
+    unbounded: dict[int, str]  # why nothing bounds the logits of a layer, where nothing does
     broken: dict[int, list[str]]  # by layer, the tensors in which NaN or infinity was read
 
     def __init__(self, layers: Mapping[int, Arrays], d: int, more: Sequence[Column] = ()) -> None:
         self.layers, self.by_layer = np.array(list(layers)), layers
         first, *rest = every = [_without_vectors(layers[layer]) for layer in layers]
         self.caveats = tuple(dict.fromkeys(str(caveat) for arrays in every for caveat in arrays["caveats"]))
+        reasons = zip(layers, (str(arrays["unbounded"][0]) for arrays in every), strict=True)
+        self.unbounded = {layer: reason for layer, reason in reasons if reason}
         self.broken = {
             layer: [str(name) for name in arrays.get("broken", ())] for layer, arrays in zip(layers, every, strict=True)
         }
-        names = [name for name in first if name not in {"caveats", "kv_head", "broken"}]
+        names = [name for name in first if name not in {"caveats", "kv_head", "broken", "unbounded"}]
         common = [name for name in names if all(name in arrays for arrays in rest)]
         self.arrays = {name: stacked([arrays[name] for arrays in every]) for name in common}
         self.measures = measures_of(self.arrays)
@@ -381,6 +416,10 @@ class MeasuredHeads:
             values = measure.compute(_without_padding(self.arrays[measure.array]), d)
             columns.append(Column(measure.name, values.ravel(), f"${measure.symbol}$", meaning=measure.meaning))
         self.table = Table([*columns, *more])
+
+    def append(self, column: Column) -> None:
+        """Give the table one column more."""
+        self.table = Table([*self.table.columns, column])
 
     def __repr__(self) -> str:
         return f"MeasuredHeads({len(self.layers)} layers of {self.n_heads} heads)"

@@ -94,7 +94,8 @@ SAMPLED = 4  # heads of a layer by which its drift is known
 ROUNDING = 1e-12  # of the factors' norms: singular values of a change up to this are float64's rounding
 SKETCHES = ("q_sketch", "k_sketch", "v_sketch", "o_sketch")
 OF_THE_LAYER = {  # arrays without an axis of heads
-    "kv_head", "caveats", "qk_column_share", "row_energies", "row_floor", "factor_width", "output_bias_norm",
+    "kv_head", "caveats", "unbounded", "qk_column_share", "row_energies", "row_floor", "factor_width",
+    "output_bias_norm",
 }  # fmt: skip
 # How far each map moved in all its parts: the matrix, under rotation also at distance 1, and the bias.
 MOVED = ("qk_change", "qk_change_delta1", "qk_bias_change", "qk_key_bias_change", "vo_change", "vo_bias_change")

@@ -318,6 +318,12 @@ class Checkpoint(Mapping[str, Tensor]):
         same.config = Config(values, self.config.file, stored=self.config.stored)
         return same
 
+    def with_tensors(self, replaced: Mapping[str, Tensor]) -> "Checkpoint":
+        """The same with others in place of some tensors."""
+        same = copy(self)
+        same._tensors = {**self._tensors, **replaced}
+        return same
+
     def unchecked(self) -> "Checkpoint":
         """The same checkpoint, but NaN and infinity are read, and names of tensors with any go to `noted`."""
         same = copy(self)

@@ -131,14 +131,28 @@ class Repository:
                 ref.write(source.commit.encode())
         return path
 
+    def commit(self) -> str:
+        """The commit that the revision is at the moment."""
+        if self._pinned:
+            return self._pinned
+        source = self.on_server("config.json")
+        commit = self._listing().get("sha") if source is None else source.commit
+        if not COMMIT.fullmatch(str(commit)):
+            raise self._refusal(f"the Hub names no commit of {self.revision}")
+        return str(commit)
+
     def file_names(self) -> list[str]:
         """All files of the repository."""
-        url = f"{_constants().ENDPOINT}/api/{self.kind}s/{self.id}/revision/{quote(self.revision, safe='')}"
-        listing = parse_json(self._ask("GET", url)[1], file=str(self), what="the Hub's list of its files ")
+        listing = self._listing()
         self._check_commit(listing.get("sha"), "the list of its files")
         files = listing.get("siblings")
         names = [file.get("rfilename") for file in files if isinstance(file, dict)] if isinstance(files, list) else []
         return sorted(name for name in names if isinstance(name, str))
+
+    def _listing(self) -> dict[str, Any]:
+        """What the Hub says of the repository at this revision."""
+        url = f"{_constants().ENDPOINT}/api/{self.kind}s/{self.id}/revision/{quote(self.revision, safe='')}"
+        return parse_json(self._ask("GET", url)[1], file=str(self), what="the Hub's list of its files ")
 
     @property
     def _pinned(self) -> str:
@@ -287,6 +301,7 @@ class RemoteFile:
     """
 
     samples = ""  # an etag tells the file
+    keeps = True  # whether blocks are cached; if not, exactly the bytes that are asked for are fetched
 
     def __init__(self, repository: str, source: RangedFile, ahead: Ahead, names: Iterable[str] = ()) -> None:
         self.path, self.size = PurePosixPath(source.name), source.size
@@ -344,8 +359,8 @@ class RemoteFile:
         except MemoryError:
             raise CheckpointError(f"no memory for {stop - start} bytes of it", file=self.path) from None
         first, last = entry.start + start, entry.start + stop
-        missing = []
-        for block in _blocks(entry):
+        missing = [] if self.keeps or start == stop else [(first, last)]
+        for block in _blocks(entry) if self.keeps else ():
             if block[0] < last and first < block[1]:
                 last_read, content = self._last
                 if block != last_read:
@@ -389,7 +404,8 @@ class RemoteFile:
         self, missing: Sequence[Range], deliver: Deliver, places: Mapping[Range, memoryview] = MappingProxyType({})
     ) -> None:
         def keep(block: Range, content: memoryview) -> None:
-            self._cache.put(_key(block), content)
+            if self.keeps:
+                self._cache.put(_key(block), content)
             deliver(block, content)
 
         def place(block: Range) -> memoryview:

@@ -105,6 +105,8 @@ class Storage(Protocol):
     @property
     def identity(self) -> Mapping[str, Any]: ...  # JSON values that tell its content from another's, read in part
 
+    keeps: bool  # whether what is fetched over a network is cached on disk
+
     def bytes_of(self, entry: TensorEntry, start: int, stop: int) -> np.ndarray:
         """Bytes [start, stop) of one tensor, as a new uint8 array (stop - start,)."""
         ...
@@ -293,6 +295,7 @@ class OpenFile:
     """
 
     bytes_fetched = 0
+    keeps = True
     header = HeaderDigest(0, "")
     metadata: Mapping[str, str] = MappingProxyType({})
     tensors: Mapping[str, TensorEntry] = MappingProxyType({})

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from weightscope.audit.audit import AuditOptions, measured_forms, measured_layer
+from weightscope.audit.audit import AuditOptions, logit_bounds, measured_forms, measured_layer
 from weightscope.audit.findings import HEAD_FACTOR, HEAD_Z, heads_without_numbers, overflowing_layers
 from weightscope.audit.measure import MAPS, Arrays, MeasuredHeads
 from weightscope.changes.all_tensors import (
@@ -26,7 +26,7 @@ from weightscope.changes.thresholds import UNMOVED
 from weightscope.changes.wiring import CircuitChanges, circuit_changes
 from weightscope.compare.deeds import IDENTICAL, attention_changes, deed, moved_layers
 from weightscope.errors import CheckpointError, counted, printable, sized
-from weightscope.files import Files
+from weightscope.files import REPORT, Files
 from weightscope.findings import (
     Finding,
     Findings,
@@ -67,7 +67,7 @@ TABLES: dict[str, Callable[["Comparison"], Any]] = {
     "directions.csv": lambda comparison: comparison.along.directions,
     "directions.npz": lambda comparison: comparison.along.direction_vectors,
 }
-RESULTS = (*TABLES, "report.html", *(f"{name}.{kind}" for name in FIGURES for kind in ("png", "svg", "figure.csv")))
+RESULTS = (*TABLES, *REPORT, *(f"{name}.{kind}" for name in FIGURES for kind in ("png", "svg", "figure.csv")))
 
 
 def compare(
@@ -125,12 +125,13 @@ def compare(
         indices = bar(a.attention_layers, "layers", "layer")
     for index in indices:
         base = unchecked[0].layer(index)
-        first = previous = Stage(base, measured_layer(base, forms, options), np.arange(base.n_heads))
+        measures = measured_layer(base, forms, options, bounds=logit_bounds(unchecked[0], index))
+        first = previous = Stage(base, measures, np.arange(base.n_heads))
         measured[0][index] = first.measured
         for k, model in enumerate(unchecked[1:]):
             layer = model.layer(index)
-            measures, own_order = measured_layer(layer, forms, options), np.arange(layer.n_heads)
-            current = Stage(layer, measures, own_order, base, added_to(a, models[k + 1], index))
+            measures = measured_layer(layer, forms, options, bounds=logit_bounds(model, index))
+            current = Stage(layer, measures, np.arange(layer.n_heads), base, added_to(a, models[k + 1], index))
             current, since_first, since_previous = follow_heads(first, previous, current)
             measured[k + 1][index] = current.in_order()
             from_first[k].append(since_first)
@@ -417,7 +418,12 @@ class Comparison(Result):
             replace(tables[0].column(name), values=np.concatenate([table[name] for table in tables]))
             for name in self._measures
         ]
-        return Table([*labels, *changes, *measures])
+        bounds = np.stack([table["qk_logit_bound"] for table in tables])  # (checkpoints, heads)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            growth = np.concatenate((np.ones_like(bounds[:1]), bounds[1:] / bounds[:-1]))
+        meaning = "The bound on the head's logits over that of the checkpoint before."
+        grown = Column("qk_logit_bound_growth", growth.ravel(), "growth of max |score|", meaning=meaning)
+        return Table([*labels, *changes, *measures, grown])
 
     @property
     def _measures(self) -> list[str]:
@@ -425,13 +431,14 @@ class Comparison(Result):
         first = self.measured[0]
         return [measure.name for measure in first.measures if first.table[measure.name].dtype.kind == "f"]
 
-    def moved_most(self, n: int) -> Table:
-        """The heads that moved most, without those that did not move, for people: angles in degrees, a few measures."""
+    def moved_most(self, n: int, unmoved: int = 0) -> Table:
+        """The heads that moved most, then some that did not move, for people: angles in degrees, a few measures."""
         shown = ("change", "change_rank", "left_angle", "right_angle")
         changes = [f"{name}_{change}" for name in MAPS for change in shown if f"{name}_{change}" in self.heads]
         names = [f"{name}_{which}" for name in SHOWN for which in ("a", "b")]
-        moved = np.flatnonzero(~self.unmoved.ravel()[self.by_change])
-        table = self.heads.select("layer", "head", *changes, *names).take(moved[:n])
+        still = self.unmoved.ravel()[self.by_change]
+        rows = [*np.flatnonzero(~still)[:n], *np.flatnonzero(still)[:unmoved]]
+        table = self.heads.select("layer", "head", *changes, *names).take(rows)
         columns = [
             replace(c, values=np.degrees(c.values), unit="°", format=".1f") if c.unit == "rad" else c
             for c in table.columns

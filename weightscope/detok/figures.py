@@ -8,9 +8,10 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
+from weightscope.attention.kernel import FAST
 from weightscope.detok.first_layer import TERMS
 from weightscope.detok.heads import BigramAuroc, TokenRoc
-from weightscope.detok.kernels import FAST, PositionKernels
+from weightscope.detok.kernels import PositionKernels
 from weightscope.detok.on_text import TextCheck
 from weightscope.detok.positions import PositionTerms, spread_over_tokens
 from weightscope.pages.style import (
@@ -76,7 +77,8 @@ def roc_figure(tokens: Sequence[TokenRoc], coloured: Collection[int]) -> Figure:
 def position_figure(terms: PositionTerms, head: int) -> Figure:
     """Fig. 3 for one head: T^p, T^pp at the query position, their sum, and the softmax of the sum.
 
-    The band is the central 95 % over the tokens at j; the three lines take sigma_i at its mean, minimum and maximum.
+    The band is the central 95 % over the tokens at j; the three lines take 1/sigma_i at its mean, and sigma_i at its
+    minimum and maximum.
     Without sigma the bare numerators of T^p and T^pp are drawn.
     """
     if terms.sigma is None:
@@ -95,7 +97,8 @@ def position_figure(terms: PositionTerms, head: int) -> Figure:
         scaled = terms.at_sigma(head, which)
         for axis, curve in ((axis_pp, scaled.pp), (axis_sum, scaled.both)):
             axis.fill_between(j, curve.low, curve.high, color=colour, alpha=0.18, linewidth=0)
-            axis.plot(j, curve.mean, color=colour, label=rf"$\sigma_i$ {which}")
+            symbol = r"$1/\sigma_i$" if which == "mean" else r"$\sigma_i$"
+            axis.plot(j, curve.mean, color=colour, label=f"{symbol} {which}")
         axis_softmax.plot(j, scaled.attention, color=colour)
         last.plot(j[-LAST:], scaled.attention[-LAST:], color=colour)
     last.set_title(f"the last {len(j[-LAST:])}", fontsize=6)

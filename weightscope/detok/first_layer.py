@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import log_softmax
 
 from weightscope.attention.layer import Head, Layer
 from weightscope.attention.maps import InnerNorm
@@ -76,42 +75,50 @@ def six_terms(query: Parts, key: Parts) -> SixTerms:
     )
 
 
-def log_attention(scores: np.ndarray, visible: np.ndarray) -> np.ndarray:
-    """Log of the softmax over the last axis, -inf where a key is not visible: scores (..., n) -> float64."""
-    return log_softmax(np.where(visible, scores.astype(np.float64), -np.inf), axis=-1)
+ROWS = 64  # of the scores taken apart at a time: what is made of them stays in a core's cache
 
 
-def divergence(log_p: np.ndarray, log_q: np.ndarray) -> np.ndarray:
-    """D_KL(P || Q) over the last axis, in nats, of distributions with the same support (eq. 18)."""
-    with np.errstate(invalid="ignore"):  # infinity less infinity, where neither looks
-        difference = np.where(np.isneginf(log_p), 0.0, log_p - log_q)
-    return (np.exp(log_p) * difference).sum(axis=-1)
+class Moved(NamedTuple):
+    """How far attention from each position moves without each term, and the attention by all terms."""
+
+    contributions: dict[str, np.ndarray]  # (n,): c_i of every term, in nats (eqs 15-18)
+    drawn: dict[str, np.ndarray]  # (n,): c_i as the authors' script draws it in Fig. 4
+    attention: np.ndarray  # (n, n), 0 where a key is not visible
 
 
-def term_contributions(terms: SixTerms, scale: float, visible: np.ndarray) -> dict[str, np.ndarray]:
-    """c_i of every term: how far attention from position i moves when the term is left out (eqs 15-18); visible (n, n)
-    -> (n,)."""
-    with_all, without = _with_and_without(terms, scale, visible)
-    return {name: divergence(log_p, with_all) for name, log_p in without.items()}
+def term_contributions(terms: SixTerms, scale: float, visible: np.ndarray) -> Moved:
+    """How far attention from position i moves when a term is left out (section 5); visible (n, n).
 
-
-def drawn_contributions(terms: SixTerms, visible: np.ndarray) -> dict[str, np.ndarray]:
-    """What the paper's Fig. 4 shows, by its authors' script: D_KL(Q_i || P_i) / (i + 1) of scores as they are.
-
-    They are not divided by sqrt(d'). Eq. 18 has the divergence the other way round, and no quotient. Parameters and
-    result as of `term_contributions`.
+    P_i is the attention without the term, Q_i with it. Eq. 18 is D_KL(P_i || Q_i) of scores divided by sqrt(d'). What
+    the paper's Fig. 4 shows, by its authors' script, is D_KL(Q_i || P_i) / (i + 1) of scores as they are.
     """
-    with_all, without = _with_and_without(terms, 1.0, visible)
-    keys = np.arange(1, len(visible) + 1)
-    return {name: divergence(with_all, log_p) / keys for name, log_p in without.items()}
+    n, total = len(visible), terms.total()
+    contributions, drawn = ({name: np.zeros(n) for name in TERMS} for _ in range(2))
+    attention = np.zeros((n, n))
+    for start in range(0, n, ROWS):
+        rows = slice(start, start + ROWS)
+        keys = slice(int(np.flatnonzero(visible[rows].any(axis=0))[-1]) + 1)
+        seen = visible[rows, keys]
+        scores = np.where(seen, total[rows, keys].astype(np.float64), -np.inf)  # (b, m)
+        attention[rows, keys], log_sum = _softmax(scale * scores)
+        undivided, undivided_log_sum = _softmax(scores)
+        for name in TERMS:
+            term = np.where(seen, getattr(terms, name)[rows, keys], 0.0)
+            without, log_sum_without = _softmax(scale * (scores - term))
+            # log P - log Q = log_sum - log_sum_without - term
+            contributions[name][rows] = log_sum - log_sum_without - scale * (without * term).sum(axis=1)
+            drawn[name][rows] = _softmax(scores - term)[1] - undivided_log_sum + (undivided * term).sum(axis=1)
+    keys_seen = np.arange(1, n + 1)
+    return Moved(contributions, {name: c / keys_seen for name, c in drawn.items()}, attention)
 
 
-def _with_and_without(terms: SixTerms, scale: float, visible: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Logarithms of attention, (n, n), by all terms and without each."""
-    total = terms.total()
-    return log_attention(scale * total, visible), {
-        name: log_attention(scale * (total - getattr(terms, name)), visible) for name in TERMS
-    }
+def _softmax(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The softmax over the last axis, and the logarithm of what it divides by."""
+    highest = scores.max(axis=-1, keepdims=True)
+    exponentials = np.exp(scores - highest)
+    sums = exponentials.sum(axis=-1, keepdims=True)
+    exponentials /= sums
+    return exponentials, (highest + np.log(sums))[..., 0]
 
 
 PIECE = 512  # rows of the embedding that a thread projects at a time

@@ -6,13 +6,8 @@ from functools import cached_property
 
 import numpy as np
 
-from weightscope.detok.first_layer import (
-    TERMS,
-    FirstLayer,
-    drawn_contributions,
-    log_attention,
-    term_contributions,
-)
+from weightscope.compute.cores import in_threads
+from weightscope.detok.first_layer import TERMS, FirstLayer, Moved, term_contributions
 from weightscope.errors import CheckpointError
 from weightscope.files import Files
 from weightscope.results import ShowsShapes
@@ -37,7 +32,7 @@ class TextCheck(ShowsShapes):
     spread: np.ndarray  # (2, n_heads, query + 1): what 2.5 % and 97.5 % of the texts stay below
     # (n_heads, n): c^ee, c^pp, ... of eq. 18 in nats by position i, averaged over texts.
     contributions: dict[str, np.ndarray]
-    # (n_heads, n): The same as the paper's own figure has them; see `drawn_contributions`.
+    # (n_heads, n): The same as the paper's own figure has them; see `term_contributions`.
     drawn: dict[str, np.ndarray]
     difference: float  # The largest between an attention weight of the model and the softmax of the six terms' sum
 
@@ -93,18 +88,19 @@ def check_on_text(
         for index, alpha in zip(seen.inputs, seen.attention, strict=True):
             attention.append(alpha[:, query, : query + 1].copy())
             visible = alpha.max(axis=0) > 0  # (n, n): what the mask lets through
-            for head in range(n_heads):
-                terms, scale = first.terms(head, sequences[index], positions), first.heads[head].scale
-                expected = np.exp(log_attention(scale * terms.total(), visible))
-                largest = max(largest, float(np.abs(expected - alpha[head]).max()))
+
+            def of_head(head: int, tokens: np.ndarray = sequences[index], visible: np.ndarray = visible) -> Moved:
+                return term_contributions(first.terms(head, tokens, positions), first.heads[head].scale, visible)
+
+            for head, moved in enumerate(in_threads(of_head, range(n_heads))):
+                largest = max(largest, float(np.abs(moved.attention - alpha[head]).max()))
                 if not largest < MOST_DIFFERENCE:
                     caveats = "; ".join(first.attention.caveats)
                     problem = f"head {head}'s attention differs from its six terms' by {largest:.1e} ({caveats})"
                     raise CheckpointError(problem, file=first.model.name)
-                for name, c in term_contributions(terms, scale, visible).items():
-                    contributions[name][head] += c
-                for name, c in drawn_contributions(terms, visible).items():
-                    drawn[name][head] += c
+                for name in TERMS:
+                    contributions[name][head] += moved.contributions[name]
+                    drawn[name][head] += moved.drawn[name]
 
     runner.observe(sequences, observe, layers=[0])
     n_texts = len(sequences)

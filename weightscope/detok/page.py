@@ -4,12 +4,13 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from weightscope.attention.kernel import FAST
 from weightscope.detok import figures
 from weightscope.detok.first_layer import TERMS
 from weightscope.detok.heads import BigramAuroc, TokenRoc
-from weightscope.detok.kernels import FAST, PositionKernels
+from weightscope.detok.kernels import PositionKernels
 from weightscope.detok.on_text import TextCheck
-from weightscope.detok.positions import SHOWN, PositionTerms, Trends
+from weightscope.detok.positions import SHOWN, PositionTerms, Trends, near_mass
 from weightscope.files import Files
 from weightscope.formulas import plain
 from weightscope.pages.page import Figure, Filed, Section, write_page
@@ -30,7 +31,11 @@ AUROC = {
 AUROC_BY_FREQUENCY = {7: 0.865, 3: 0.846, 4: 0.830, 6: 0.568}
 
 # Eq. 14: the terms of a score that depend on positions.
-EQUATIONS = "$$T^p(j) = frac(b_QK p_j^⊤, σ_j)$$ $$T^pp(i, j) = frac(p_i W_QK p_j^⊤, σ_i σ_j)$$"
+EQUATIONS = (
+    "$$T^p(j) = frac(b_QK p_j^⊤, σ_j)$$ $$T^pp(i, j) = frac(p_i W_QK p_j^⊤, σ_i σ_j)$$ "
+    "Means over the tokens at $i$ and $j$ take $1/σ$ at its mean, in figures and tables alike; the paper's Fig. 3 "
+    "takes $σ_i$ at its mean."
+)
 BARE_EQUATIONS = "$$T^p(j) = b_QK p_j^⊤$$ $$T^pp(i, j) = p_i W_QK p_j^⊤$$ Without $σ$, which needs token embeddings."
 
 
@@ -100,8 +105,8 @@ def position_section(files: Files, terms: PositionTerms, heads: Sequence[int] = 
         caption = (
             f"Fig. 3 for head {head} at query position {terms.query} (dotted); the model's last position is "
             f"{terms.t_p.shape[1] - 1}. A line of slope {t_p['slope']:.3g} a position "
-            f"is {t_p['linear_share']:.0%} of the variance of $T^p$; a sinusoid of period {t_pp['period']:.0f} is "
-            f"{t_pp['sinusoid_share']:.0%} of that of $T^pp$."
+            f"is {t_p['linear_share']:.0%} of the variance of $T^p$; a sinusoid of period "
+            f"{longest(t_pp['period'], terms)} is {t_pp['sinusoid_share']:.0%} of that of $T^pp$."
         )
         parts.append(Figure(save(figures.position_figure(terms, head), files, f"positions-head-{head}"), caption))
     caption = f"$T^p + T^pp$ of every head at query position {terms.query}, each with its mean taken out."
@@ -109,6 +114,12 @@ def position_section(files: Files, terms: PositionTerms, heads: Sequence[int] = 
     what = EQUATIONS if terms.sigma is not None else BARE_EQUATIONS
     trends = Filed(table.select(*SHOWN), "trends.csv")
     return Section("What heads owe to position", what, [*parts, trends])
+
+
+def longest(period: float, terms: PositionTerms) -> str:
+    """A period as text: the longest that is tried, the window's own length, is a lower bound."""
+    trained = np.setdiff1d(np.arange(terms.query + 1), terms.undertrained)
+    return f"{period:.0f}" if period < len(trained) else f"at least {period:.0f}"
 
 
 @phase("drawing figures")
@@ -126,7 +137,7 @@ def text_section(files: Files, check: TextCheck, terms: PositionTerms, heads: Se
         Figure(
             save(figures.text_figure(check, terms, head), files, f"empirical-head-{head}"),
             f"Fig. 4. Left: head {head}'s attention from position {check.query} with the band of 95 % of the texts, "
-            "and what position alone predicts with $σ_i$ at its mean, as in Fig. 3. Middle: how far it moves "
+            "and what position alone predicts with $1/σ_i$ at its mean, as in Fig. 3. Middle: how far it moves "
             "without each term, by position (eq. 18: $D_KL(P ∥ Q)$, scores divided by $√(d')$). Right: the same as the "
             "authors' script draws the paper's figure, $D_KL(Q ∥ P)/(i + 1)$ of undivided scores, averaged over heads; "
             "c_paper in contributions.csv.",
@@ -137,7 +148,24 @@ def text_section(files: Files, check: TextCheck, terms: PositionTerms, heads: Se
         save(figures.contributions_figure(check), files, "contributions"),
         "Mean of each term's contribution over positions, in nats, by head.",
     )
-    return Section("What happens on text", text, [*fig_4, every, check.heads])
+    beside = beside_position(check, terms)
+    files.table("attention.csv", beside)
+    return Section("What happens on text", text, [*fig_4, every, check.heads, Filed(beside, "attention.csv")])
+
+
+def beside_position(check: TextCheck, terms: PositionTerms) -> Table:
+    """Every head's attention on text beside what position alone predicts: to the token before, to the nearest tenth."""
+    predicted = terms.attention()  # (n_heads, query + 1)
+    return Table(
+        [
+            Column("head", np.arange(len(predicted))),
+            Column("previous", check.attention[:, -2], meaning="attention to the token before, mean over texts"),
+            Column("previous_by_position", predicted[:, -2], meaning="what position alone gives it"),
+            Column("near_mass", near_mass(check.attention), meaning="attention to the nearest tenth, mean over texts"),
+            Column("near_mass_by_position", near_mass(predicted), meaning="what position alone gives it"),
+        ],
+        f"Attention from position {check.query} on text, and by position alone (Fig. 4, left).",
+    )
 
 
 KERNEL = "$$K(δ) = s E[q] R(δ) E[k]^⊤ + b(δ)$$"

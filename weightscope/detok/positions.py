@@ -59,7 +59,8 @@ class PositionTerms(ShowsShapes, Result):
         ----------
         head : int
         which : {"mean", "minimum", "maximum"}
-            Of sigma_i over the tokens that may stand at the query position.
+            Over the tokens that may stand at the query position: 1/sigma_i at its mean, as everywhere else, so that
+            T^pp is its mean over tokens; or sigma_i at its minimum or maximum.
 
         Raises
         ------
@@ -68,9 +69,10 @@ class PositionTerms(ShowsShapes, Result):
         """
         if self.sigma is None:
             raise ValueError("position terms without sigma have no attention")
-        sigma_i = getattr(self.sigma, which)[self.query]
+        inverse = self.sigma.inverse_mean if which == "mean" else 1 / getattr(self.sigma, which)
         t_p, t_pp = (terms[head, : self.query + 1] for terms in (self.p_numerator, self.pp_numerator))
-        pp, both = (spread_over_tokens(t, self.sigma) for t in (t_pp / sigma_i, t_p + t_pp / sigma_i))
+        t_pp = t_pp * inverse[self.query]
+        pp, both = (spread_over_tokens(t, self.sigma) for t in (t_pp, t_p + t_pp))
         return AtSigma(pp, both, softmax(both.mean * self.scale))
 
     @property
@@ -161,10 +163,11 @@ class PositionTerms(ShowsShapes, Result):
 
 def _trend_columns(part: str, symbol: str, curves: np.ndarray) -> list[Column]:
     slope, linear, period, sinusoid = trends(curves)
+    period_is = f"of its strongest sinusoid, in positions; {curves.shape[1]}, the window's own length, is a lower bound"
     return [
         Column(f"{part}_slope", slope, f"slope of {symbol}", meaning="of the line fitted to it, per position"),
         Column(f"{part}_linear_share", linear, f"linear share of {symbol}", meaning="of its variance"),
-        Column(f"{part}_period", period, f"period of {symbol}", meaning="of its strongest sinusoid, in positions"),
+        Column(f"{part}_period", period, f"period of {symbol}", meaning=period_is),
         Column(f"{part}_sinusoid_share", sinusoid, f"sinusoid share of {symbol}", meaning="of its variance"),
     ]
 
@@ -217,6 +220,7 @@ class Trends(NamedTuple):
     slope: np.ndarray  # Of the least-squares line, per position: ALiBi's bias is a positive slope in j
     linear_share: np.ndarray  # Share of the curve's variance that the line explains (R^2)
     # Period in positions of the strongest sinusoid that is left when the line is taken out; NaN without one.
+    # The longest that is tried is the curve's own length: that one is a lower bound.
     period: np.ndarray
     sinusoid_share: np.ndarray  # Share of the curve's variance which that one sinusoid explains beyond the line
 

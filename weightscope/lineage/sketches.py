@@ -102,21 +102,21 @@ class Sketches(ShowsShapes):
             return np.stack([values[self.of_layer(i)].mean(axis=0).ravel() for i in self.layers])  # (L, 2 S)
         weighted = values * self.norms[..., None].astype(np.float64)  # their sum may exceed float32
         sums = [weighted[self.of_layer(i)].sum(axis=0).ravel() for i in self.layers]
-        return _unit(np.stack(sums))  # (L, 2 K)
+        return unit_length(np.stack(sums))  # (L, 2 K)
 
     def through(self, ids: np.ndarray) -> np.ndarray:
         """Sketches through the embeddings of these tokens (N, 2, K), from the weights."""
         assert self.source is not None
         model, basis = self.source, token_basis(self.source, ids, self.probes)
         layers = bar(model.attention_layers, "heads through tokens", "layer")
-        return np.concatenate([_layer_sketches(model.layer(i), basis, self.probes)[4] for i in layers])
+        return np.concatenate([layer_sketches(model.layer(i), basis, self.probes)[4] for i in layers])
 
     def save(self, path: str | Path) -> None:
         """Write the fingerprint as a safetensors file, whole or not at all."""
         from safetensors.numpy import save
 
-        arrays = {name: _bytes(getattr(self, name)) for name in ("direct", "tokens")}
-        arrays |= {f"layers_{name}": _bytes(self.of_layers(name)) for name in ("direct", "tokens")}
+        arrays = {name: as_bytes(getattr(self, name)) for name in ("direct", "tokens")}
+        arrays |= {f"layers_{name}": as_bytes(self.of_layers(name)) for name in ("direct", "tokens")}
         arrays |= {"spectra": self.spectra.astype(np.float16)}
         arrays |= {"layers_spectra": self.of_layers("spectra").astype(np.float16)}
         arrays |= {"norms": self.norms, "heads": np.stack([self.layer, self.head, self.kv_head]).astype(np.int32)}
@@ -152,12 +152,14 @@ def fingerprint(source: Model | str | Path, probes: Probes = PUBLIC) -> Sketches
     layers = len(model.attention_layers)
     check_sizes(layers * model.config.n_heads, layers, model.name)
     through = _token_basis(model, probes)  # (m, d), or None
-    parts = [_layer_sketches(model.layer(i), through, probes) for i in bar(model.attention_layers, "layers", "layer")]
+    parts = [layer_sketches(model.layer(i), through, probes) for i in bar(model.attention_layers, "layers", "layer")]
     layer, head, kv_head, direct, tokens, spectra, norms = (np.concatenate(part) for part in zip(*parts, strict=True))
     if len(broken := np.unique(layer[~np.isfinite(norms).all(axis=1)])):
         problem = f"{indexed('layer', broken.tolist())}: W_QK or W_VO of a head exceeds float32, and cannot be compared"
         raise CheckpointError(problem, file=model.name)
-    about = _about(model) | {"probes": probes.name}
+    about = described(model) | {
+        "vocabulary": _vocabulary(model), "heads_sha256": digest_of_heads(model), "probes": probes.name,
+    }  # fmt: skip
     return Sketches(
         about, layer, head, kv_head, direct, tokens, spectra, norms, model, probes, source_of(model.checkpoint)
     )
@@ -191,7 +193,7 @@ def load(path: str | Path, probes: Probes = PUBLIC) -> Sketches:
     file.read_digest()
     read = {"name": printable(path), "files": [file_record(file)]}
     sketches = Sketches(
-        about, layer, head, kv_head, _unit(direct), _unit(tokens), spectra, norms, probes=probes, read=read
+        about, layer, head, kv_head, unit_length(direct), unit_length(tokens), spectra, norms, probes=probes, read=read
     )
     _check_layers(sketches, path)
     return sketches
@@ -214,7 +216,7 @@ def _check_layers(sketches: Sketches, path: Path) -> None:
     for name in names:
         follow, given = sketches.of_layers(name), rows[name]
         if follow.shape == given.shape:
-            apart = np.abs(follow - given) if name == "spectra" else 1 - np.vecdot(follow, _unit(given))
+            apart = np.abs(follow - given) if name == "spectra" else 1 - np.vecdot(follow, unit_length(given))
             sizes = np.linalg.norm(follow, axis=-1) > 0 if name != "spectra" else np.ones(len(follow), bool)
             if not apart[sizes].size or apart[sizes].max() <= LAYERS_FOLLOW:
                 continue
@@ -282,15 +284,15 @@ def check_sizes(heads: int, layers: int, file: object) -> None:
             raise CheckpointError(f"has {count:,} {what}; at most {most:,} are compared", file=file)
 
 
-def _about(model: Model) -> dict[str, Any]:
+def described(model: Model) -> dict[str, Any]:
     """What is known about a checkpoint without its weights."""
     config, checkpoint = model.config, model.checkpoint
     dtypes = sorted({tensor.dtype for i in model.attention_layers for tensor in model.attention_tensors(i)})
     return {
         "name": model.name, "family": model.family.name, "tower": _tower(model),
         "d_model": config.d_model, "layers": config.n_layers, "heads": config.n_heads, "kv_heads": config.n_kv_heads,
-        "vocabulary": _vocabulary(model), "dtypes": dtypes,
-        "config": digest_of(checkpoint.config), "bytes": checkpoint.nbytes, "heads_sha256": digest_of_heads(model),
+        "dtypes": dtypes,
+        "config": digest_of(checkpoint.config), "bytes": checkpoint.nbytes,
     }  # fmt: skip
 
 
@@ -340,7 +342,7 @@ def token_basis(model: Model, ids: np.ndarray, probes: Probes, count: int = COMB
     return (whitening @ combined).astype(np.float32)
 
 
-def _layer_sketches(layer: Layer, through: np.ndarray | None, probes: Probes) -> tuple[np.ndarray, ...]:
+def layer_sketches(layer: Layer, through: np.ndarray | None, probes: Probes) -> tuple[np.ndarray, ...]:
     """Layer, head and key-value head, sketches, spectra and norms of a layer's heads."""
     shared = layer.n_heads // layer.n_kv_heads
     with np.errstate(over="ignore", invalid="ignore"):
@@ -402,15 +404,15 @@ def _sketch(left: _Side, right: _Side) -> tuple[np.ndarray, ...]:
     places = np.unique(np.geomspace(1, len(s), POINTS).round().astype(int)) - 1
     places = np.interp(np.arange(POINTS), np.linspace(0, POINTS - 1, len(places)), places).round().astype(int)
     spectrum = np.log(np.maximum(s[places] / (norm or 1.0), LEAST))
-    return _unit(direct), _unit(tokens), spectrum.astype(np.float32), np.array(norm, np.float32)
+    return unit_length(direct), unit_length(tokens), spectrum.astype(np.float32), np.array(norm, np.float32)
 
 
-def _unit(sketch: np.ndarray) -> np.ndarray:
+def unit_length(sketch: np.ndarray) -> np.ndarray:
     length = np.linalg.norm(sketch, axis=-1, keepdims=True)
     return (sketch / np.where(length > 0, length, 1)).astype(np.float32)
 
 
-def _bytes(sketches: np.ndarray) -> np.ndarray:
+def as_bytes(sketches: np.ndarray) -> np.ndarray:
     """Sketches as signed bytes; their length is 1 and need not be stored."""
     largest = np.abs(sketches).max(axis=-1, keepdims=True, initial=0)
     return np.rint(127 * sketches / np.where(largest > 0, largest, 1)).astype(np.int8)

@@ -49,13 +49,7 @@ def make_prints(
     """Write a fingerprint of every source into a folder; yield its name, its problem if it failed, what was read."""
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
-    waiting = list(zip(sources, names, strict=True))[::-1]
-    while waiting or engine.busy:
-        if waiting and engine.hungry:
-            source, name = waiting.pop()
-            engine.submit(name, _print_of, (source, probes))
-            continue
-        ended = engine.next()
+    for ended in engine.each((name, _print_of, (source, probes)) for source, name in zip(sources, names, strict=True)):
         made = ended.value if ended.error is None and isinstance(ended.value, Sketches) else None
         if made is not None:
             made.save(out / f"{ended.key}{SUFFIX}")
@@ -64,9 +58,8 @@ def make_prints(
         yield ended.key, "" if ended.error is None else one_line(ended.error), made.read if made else {"files": []}
 
 
-def _print_of(task: tuple[Source, Probes]) -> Sketches:
+def _print_of(source: Source, probes: Probes) -> Sketches:
     """A fingerprint as a worker returns it."""
-    source, probes = task
     return replace(fingerprint(source.open(), probes), source=None)
 
 

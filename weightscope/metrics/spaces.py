@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 from scipy.linalg import solve_triangular
@@ -220,6 +220,57 @@ class Nearest(ShowsShapes):
     scores: np.ndarray
 
 
+class _Strip:
+    """Some spaces, and the rows that are known to lie most along and against each of them."""
+
+    def __init__(self, spaces: Sequence[np.ndarray], how_many: int) -> None:
+        widths = np.array([space.shape[1] for space in spaces])
+        self.columns = np.concatenate(spaces, axis=1).astype(np.float32)  # (d, sum of k)
+        self.starts = np.cumsum(widths) - widths
+        self.single = widths == 1
+        self.how_many = how_many
+        none = np.empty((len(spaces), 0), np.int64), np.empty((len(spaces), 0), np.float32)
+        self.along, self.against = none, none
+
+    def add(self, first: int, rows: np.ndarray, divisors: np.ndarray | None) -> None:
+        """Look at further rows (n, d), numbered from `first`; products are divided by `divisors` (n,)."""
+        with np.errstate(invalid="ignore"):  # an infinity in a row; some kernels report it, others do not
+            scores = (rows @ self.columns).T  # (sum of k, n)
+            if divisors is not None:
+                scores /= divisors
+            if not self.single.all():
+                sizes = np.sqrt(np.add.reduceat(scores**2, self.starts))  # (spaces, n)
+                scores = np.where(self.single[:, None], scores[self.starts], sizes)
+        self.along = _merged(*self.along, first, scores, self.how_many)
+        self.against = _merged(*self.against, first, -scores, self.how_many)
+
+    def nearest(self) -> Iterator[tuple[Nearest, Nearest]]:
+        """What lies along each space, and against it where it is a single direction."""
+        for place, single in enumerate(self.single):
+            along, against = (
+                Nearest(rows[place][known], scores[place][known])
+                for rows, scores in (self.along, self.against)
+                for known in [np.isfinite(scores[place])]
+            )
+            yield (
+                along,
+                Nearest(against.rows, -against.scores) if single else Nearest(against.rows[:0], against.scores[:0]),
+            )
+
+
+def _merged(
+    rows: np.ndarray, scores: np.ndarray, first: int, more: np.ndarray, how_many: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The highest of what is known (m, k) and of a new block's scores (m, n); ties go to the lower row, NaN is last."""
+    more = np.where(np.isfinite(more), more, -np.inf).astype(np.float32, copy=False)
+    kept = min(how_many, more.shape[1])
+    candidates = np.argpartition(-more, kept - 1, axis=1)[:, :kept]
+    rows = np.concatenate([rows, candidates + first], axis=1)
+    scores = np.concatenate([scores, np.take_along_axis(more, candidates, axis=1)], axis=1)
+    order = np.lexsort((rows, -scores), axis=1)[:, :how_many]
+    return np.take_along_axis(rows, order, axis=1), np.take_along_axis(scores, order, axis=1)
+
+
 def nearest_rows(
     blocks: Iterable[tuple[int, np.ndarray]],
     spaces: Sequence[np.ndarray],
@@ -233,51 +284,26 @@ def nearest_rows(
 
     The rows are streamed: memory is one block and its products with all spaces.
     """
-    stacked = np.concatenate(spaces, axis=1).astype(np.float32)  # (d, sum of k)
-    ends = np.cumsum([space.shape[1] for space in spaces])
-    along = [_none() for _ in spaces]
-    against = [_none() for _ in spaces]
+    kept = [_Strip(part, how_many) for part in _strips(spaces)]
     for first, block in blocks:
         with np.errstate(invalid="ignore"):  # a row with an infinity has no direction
             rows = block - block.mean(axis=1, keepdims=True) if centred else block
-        scores = _product(rows, stacked)  # (n, sum of k)
+        divisors = None
         if by_cosine:
             lengths = np.sqrt(np.einsum("nd,nd->n", rows, rows))
-            scores /= np.where(np.isfinite(lengths), np.maximum(lengths, 1e-30), np.nan)[:, None]
-        for i, (space, end) in enumerate(zip(spaces, ends, strict=True)):
-            part = scores[:, end - space.shape[1] : end]
-            if space.shape[1] == 1:
-                along[i] = _merged(along[i], first, part[:, 0], how_many)
-                against[i] = _merged(against[i], first, -part[:, 0], how_many)
-            else:
-                along[i] = _merged(along[i], first, np.sqrt((part**2).sum(axis=1)), how_many)
-    return [(a, Nearest(b.rows, -b.scores)) for a, b in zip(along, against, strict=True)]
+            divisors = np.where(np.isfinite(lengths), np.maximum(lengths, 1e-30), np.nan)
+        for _ in in_threads(partial(_Strip.add, first=first, rows=rows, divisors=divisors), kept):
+            pass
+    return [pair for strip in kept for pair in strip.nearest()]
 
 
-def _product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """a @ b in strips of fixed width, one BLAS thread each: all cores, and the same bits however many there are."""
-    product = np.empty((len(a), b.shape[1]), np.float32)
-
-    def strip(start: int) -> None:
-        columns = slice(start, start + STRIP)
-        with np.errstate(invalid="ignore"):  # an infinity in a row; some kernels report it, others do not
-            np.matmul(a, b[:, columns], out=product[:, columns])
-
-    list(in_threads(strip, range(0, b.shape[1], STRIP)))
-    return product
-
-
-def _none() -> Nearest:
-    return Nearest(np.empty(0, np.int64), np.empty(0, np.float32))
-
-
-def _merged(best: Nearest, first: int, scores: np.ndarray, how_many: int) -> Nearest:
-    """The highest of what is known and a new block's scores; ties go to the lower row, NaN is dropped."""
-    scores = np.where(np.isfinite(scores), scores, -np.inf)
-    kept = min(how_many, len(scores))
-    candidates = np.argpartition(-scores, kept - 1)[:kept]
-    rows = np.concatenate([best.rows, candidates + first])
-    values = np.concatenate([best.scores, scores[candidates]])
-    order = np.lexsort((rows, -values))[:how_many]
-    order = order[np.isfinite(values[order])]
-    return Nearest(rows[order], values[order])
+def _strips(spaces: Sequence[np.ndarray]) -> Iterator[list[np.ndarray]]:
+    """The spaces (d, k) in lists of about `STRIP` columns, the same however many cores there are."""
+    strip: list[np.ndarray] = []
+    for space in spaces:
+        strip.append(space)
+        if sum(each.shape[1] for each in strip) >= STRIP:
+            yield strip
+            strip = []
+    if strip:
+        yield strip

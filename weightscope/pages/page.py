@@ -1,6 +1,9 @@
-"""One self-contained HTML page: text, figures and tables, no network, light and dark, wide and narrow."""
+"""One self-contained HTML page: text, figures and tables, no network, light and dark, wide and narrow.
 
-from collections.abc import Callable, Iterable, Sequence
+Next to each page lies its JSON, with every number that the page shows: report.json of report.html.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any, Protocol
@@ -27,17 +30,28 @@ class Figure:
         svg = Markup(self.drawing.svg[self.drawing.svg.index("<svg") :])  # HTML does not allow the XML prologue
         return templates().get_template("figure.html").render(svg=svg, drawing=self.drawing, figure=self)
 
+    def as_json(self) -> dict[str, Any]:
+        """Its entry in the page's JSON; the files have the numbers that are drawn."""
+        drawing = {"description": self.drawing.description, "files": list(self.drawing.files)}
+        return {"caption": self.caption, "model": self.model, **drawing}
+
 
 @dataclass(frozen=True)
 class Filed:
-    """A table, and the CSV file next to the page that contains its rows."""
+    """A table, and the CSV file next to the page that contains its rows, if one does."""
 
     table: Table
     file: str
+    changed: int | None = None  # rows of what changed, which come first; a switch shows the others
 
     def html(self) -> str:
         """The table, with a link to the file."""
-        return self.table.html(file=self.file)
+        return self.table.html(file=self.file, changed=self.changed)
+
+    def as_json(self) -> dict[str, Any]:
+        """Its entry in the page's JSON."""
+        changed = {} if self.changed is None else {"changed": self.changed}
+        return {**self.table.as_json(), "file": self.file, **changed}
 
 
 class Part(Protocol):
@@ -45,6 +59,9 @@ class Part(Protocol):
 
     def html(self) -> str:
         """Its markup; text from a checkpoint is escaped."""
+
+    def as_json(self) -> Any:
+        """Its entry in the page's JSON."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +71,10 @@ class Section:
     title: str
     text: str = ""
     parts: Sequence[Part] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Its entry in the page's JSON."""
+        return {"title": self.title, "text": self.text, "parts": [part.as_json() for part in self.parts]}
 
 
 def report(title: str) -> Callable[[Callable[[Files, Any], Iterable[Section]]], Callable[[Files, Any], None]]:
@@ -84,7 +105,7 @@ def write_page(
     """Write a page about a model; every figure's caption names the model."""
     sections = [replace(section, parts=[_captioned(part, model) for part in section.parts]) for section in sections]
     write_template(
-        files, name, "page.html", title=title, lead=lead, provenance=provenance, sections=sections, caveats=caveats
+        files, name, "page.html", title=title, lead=lead, provenance=provenance, caveats=caveats, sections=sections
     )
 
 
@@ -93,8 +114,18 @@ def _captioned(part: Part, model: str) -> Part:
 
 
 def write_template(
-    files: Files, name: str, template: str, *, lead: str, provenance: Provenance | None, **values: Any
-) -> None:
-    """Render a template of this folder and write it; its end shows where the result comes from."""
-    made = (provenance or Provenance()).envelope(lead)
-    files.text(name, templates().get_template(template).render(values, lead=lead, made=made))
+    files: Files, name: str, template: str, *, title: str, lead: str, provenance: Provenance | None,
+    caveats: Sequence[str] = (), sections: Sequence[Section] = (), numbers: Mapping[str, Any] | None = None,
+    **values: Any,
+) -> None:  # fmt: skip
+    """Render a template of this folder and write it with its JSON, which has the sections, or `numbers` instead.
+
+    The end of the page shows where the result comes from.
+    """
+    if numbers is None:
+        numbers = {"sections": [section.as_json() for section in sections]}
+    made, about = (provenance or Provenance()).envelope(lead), {"title": title, "caveats": list(caveats)}
+    files.json(name.replace(".html", ".json"), {**made, **about, **numbers}, indent=None)
+    files.text(
+        name, templates().get_template(template).render(values, **about, lead=lead, made=made, sections=sections)
+    )

@@ -16,7 +16,6 @@ from weightscope.checkpoint.blocks import BLOCK, Block, batches, blocks_of, row_
 from weightscope.checkpoint.checkpoint import DerivedTensor, StoredTensor
 from weightscope.compute.cores import in_threads
 from weightscope.errors import CheckpointError, counted, printable
-from weightscope.files import Files
 from weightscope.progress import bar
 from weightscope.tables import Column, Table
 
@@ -80,6 +79,12 @@ class TensorFacts:
         return sqrt(self.squares / self.size) if self.size else float("nan")
 
     @property
+    def cells(self) -> tuple[Any, ...]:
+        """Its row of a table; see `TENSOR_COLUMNS`."""
+        return (self.name, self.role, self.dtype, shown_shape(self.shape), self.size, self.nbytes, self.rms,
+                self.least, self.most, self.not_finite, self.zero_rows, self.constant_rows, self.same_as)  # fmt: skip
+
+    @property
     def constant(self) -> bool:
         """Whether it holds one value throughout, as gains and biases of a new model do."""
         return self.least == self.most
@@ -102,17 +107,22 @@ class TensorFacts:
 
 def facts_of(block: Block) -> TensorFacts:
     """The facts of one block of a tensor."""
-    tensor, values = block.tensor, block.values()
-    width = row_width(tensor.shape) if values.dtype.kind == "f" else 0
-    kind = values.dtype.kind.replace("u", "i")
-    facts = TensorFacts(tensor.name, tensor.dtype, tensor.shape, tensor.nbytes, kind=kind)
+    tensor = block.tensor
+    about = TensorFacts(tensor.name, tensor.dtype, tensor.shape, tensor.nbytes)
+    return facts_of_values(about, block.values(), block.start)
+
+
+def facts_of_values(about: TensorFacts, values: np.ndarray, start: int = 0) -> TensorFacts:
+    """The facts of a tensor's values from `start` on: values (n,)."""
+    width = row_width(about.shape) if values.dtype.kind == "f" else 0
+    facts = replace(about, kind=values.dtype.kind.replace("u", "i"))
     if not len(values):
         return facts
     rows = values.reshape(-1, width or len(values))
     with np.errstate(all="ignore"):
         squares, broken = row_squares(rows)
         zero, constant = _constant_rows(rows, squares) if width else (np.empty(0, int), np.empty(0, int))
-        first = block.start // width if width else 0
+        first = start // width if width else 0
         return replace(
             facts,
             squares=float(squares.sum()),
@@ -170,18 +180,8 @@ class Everything:
         return text
 
     @cached_property
-    def table(self) -> Table:
-        """One row per tensor, in the order of the file; its csv() is tensors.csv."""
-        rows = [
-            (t.name, t.role, t.dtype, shown_shape(t.shape), t.size, t.nbytes, t.rms, t.least, t.most, t.not_finite,
-             t.zero_rows, t.constant_rows, t.same_as)
-            for t in self.facts
-        ]  # fmt: skip
-        return Table.of_rows(TENSOR_COLUMNS, rows)
-
-    @cached_property
     def roles(self) -> Table:
-        """One row per role, in the order of the file; its csv() is roles.csv."""
+        """One row per role, in the order of the file."""
         rows = []
         for role, members in by_role(self.facts).items():
             norms = np.array([tensor.rms for tensor in members])
@@ -194,11 +194,6 @@ class Everything:
             spread = float(np.median(known)), known.min(), known.max()
             rows.append((role, len(members), ", ".join(dtypes), ", ".join(shapes), n_bytes, *spread, *totals))
         return Table.of_rows(ROLE_COLUMNS, rows)
-
-    def write(self, files: Files) -> None:
-        """Write tensors.csv and roles.csv."""
-        files.table("tensors.csv", self.table)
-        files.table("roles.csv", self.roles)
 
 
 TENSOR_COLUMNS = (
@@ -243,6 +238,14 @@ def read_everything(checkpoint: Checkpoint, roles: Mapping[str, str] | None = No
     Memory is a few blocks of a million values per core, however large tensors are, and a kilobyte per tensor; where a
     quantised format scatters rows (GPTQ, AWQ, bitsandbytes, FP8 with scales), one whole weight per core.
     """
+    unread = unreadable(checkpoint)
+    facts = read_facts(checkpoint, [name for name in checkpoint if name not in unread])
+    known = {name: replace(fact, known_as=(roles or {}).get(name, "")) for name, fact in facts.items()}
+    return Everything(list(with_twins(checkpoint, known.values())), unread)
+
+
+def unreadable(checkpoint: Checkpoint) -> dict[str, str]:
+    """Why the values of a tensor cannot be read, by its name."""
     unread: dict[str, str] = {}
     readable: set[Any] = set()  # kinds of tensor: all tensors of one dtype in one file are read alike
     for name, tensor in checkpoint.items():
@@ -252,7 +255,11 @@ def read_everything(checkpoint: Checkpoint, roles: Mapping[str, str] | None = No
                 unread[name] = why
             else:
                 readable.add(kind)
-    names = [name for name in checkpoint if name not in unread]
+    return unread
+
+
+def read_facts(checkpoint: Checkpoint, names: Sequence[str]) -> dict[str, TensorFacts]:
+    """The facts of some tensors by name, each read once."""
     facts: dict[str, TensorFacts] = {}
     total = sum(checkpoint[name].nbytes for name in names)
     with bar(what="tensors", unit="B", total=total, unit_scale=True) as progress:
@@ -261,8 +268,7 @@ def read_everything(checkpoint: Checkpoint, roles: Mapping[str, str] | None = No
             for more, n_bytes in part:
                 facts[more.name] = facts[more.name].and_then(more) if more.name in facts else more
                 progress.update(n_bytes)
-    known = {name: replace(fact, known_as=(roles or {}).get(name, "")) for name, fact in facts.items()}
-    return Everything(list(_with_twins(checkpoint, known.values())), unread)
+    return facts
 
 
 def _facts_and_bytes(block: Block) -> tuple[TensorFacts, int]:
@@ -282,7 +288,7 @@ def why_unread(tensor: Tensor) -> str:
     return ""
 
 
-def _with_twins(checkpoint: Checkpoint, facts: Collection[TensorFacts]) -> Iterator[TensorFacts]:
+def with_twins(checkpoint: Checkpoint, facts: Collection[TensorFacts]) -> Iterator[TensorFacts]:
     """The same facts, each with the first tensor that holds the same values.
 
     Only tensors that agree in shape, dtype, norm and range are read again, for a digest of their content. Constant

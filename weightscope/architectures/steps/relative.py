@@ -121,7 +121,7 @@ class ListedDistances(Relative):
     def terms(self, tensors: LayerTensors, config: ModelConfig, model: LayerTensors) -> Terms:
         before, after = config.count(self.before), config.count(self.after)
         table = tensors.read(self.module + ".weight", (before + after + 1, config.head_dim))
-        return (RelativeKeys(lambda distances: table[np.clip(-distances, -before, after) + before][None]),)
+        return (RelativeKeys.of_table(table[None], lambda distances: np.clip(-distances, -before, after) + before),)
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class SharedDistances(Relative):
     def terms(self, tensors: LayerTensors, config: ModelConfig, model: LayerTensors) -> Terms:
         most = config.count(self.most)
         table = model.read(self.table, (2 * most, config.head_dim))
-        return (RelativeKeys(lambda distances: table[np.clip(distances, -most, most - 1) + most][None]),)
+        return (RelativeKeys.of_table(table[None], lambda distances: np.clip(distances, -most, most - 1) + most),)
 
 
 def _near(tensors: LayerTensors, config: ModelConfig, name: str) -> Callable[[np.ndarray], np.ndarray]:
@@ -161,7 +161,9 @@ class NearKeys(Relative):
         return Reads(tensors=(self.tensor,))
 
     def terms(self, tensors: LayerTensors, config: ModelConfig, model: LayerTensors) -> Terms:
-        return (RelativeKeys(_near(tensors, config, self.tensor)),)
+        most = config.count("window_size")
+        near = _near(tensors, config, self.tensor)
+        return (RelativeKeys(near, every=near(np.arange(-most, most + 1))),)
 
 
 @dataclass(frozen=True)
@@ -198,7 +200,7 @@ class DistancesInBlocks(Relative):
         most, block = config.size("max_pos_emb"), config.size("context_size")
         table = tensors.read(self.module + ".weight", (2 * most + 1, config.head_dim))
         block = min(block, most)
-        return (RelativeKeys(lambda distances: table[np.clip(distances, -block, block) + most][None]),)
+        return (RelativeKeys.of_table(table[None], lambda distances: np.clip(distances, -block, block) + most),)
 
 
 @dataclass(frozen=True)
@@ -232,7 +234,7 @@ class RowsAndColumns(Relative):
             def coordinate(positions: np.ndarray) -> np.ndarray:
                 return positions[:, axis] if positions.ndim > 1 else np.asarray(divmod(positions, sides[1]))[axis]
 
-            return RelativeKeys(at, coordinate=coordinate)
+            return RelativeKeys(at, coordinate=coordinate, every=table[None])
 
         return keys(0), keys(1)
 
@@ -286,10 +288,10 @@ class Disentangled(Relative):
         terms = []
         if "c2p" in kinds:
             keys = projected(key, bias=bias)
-            terms.append(RelativeKeys(lambda distances: keys[:, which(distances)]))
+            terms.append(RelativeKeys.of_table(keys, which))
         if "p2c" in kinds:
             queries = projected(query, bias=True)
-            terms.append(RelativeKeys(lambda distances: queries[:, which(distances)], of_keys=True))
+            terms.append(RelativeKeys.of_table(queries, which, of_keys=True))
         return tuple(terms)
 
 

@@ -1,0 +1,70 @@
+"""What an atlas keeps is used again only where all that it depends on is the same."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from weightscope.atlas.directions import Direction
+from weightscope.atlas.prints import Print, make_print
+from weightscope.atlas.store import Store
+from weightscope.errors import CheckpointError
+from weightscope.sources import Source
+
+
+@pytest.fixture(scope="module")
+def arrays() -> dict[str, np.ndarray]:
+    made = make_print(Source.named("embedded"))
+    assert made is not None and made[1] == 0  # nothing is fetched of a local file
+    return made[0]
+
+
+def test_a_fingerprint_is_read_as_it_was_made(arrays: dict[str, np.ndarray], tmp_path: Path) -> None:
+    store = Store(tmp_path, 5)
+    assert store.get("embedded") is None
+    store.put("embedded", arrays)
+    kept = store.get("embedded")
+    assert kept is not None and kept.is_whole and len(store) == 1
+    again = kept.arrays()
+    assert all((again[name] == array).all() for name, array in arrays.items())
+
+
+def test_a_fingerprint_of_other_options_or_another_name_is_not_used(
+    arrays: dict[str, np.ndarray], tmp_path: Path
+) -> None:
+    store, rows = Store(tmp_path, 5), tmp_path / "rows.toml"
+    store.put("embedded", arrays)
+    rows.write_text("")
+    assert Store(tmp_path, 6).get("embedded") is None
+    assert Store(tmp_path, 5, str(rows)).get("embedded") is None
+    (path,) = store.folder.glob("print-*.npz")
+    path.replace(store._print("other"))
+    assert store.get("other") is None
+    store.put("embedded", arrays)
+    content = bytearray((path := store._print("embedded")).read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    assert store.get("embedded") is None
+
+
+def test_a_direction_belongs_to_both_states(tmp_path: Path) -> None:
+    store = Store(tmp_path, 5)
+    store.put_direction(["a", "1", "b", "1"], Direction("first", "rounding to a grid", "quantised"))
+    assert store.direction("a", "1", "b", "1") == Direction("first", "rounding to a grid", "quantised")
+    assert store.direction("a", "1", "b", "2") is None
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("heads", np.zeros((3, 0), np.int32)), ("direct", np.zeros((16, 2, 127), np.int8)),
+        ("norms", np.full((16, 2), np.nan, np.float32)), ("blocks", np.zeros((2, 256), np.int64)),
+        ("about", np.frombuffer(b"{}", np.uint8)), ("about", np.frombuffer(b"[" * 99_999, np.uint8)),
+        ("heads", np.full((3, 16), -1, np.int32)),
+    ],
+)  # fmt: skip
+def test_an_answer_of_a_worker_that_is_no_fingerprint_is_refused(
+    arrays: dict[str, np.ndarray], name: str, value: np.ndarray
+) -> None:
+    with pytest.raises(CheckpointError, match="a worker answers for x with"):
+        Print.of_arrays(arrays | {name: value}, "x")

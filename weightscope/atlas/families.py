@@ -1,0 +1,145 @@
+"""Families of checkpoints by their fingerprints, and a tree of each.
+
+Checkpoints of one shape are compared by the bits of a few blocks: two are relatives where fewer than `NEAR` of 16 bits
+differ on average (strangers' weights differ in 5.5 or more). What bits do not join is compared by sums of sketches over
+layers, and the pairs most alike by their heads, as `weightscope lineage` does with fingerprints. Of each family the
+tree keeps the nearest pairs that join all (a minimum spanning tree): bits first, then heads.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from math import nan
+from typing import NamedTuple
+
+import numpy as np
+
+from weightscope.atlas.prints import Print
+from weightscope.errors import CheckpointError
+from weightscope.lineage.matching import matches
+from weightscope.progress import bar
+
+NEAR = 4.0  # bits of 16; docs/atlas.md has what relatives and strangers differ in
+DISTINCT = 16  # values that a block must hold: zeros and ones are equal without any origin
+CANDIDATE = 0.2  # mean cosine of layers' sums from which heads are compared; strangers' best reach 0.15
+COMPARED = 8  # such candidates of a checkpoint, the most alike
+
+
+class Edge(NamedTuple):
+    """Two relatives, by their places in the list."""
+
+    first: int
+    second: int
+    bits: float  # of 16 that differ in the blocks; NaN where the shapes differ
+    likeness: float  # mean cosine of counterpart heads
+
+
+class Family(NamedTuple):
+    """Checkpoints with a common origin and the edges that join them."""
+
+    members: list[int]
+    edges: list[Edge]
+
+
+def families_of(prints: Sequence[Print]) -> list[Family]:
+    """The families, the largest first; every checkpoint is in one, perhaps alone."""
+    forest = _Forest(len(prints))
+    near = sorted(_near_in_bits(prints), key=lambda pair: (pair.bits, pair.first, pair.second))
+    for _, equal in groupby(near, key=lambda pair: pair.bits):
+        left = [pair for pair in equal if forest.root(pair.first) != forest.root(pair.second)]
+        known = [pair._replace(likeness=_in_place(prints[pair.first], prints[pair.second])) for pair in left]
+        for pair in sorted(known, key=lambda pair: -pair.likeness):
+            forest.join(pair)
+    alike = [pair for pair in _candidates(prints) if forest.root(pair[0]) != forest.root(pair[1])]
+    edges = [Edge(i, j, nan, likeness) for i, j in bar(alike, "pairs by heads", "pair")
+             if forest.root(i) != forest.root(j) and (likeness := _by_heads(prints[i], prints[j]))]  # fmt: skip
+    for edge in sorted(edges, key=lambda edge: (-edge.likeness, edge.first, edge.second)):
+        forest.join(edge)
+    return forest.families()
+
+
+class _Forest:
+    """Checkpoints joined by edges, the nearest first (Kruskal)."""
+
+    def __init__(self, count: int) -> None:
+        self._above = list(range(count))
+        self._edges: list[Edge] = []
+
+    def root(self, place: int) -> int:
+        """The representative of the family that a checkpoint is in so far."""
+        while self._above[place] != place:
+            self._above[place] = self._above[self._above[place]]
+            place = self._above[place]
+        return place
+
+    def join(self, edge: Edge) -> None:
+        """Add an edge, unless both are in one family already."""
+        roots = sorted((self.root(edge.first), self.root(edge.second)))
+        if roots[0] != roots[1]:
+            self._above[roots[1]] = roots[0]
+            self._edges.append(edge)
+
+    def families(self) -> list[Family]:
+        """What is joined, the largest first."""
+        found: dict[int, Family] = defaultdict(lambda: Family([], []))
+        for place in range(len(self._above)):
+            found[self.root(place)].members.append(place)
+        for edge in self._edges:
+            found[self.root(edge.first)].edges.append(edge)
+        return sorted(found.values(), key=lambda family: (-len(family.members), family.members[0]))
+
+
+def _near_in_bits(prints: Sequence[Print]) -> Iterator[Edge]:
+    """Pairs of one shape whose blocks differ in few bits."""
+    of_shape: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for place, each in enumerate(prints):
+        of_shape[each.shape].append(place)
+    for places in bar([each for each in of_shape.values() if len(each) > 1], "pairs by bits", "shape"):
+        blocks = np.stack([prints[place].blocks for place in places])  # (n, B, V)
+        told = np.array([[len(np.unique(block)) >= DISTINCT for block in each] for each in blocks])  # (n, B)
+        for i in range(len(places) - 1):
+            differ = np.bitwise_count(blocks[i + 1 :] ^ blocks[i]).sum(axis=2, dtype=np.int64)  # (n - i - 1, B)
+            both = told[i + 1 :] & told[i]
+            with np.errstate(invalid="ignore"):
+                bits = (differ * both).sum(axis=1) / (both.sum(axis=1) * blocks.shape[2])
+            for j in np.flatnonzero(bits < NEAR).tolist():
+                yield Edge(places[i], places[i + 1 + j], float(bits[j]), nan)
+
+
+def _in_place(a: Print, b: Print) -> float:
+    """Mean cosine of the heads that both have been read of, each with the other's head of its place."""
+    places = [dict(zip(zip(s.layer.tolist(), s.head.tolist(), strict=True), range(len(s.layer)), strict=True))
+              for s in (a.sketches, b.sketches)]  # fmt: skip
+    common = sorted(places[0].keys() & places[1].keys())
+    if not common:
+        return nan
+    x, y = (each.sketches.direct[[place[key] for key in common]]
+            for each, place in zip((a, b), places, strict=True))  # fmt: skip
+    return float(np.vecdot(x, y).mean())
+
+
+def _candidates(prints: Sequence[Print]) -> list[tuple[int, int]]:
+    """Pairs of one width whose layers' sums are alike, each with its counterpart: the most alike of each."""
+    of_width: dict[int, list[int]] = defaultdict(list)
+    for place, each in enumerate(prints):
+        of_width[each.about["d_model"]].append(place)
+    pairs: set[tuple[int, int]] = set()
+    for places in bar(list(of_width.values()), "candidates by layers", "width"):
+        rows = [prints[place].sketches.of_layers("direct") for place in places]
+        starts = np.cumsum([0, *map(len, rows)])[:-1]
+        stacked = np.concatenate(rows)  # (layers of all, 2 K)
+        for i, mine in enumerate(rows):
+            score = np.maximum.reduceat(stacked @ mine.T, starts, axis=0).mean(axis=1)  # (n,)
+            score[i] = -1
+            best = [j for j in np.argsort(-score, kind="stable")[:COMPARED].tolist() if score[j] >= CANDIDATE]
+            pairs |= {(min(places[i], places[j]), max(places[i], places[j])) for j in best}
+    return sorted(pairs)
+
+
+def _by_heads(a: Print, b: Print) -> float:
+    """Mean likeness of counterpart heads; 0 where strangers may be this alike."""
+    try:
+        match = matches(a.sketches, b.sketches).get("direct")
+    except CheckpointError:  # too many heads to compare
+        return 0.0
+    return match.mean if match is not None and match.is_sure else 0.0
