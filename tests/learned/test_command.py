@@ -62,6 +62,21 @@ def test_how_it_was_trained(change: Callable[[Weights], None], kind: str, rank: 
     assert training.evidence in result.lead
 
 
+@pytest.mark.parametrize(("change", "kind", "rank"), [(lora(4), "low rank", 4), (full, "full", None)])
+def test_how_it_was_trained_shows_in_16_bits(
+    change: Callable[[Weights], None], kind: str, rank: int | None, tmp_path: Path
+) -> None:
+    def saved(weights: Weights) -> None:
+        weights |= {name: tensor.astype(np.float16) for name, tensor in weights.items()}
+
+    def changed(weights: Weights) -> None:
+        change(weights)
+        saved(weights)
+
+    training = ws.learned(written(tmp_path / "a", saved), written(tmp_path / "b", changed)).tunes[0].training
+    assert (training.kind, training.rank) == (kind, rank), training.evidence
+
+
 def test_several_tunes_collide_where_they_share_spaces(tmp_path: Path) -> None:
     base, a, b = (written(tmp_path / name, change) for name, change in
                   (("base", lambda _: None), ("a", lora(2)), ("b", lora(2))))  # fmt: skip

@@ -316,7 +316,7 @@ def learned(
              if isinstance(each, str | Path) else each for each in tuned]  # fmt: skip
     base = open_tensors(base) if isinstance(base, str | Path) else base
     with progress_shown(progress):
-        results = [_tune(base, each, exact=exact) for each in tunes]
+        results = [tune_of(base, each, exact=exact) for each in tunes]
     overlaps = {}
     for a, b in combinations(results, 2):
         of_a, of_b = ({update.label: update for update in tune.updates} for tune in (a, b))
@@ -325,7 +325,8 @@ def learned(
     return Learned(base.name, results, overlaps, provenance)
 
 
-def _tune(base: Readable, tuned: Readable, *, exact: bool) -> Tune:
+def tune_of(base: Readable, tuned: Readable, *, exact: bool = False, with_words: bool = True) -> Tune:
+    """What was trained into one checkpoint."""
     entries = [entry for entry in counterparts(base, tuned) if entry.pair()]
     if not any(len(entry.a.shape) > 1 for entry in entries if entry.a):
         raise CheckpointError("has no matrix in common with the base", file=tuned.name)
@@ -339,7 +340,9 @@ def _tune(base: Readable, tuned: Readable, *, exact: bool) -> Tune:
     ]
     why = "its heads are not read"
     said = None
-    if isinstance(base, Model) and isinstance(tuned, Model):
+    if not with_words:
+        why = "they were not asked for"
+    elif isinstance(base, Model) and isinstance(tuned, Model):
         why = why_no_words(base, tuned) if updates else "nothing changed"
         said = None if why else words(base, tuned)
     training = training_of(changes.changes, tuned.checkpoint.note)
