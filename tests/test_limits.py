@@ -39,7 +39,8 @@ NO_LIMITS = {
     "findings.MOST_OPEN", "metrics.auroc.MOST_SCORES", "metrics.spectra.MOST_RANK",
     "outliers.figures.MOST_IN_LEGEND", "outliers.figures.MOST_DRAWN", "outliers.figures.MOST_NAMED",
     "pages.style.MOST_DESCRIBED", "sarif.MOST_PLACED",
-    "runner.runner.LARGEST_ERROR", "tensors.findings.LARGEST_RMS", "text.sandbox.MOST_CHILDREN",
+    "runner.runner.LARGEST_ERROR", "tensors.findings.LARGEST_RMS", "tensors.matrices.LARGEST_EXACT",
+    "text.sandbox.MOST_CHILDREN",
 }  # fmt: skip
 
 

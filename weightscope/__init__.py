@@ -39,6 +39,7 @@ is below it.
     learned                     what was trained into a checkpoint: directions, intruders, words
     same                        is this still the same model: every tensor, the config and the tokenizer
     compare                     how far each head moved from one checkpoint to the next
+    rank                        which matrices to train or merge, as a file for axolotl, PEFT or mergekit
     changes                     what changed between two checkpoints: tensors, heads, layers, wiring
     audit norms outliers        spectra of every head and what stands out; norms of alpha f(x); outlier dimensions
     tensors                     every tensor of a file by role, attention or not

@@ -12,6 +12,7 @@ distribution, so that they do not tell the two apart.
 
 import importlib.util
 import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -228,7 +229,7 @@ def do(run: Run, source: Path | str, books: dict[str, str], folder: Path) -> dic
 @click.command("train-learned", cls=EndsInOneLine)
 @click.option("--text", type=click.Path(exists=True, path_type=Path), required=True, help="Folder of .txt files.")
 @click.option("--tiny", type=click.Path(exists=True, path_type=Path), required=True, help="Folder of tiny models.")
-@click.option("--only", default="", help="Only runs whose name starts like this.")
+@click.option("--only", default="", help="Only runs whose name this pattern matches.")
 @out_option("out/learned/trained")
 def main(text: Path, tiny: Path, only: str, out: Path) -> None:
     """Train every run on the books under TEXT."""
@@ -236,7 +237,7 @@ def main(text: Path, tiny: Path, only: str, out: Path) -> None:
     files = {file.stem: file.read_text(encoding="utf-8") for file in sorted(text.rglob("*.txt"))}
     books = {next((short for short in TOPICS.values() if short in stem), stem): body for stem, body in files.items()}
     for run in RUNS:
-        if not run.name.startswith(only) or (out / run.name / "model.safetensors").exists():
+        if not re.match(only, run.name) or (out / run.name / "model.safetensors").exists():
             continue
         if run.rank and not importlib.util.find_spec("peft"):
             click.echo(f"{run.name}: skipped, needs peft")

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from weightscope.attention.kernel import FAST, NEAR
 from weightscope.attention.layer import Layer
 from weightscope.attention.logits import LogitBounds
 from weightscope.audit.directions import HeadDirections, directions_of, how_many_read, with_tokens
@@ -72,6 +73,8 @@ class AuditOptions:
     baseline: str | Path | None = None
     accept: str | Path | None = None
     sinks: bool | None = None
+    exact: bool = False
+    clip: float | None = None
 
     def __post_init__(self) -> None:
         plain: dict[str, Any] = {
@@ -88,6 +91,8 @@ class AuditOptions:
             raise CheckpointError(f"window is {self.window}; an average is of 1 to {LONGEST_WINDOW} distances")
         if len(self.deltas) > MOST_DELTAS:
             raise CheckpointError(f"deltas are {len(self.deltas)} distances; at most {MOST_DELTAS} are measured")
+        if self.clip is not None and not 0 < self.clip < np.inf:
+            raise CheckpointError(f"clip is {self.clip}; it is the largest logit to allow, a number above 0")
         if self.directions is not None and self.directions < 0:
             raise CheckpointError(f"directions is {self.directions}; it is how many to read")
         if self.reference is not None:
@@ -136,6 +141,8 @@ def audit(
     baseline: str | Path | None = None,
     accept: str | Path | None = None,
     sinks: bool | None = None,
+    exact: bool = False,
+    clip: float | None = None,
 ) -> "Audit":
     """Measure every head, and report what stands out.
 
@@ -171,6 +178,12 @@ def audit(
     sinks : bool, optional
         Follow random tokens through the feed-forward networks, and measure what heads do with the first token; by
         default where these are on this machine and have at most 2 GB.
+    exact : bool
+        With `all_tensors`, compute every spectrum in full; by default those of matrices whose smaller side is above
+        2,048 are sketches.
+    clip : float, optional
+        Largest logit tau that QK-Clip allows: heads get a column of the smallest factor by which it may multiply their
+        scores.
 
     Raises
     ------
@@ -187,7 +200,9 @@ def audit(
     (16,)
     """
     opened = as_model(model)
-    options = AuditOptions(layers, deltas, window, directions, device, all_tensors, reference, baseline, accept, sinks)
+    options = AuditOptions(
+        layers, deltas, window, directions, device, all_tensors, reference, baseline, accept, sinks, exact, clip
+    )
     options.entries()  # read before the work starts
     with progress_shown(progress):
         indices = options.layers_of(opened)
@@ -267,6 +282,8 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
     unchecked = model.unchecked()  # NaN in the embeddings is a finding, not an error
     sinks = first_token_sinks(model, list(layers), options.sinks)
     heads = MeasuredHeads(layers, model.config.d_model, sink_columns(sinks))
+    if options.clip is not None:
+        heads.append(clip_column(heads.table["qk_logit_bound"], options.clip))
     standing = Standing(model, heads, Reference.load(options.reference or OWN))
     with one_blas_thread():
         directions, notes = directions_of(unchecked, heads, options.directions)
@@ -288,7 +305,7 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
     )
     read = tensors_of_heads(unchecked, heads.layers.tolist())
     roles = affordable_names(model)
-    everything = read_matrices(model) if options.all_tensors else None
+    everything = read_matrices(model, options.exact) if options.all_tensors else None
     if everything is None:
         with_tokens_read = tensors_of_heads(unchecked, heads.layers.tolist(), tokens_read=bool(directions))
         coverage = attention_only(model.checkpoint, {*with_tokens_read, *other_gains(model)}, ", embeddings included")
@@ -324,14 +341,24 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
     )
 
 
-def sink_columns(sinks: FirstTokenSinks) -> tuple[Column, Column]:
-    """The last columns of heads.csv."""
+def sink_columns(sinks: FirstTokenSinks) -> tuple[Column, ...]:
+    """The last columns of heads.csv, all of one pass of random tokens."""
+    peak = f"Distance, of 0 to {NEAR - 1}, with the highest mean score of random tokens; NaN as sink_share, and without"
+    fast = f"Share of the product of query and key norms in pairs of dimensions that turn once within {FAST} tokens."
     share = "Mean attention that the last of five random tokens gives the first; NaN if tokens were not followed."
     kind = "What a head that gives the first token half of that or more does with it: nop, broadcast or neither."
     return (
+        Column("kernel_peak", sinks.peak.ravel(), "distance preferred", "tokens", f"{peak} positions in the scores."),
+        Column("fast_share", sinks.fast.ravel(), "fast pairs", meaning=fast),
         Column("sink_share", sinks.share.ravel(), "attention to token 0", meaning=share),
         Column("sink_kind", sinks.kind.ravel(), "kind of sink", meaning=kind),
     )
+
+
+def clip_column(bounds: np.ndarray, tau: float) -> Column:
+    """What QK-Clip would make of heads whose largest logits are their bounds."""
+    meaning = f"The smallest factor by which QK-Clip may multiply scores to keep them below {tau:g}: min(1, τ/bound)."
+    return Column("qk_clip", tau / np.maximum(bounds, tau), "γ", meaning=meaning)
 
 
 def unbounded_note(reasons: Mapping[int, str]) -> str:

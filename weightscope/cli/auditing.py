@@ -56,6 +56,10 @@ ALL = "all"  # --tower all: every stack
 @options.number("--window", "Number of distances over which a rotary W_QK is averaged.", 64)
 @options.number("--directions", "Singular directions of each map to project onto the tokens.", least=0)
 @click.option("--all", "all_tensors", is_flag=True, help="Also read every tensor of the file, attention or not.")
+@click.option(
+    "--exact", is_flag=True,
+    help="With --all: all singular values of matrices whose smaller side is above 2048 too; default: a sketch.",
+)  # fmt: skip
 @options.file_to_read(
     "--reference",
     "Reference to compare with (see `weightscope reference`); default: the one that ships with weightscope.",
@@ -64,6 +68,10 @@ ALL = "all"  # --tower all: every stack
     "--sinks", is_flag=True, default=None,
     help="Measure attention to the first token, however large the feed-forward networks on the way are; default: where "
     "they are local and at most 2 GB.",
+)  # fmt: skip
+@click.option(
+    "--clip", type=click.FloatRange(0, min_open=True),
+    help="Largest logit that QK-Clip allows, such as 100: heads.csv gets the smallest factor of each head's scores.",
 )  # fmt: skip
 @click.option("--resume", is_flag=True, help="Continue an interrupted audit; keep a finished one.")
 @fail_on_option
@@ -254,7 +262,7 @@ def compare_command(
     With --max-change or --fail-on, the exit status is 3 if a limit is exceeded; the results are still written.
     """
     from weightscope.changes.settings import first_sentence
-    from weightscope.checkpoint.opening import adapter_in
+    from weightscope.checkpoint.adapters import is_adapter
     from weightscope.compare.compare import RESULTS, compare
     from weightscope.errors import printable
     from weightscope.files import OutputFolder
@@ -264,7 +272,7 @@ def compare_command(
         raise click.UsageError("compare needs at least two checkpoints")
     folder = OutputFolder(out, names=RESULTS)
     folder.refuse_foreign()
-    adapters = {source for source in sources if adapter_in(source)}
+    adapters = {source for source in sources if is_adapter(source)}
     if base is not None and not adapters:
         raise click.UsageError("--base is for LoRA adapters; none of these sources is one")
     base = base or (sources[0] if sources[0] not in adapters else None)

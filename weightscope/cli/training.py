@@ -35,7 +35,7 @@ def learned_command(
 
     TUNED is a checkpoint of BASE's shapes, or a LoRA adapter for it. Of several, the page also says which collide.
     """
-    from weightscope.checkpoint.opening import adapter_in
+    from weightscope.checkpoint.adapters import is_adapter
     from weightscope.files import OutputFolder
     from weightscope.learned.learned import Learned, learned
     from weightscope.sources import Source
@@ -46,7 +46,7 @@ def learned_command(
         folder.refuse_foreign()
     sources = [Source.named(a, tower=tower, families=families, digest=digest)]
     for each in tuned:
-        on = a if adapter_in(each) else None
+        on = a if is_adapter(each) else None
         sources.append(Source.named(each, tower=tower, families=families, digest=digest, base=on))
     models = [options.opened_model(source, tensors_suffice=True) for source in sources]
     result = learned(*models, exact=exact, progress=True)

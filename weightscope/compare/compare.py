@@ -418,7 +418,12 @@ class Comparison(Result):
             replace(tables[0].column(name), values=np.concatenate([table[name] for table in tables]))
             for name in self._measures
         ]
-        return Table([*labels, *changes, *measures])
+        bounds = np.stack([table["qk_logit_bound"] for table in tables])  # (checkpoints, heads)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            growth = np.concatenate((np.ones_like(bounds[:1]), bounds[1:] / bounds[:-1]))
+        meaning = "The bound on the head's logits over that of the checkpoint before."
+        grown = Column("qk_logit_bound_growth", growth.ravel(), "growth of max |score|", meaning=meaning)
+        return Table([*labels, *changes, *measures, grown])
 
     @property
     def _measures(self) -> list[str]:

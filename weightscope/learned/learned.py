@@ -12,7 +12,7 @@ import numpy as np
 from weightscope.changes.all_tensors import TensorChanges, changes_with_directions
 from weightscope.changes.counterparts import counterparts
 from weightscope.changes.tensor import UNKNOWN_SIZE, Change
-from weightscope.checkpoint.opening import adapter_in
+from weightscope.checkpoint.adapters import is_adapter
 from weightscope.errors import CheckpointError, counted, printable
 from weightscope.files import REPORT
 from weightscope.findings import listed, spans
@@ -280,7 +280,7 @@ def _intruders(update: Update) -> tuple[float, float, float, float]:
 
 def open_tune(source: str | Path, base: str | Path, **options: Any) -> Readable:
     """A tuned checkpoint, or an adapter on this base."""
-    return open_tensors(source, base=base if adapter_in(str(source)) else None, **options)
+    return open_tensors(source, base=base if is_adapter(str(source)) else None, **options)
 
 
 def learned(

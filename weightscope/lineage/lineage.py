@@ -1,5 +1,6 @@
 """Where a checkpoint comes from: the verdict, the layers that match, and what was done, as one result."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,8 +17,8 @@ from weightscope.errors import CheckpointError, counted, printable
 from weightscope.files import REPORT
 from weightscope.findings import listed, spans
 from weightscope.lineage.differences import Kind, WeightChanges, structure_kinds, weight_changes, weight_kinds
-from weightscope.lineage.direction import HOW, Proof, prove, without_layers
-from weightscope.lineage.initial import initial_ones
+from weightscope.lineage.direction import HOW, Proof, merge_share, prove, without_layers
+from weightscope.lineage.initial import initial_ones, learnt_alike
 from weightscope.lineage.matching import BACKGROUND, ROUTES, Match
 from weightscope.lineage.parts import CALLED, NOTHING, Part, compare_parts, unread_parts
 from weightscope.lineage.permutation_test import permutation_log_p
@@ -212,6 +213,8 @@ def _related(
                 done = [kind for kind in done if kind.kind not in OF_A_MERGE]
                 if min(shares.left, shares.by_tensor) > EXPLAINED * weights.rounding:
                     done.append(Kind(NOT_ALL, suspect.layers, LEFT_OVER.format(left=shares.left)))
+                elif exact := _exact_shares(suspect.source, compared, list(shares.weights)):
+                    verdict, older, shares = "derived", Proof(Counter({"merge": 1})), replace(shares, weights=exact)
             elif derivation := _proved(suspect, first, weights, structure, "B"):
                 verdict, older = "derived", derivation
                 done = _as_proved(done, derivation, suspect, "suspect")
@@ -225,11 +228,12 @@ def _related(
     begun = initial_ones(suspect, first, parts, {kind.kind for kind in kinds})
     if begun:  # gains of one are where training began; nothing was folded
         kinds = [kind for kind in kinds if not kind.kind.startswith("norms folded")]
+    apart, learnt = learnt_alike(suspect, related)
     if verdict == "derived":
         parts = {name: replace(part, verdict=verdict) if part.is_shared else part for name, part in parts.items()}
     return Lineage(
         suspect, compared, first, verdict, p, comparisons, kinds, shares.weights, drift, [], of_layers, proof=older,
-        parts=parts, initial=begun, along=along,
+        parts=parts, initial=begun, apart=apart, learnt=learnt, along=along,
     )  # fmt: skip
 
 
@@ -304,6 +308,16 @@ def _summands(first: Related, compared: Sequence[ComparedBase]) -> list[Related]
     ]
 
 
+def _exact_shares(suspect: Model, compared: Sequence[ComparedBase], names: Sequence[str]) -> dict[str, float]:
+    """The shares of two bases whose rounded sum every value of the suspect is; empty where that is not shown."""
+    models = [(each.base.name, each.base.source) for each in compared if each.base.name in names and each.base.source]
+    if len(names) != 2 or len(models) != 2:
+        return {}
+    (first, a), (second, b) = models
+    share = merge_share(suspect, a, b)
+    return {} if share is None else {first: share, second: 1 - share}
+
+
 def _layers_of_several(suspect: Sketches, of_layers: Sequence[Related | None]) -> tuple[list[Kind], Shares]:
     """A merge that takes whole layers from several bases."""
     layers: dict[str, list[int]] = {}
@@ -373,6 +387,8 @@ class Lineage(Result):
     sharing: Sketches | None = None  # a base that shares no heads but another part
     by_neurons: dict[str, float] = field(default_factory=dict)  # p-value of the permutation test of neurons, by base
     initial: str = ""  # what speaks for an initialisation that both share, as a sentence
+    apart: str = ""  # how alike what was learnt from a base as initialised is, as a sentence
+    learnt: dict[str, float] = field(default_factory=dict)  # by base, cosine of the changes from a base as initialised
     probes: Probes = PUBLIC  # where the signs of sketches of the pairs come from whose weights are both there
     along: TensorChanges = field(
         default_factory=lambda: TensorChanges([]), repr=False
@@ -421,18 +437,19 @@ class Lineage(Result):
             f"{match.mean:.2f} ({p}, {counted(self.comparisons, 'comparison')})"
         )
         what = f"{self._difference}.{self._parts_apart}{self._caution}"
+        parents = " and ".join(f"{printable(base)} ({share:.2f})" for base, share in self.weights.items())
         if self.verdict == "derived" and self.proof is not None:
-            how = f"it can be recomputed from {base_name} by {self.proof.how}"
-            return f"{name} was derived from {base_name}: {how}, and {numbers}. {what}"
+            bases, them = (parents, "them") if self.weights else (base_name, base_name)
+            how = f"it can be recomputed from {them} by {self.proof.how}"
+            return f"{name} was derived from {bases}: {how}, and {numbers}. {what}"
         order = UNKNOWN_ORDER
         if self.proof is not None:
             order = f"{base_name} can be recomputed from {name} by {self.proof.how}, so {name} came first"
         if self.initial:
-            return f"{name} and {base_name} share an origin: {numbers}. {self.initial} {what}"
+            return f"{name} and {base_name} share an origin: {numbers}. {self.initial}{self.apart} {what}"
         if len(self.weights) > 1:
-            parents = " and ".join(f"{printable(base)} ({share:.2f})" for base, share in self.weights.items())
             return f"{name} shares its origin with {parents}, as a merge does: {numbers}; {order}. {what}"
-        return f"{name} and {base_name} share an origin: {numbers}; {order}. {what}"
+        return f"{name} and {base_name} share an origin: {numbers}; {order}.{self.apart} {what}"
 
     def is_cleared(self, base: Sketches) -> bool:
         """Whether a base was compared wholly, and nothing is shared with it."""
@@ -546,6 +563,7 @@ class Lineage(Result):
             "likeness": match.mean if match else None, "doubt": compared.doubt,
             "known_by": "weights" if base.source is not None else "fingerprint",
             "heads_sha256": base.about.get("heads_sha256"), "permutation_p": self.by_neurons.get(base.name),
+            "learnt": self.learnt.get(base.name),
         }  # fmt: skip
 
     def printed(self) -> list[str | Table]:
