@@ -71,6 +71,7 @@ DRAWINGS = (
         f"analyses.experiments.sinks_from_weights --model {SMOLLM2} smollm2-135m-instruct.q4_1"
         " --model {gemma} gemma-3-270m-q4_k_m --model {qwen} qwen2.5-coder-0.5b",
     ),
+    Drawing("super-weights", f"analyses.experiments.super_weights {SMOLLM2} --text {{books}}"),
     Drawing(
         "sinks-held-out",
         "analyses.experiments.sinks_held_out embedded "
@@ -112,6 +113,7 @@ DRAWINGS = (
         f"analyses.experiments.planted_lineage --text {{books}} --model embedded --model {{gpt2}} --model {MINILM}"
         f" --model {{mpnet}} --large {{qwen}} --large {SMOLLM2} --large {{gemma}}",
     ),
+    Drawing("planted-lineage-again", "analyses.experiments.planted_lineage --text {books} --model embedded"),
     Drawing("further-kinds", "analyses.experiments.further_kinds {llama} {llama}/../llama-1"),
     Drawing(
         "planted-thefts",

