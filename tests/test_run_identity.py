@@ -267,7 +267,7 @@ OF_SOURCE = {"source", "revision", "family", "tower", "tokenizer", "base", "fami
 OF_RUN = {"out", "resume", "engine", "scheduler", "jobs", "fail_on", "as_json", "sarif", "quiet", "digest"}
 OTHERS = {
     "layers": (1,), "deltas": (0, 3), "window": 5, "directions": 1, "device": "cuda", "all_tensors": True,
-    "reference": str(OWN), "baseline": "earlier", "accept": "accepted.csv", "sinks": True,
+    "reference": str(OWN), "baseline": "earlier", "accept": "accepted.csv", "sinks": True, "clip": 30.0, "exact": True,
 }  # fmt: skip
 
 
