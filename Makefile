@@ -21,7 +21,7 @@ DRAWINGS = $(call option,BOOKS,books) $(call option,STSB,stsb) $(call option,GPT
 CUDA := $(if $(filter cuda,$(DEVICE)),$(VENV)/.installed-cuda)
 
 .PHONY: help gpt2-detok norm-attention outlier-dimensions sink-bias sink-mechanisms sink-toys \
-	test check docs figures bench bench-whole bench-compare lint clean
+	test check oldest docs figures bench bench-whole bench-compare lint clean
 
 help:  ## this list
 	@echo "Times are for two cores, after the first set-up (three minutes, most of it PyTorch)."
@@ -58,6 +58,17 @@ check: test  ## everything: `make test`, types, every other test but the census,
 	$(MAKE) docs
 
 # The examples of its pages run as it is built. The tests compare what README, docs/ and figures/ say with the files.
+# The rooms that need neither PyTorch nor a browser.
+OLDEST := tests/attention tests/audit/test_audit.py tests/checkpoint tests/circuits/test_circuits.py \
+	tests/compare/test_compare.py tests/detok/test_heads.py tests/engine tests/metrics tests/text tests/test_cli.py \
+	tests/test_tables.py tests/test_written.py
+oldest: $(VENV)/.installed-dev  ## fast tests with the oldest packages that pyproject.toml allows (ten minutes)
+	$(PIP) 'uv>=0.9,<1'
+	$(BIN)/python -m uv venv --quiet --clear --python $(BIN)/python $(VENV)-oldest
+	$(BIN)/python -m uv pip install --quiet --python $(VENV)-oldest/bin/python --resolution lowest-direct \
+		-e '.[arrow,attest,bigrams,cluster,fast,gguf]' --group test
+	$(VENV)-oldest/bin/python -m pytest -n 2 --dist loadfile $(OLDEST)
+
 docs: $(VENV)/.installed-dev  ## the site, site/index.html, which opens from the disk, and its tests (three minutes)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m docs --ignore tests/test_site.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

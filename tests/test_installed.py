@@ -14,12 +14,16 @@ from pathlib import Path
 import pytest
 
 import weightscope as ws
+from tests.support.environments import environment, install
+from tests.support.hub_server import Hub
+from tests.support.tiny_models import fixture
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PROSE = [*ROOT.glob("*.md"), *(p for name in ("analyses", "docs", "weightscope") for p in (ROOT / name).rglob("*.md"))]
 CODE = [path for folder in ("weightscope", "analyses", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
 # What pip would fetch from an index: `weightscope` there is a stranger's.
+LARGEST_WHEEL = 11_000_000  # bytes, of which the embedded checkpoint is nine tenths
 STRANGERS = re.compile(r"(install|RUN|==|\bpip\b)[^\n]*['\" ]weightscope(\[|['\" ]|$)")
 
 
@@ -39,8 +43,33 @@ def test_unknown_project_in_a_hint_is_found() -> None:
     assert not STRANGERS.search("pip install 'weightscope-attention[gguf]'")
 
 
+def build(folder: Path, epoch: int = 1_700_000_000) -> Path:
+    """The wheel, made in a folder from a copy of the sources: a build leaves its folders in the tree that it builds."""
+    source = folder / "source"
+    shutil.copytree(ROOT / "weightscope", source / "weightscope", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "wheel", "--no-deps"]
+    options = ["--no-build-isolation", "--no-index", "--wheel-dir", str(folder), str(source)]
+    subprocess.run([*pip, *options], check=True, env=os.environ | {"SOURCE_DATE_EPOCH": str(epoch)})
+    (wheel,) = folder.glob("weightscope_attention-*.whl")
+    return wheel
+
+
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.mark.check
+def test_the_wheel_can_be_built_again_byte_for_byte(wheel: Path, tmp_path: Path) -> None:
+    again = build(tmp_path)
+    assert again.name == wheel.name and again.read_bytes() == wheel.read_bytes()
+    assert wheel.stat().st_size < LARGEST_WHEEL
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The commands' folder of an environment that has our wheel, and of this one the other packages.
 
     A .pth line adds this environment's packages without what its own .pth files say, an editable weightscope for one.
@@ -50,13 +79,6 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     venv.create(environment, with_pip=False)
     packages = environment / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    build = ["wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(folder)]
-    source = folder / "source"  # a copy: a build leaves its folders in the tree that it builds
-    shutil.copytree(ROOT / "weightscope", source / "weightscope", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    subprocess.run([*pip, *build, str(source)], check=True)
-    (wheel,) = folder.glob("weightscope_attention-*.whl")
     install = ["--python", str(environment), "install", "--no-deps", "--no-index", str(wheel)]
     subprocess.run([*pip, *install], check=True)
     (packages / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
@@ -112,3 +134,37 @@ def test_a_study_of_the_wheel(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("\n\n".join(paragraphs))
     run(installed, "weightscope", "norms", "embedded", "--text", "text.txt", "--out", "out", folder=tmp_path)
     assert (tmp_path / "out" / "heads.csv").exists() and (tmp_path / "out" / "report.html").exists()
+
+
+@pytest.mark.check
+def test_another_project_of_the_name_in_our_folder_is_named(wheel: Path, tmp_path: Path) -> None:
+    """PyPI's weightscope, installed before ours: its folder is ours."""
+    python = environment(tmp_path, "--no-deps", "weightscope==0.4.3", alone=True)
+    install(python, "--no-deps", "--no-index", "--ignore-installed", str(wheel))
+    (packages,) = python.parent.parent.glob("lib/*/site-packages")
+    (packages / "others.pth").write_text(sysconfig.get_path("purelib"))
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    command = [python.parent / "weightscope", "inspect", "embedded"]
+    done = subprocess.run(command, cwd=tmp_path, env=clean, capture_output=True, text=True)
+    mixed = "files of another project named weightscope are mixed into this installation; pip uninstall"
+    assert done.returncode == 0 and done.stderr.startswith(f"weightscope: {mixed}") and done.stderr.count("\n") == 1
+
+
+@pytest.mark.check
+def test_uvx_inspects_a_model_of_the_hub_from_the_wheel(wheel: Path, hub: Hub, tmp_path: Path) -> None:
+    """In an environment that uv makes, with our wheel from a folder and the other packages from the index."""
+    uv = environment(tmp_path, "uv", alone=True).parent / "uv"
+    model = fixture("llama").folder
+    hub.repositories["org/model"] = {path.name: path.read_bytes() for path in model.iterdir() if path.is_file()}
+    variables = {"HF_ENDPOINT": hub.hub, "HF_HOME": str(tmp_path / "hub"), "UV_TOOL_DIR": str(tmp_path / "tools")}
+    source = ["--find-links", wheel.parent, "--from", "weightscope-attention==" + ws.__version__]
+    command = [uv, "tool", "run", "--python", sys.executable, *source, "weightscope", "inspect", "org/model"]
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run(
+        list(map(str, command)), cwd=tmp_path, env=clean | variables, capture_output=True, text=True, timeout=900
+    )
+    if "error sending request" in done.stderr or "Failed to fetch" in done.stderr:
+        pytest.skip(f"uv cannot reach the index: {done.stderr.splitlines()[-1]}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("checkpoint  org/model: 22 tensors")
+    assert not list((tmp_path / "hub").rglob("*.safetensors"))  # headers, no weights

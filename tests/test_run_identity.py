@@ -264,10 +264,10 @@ def test_a_checkpoint_of_another_name_has_another_page(tiny_gpt2: Path, tmp_path
 
 # What an option of a command that resumes is: of the source, of the audit, or of how it is run, which no number shows.
 OF_SOURCE = {"source", "revision", "family", "tower", "tokenizer", "base", "families"}
-OF_RUN = {"out", "resume", "engine", "scheduler", "jobs", "fail_on", "as_json", "quiet", "digest"}
+OF_RUN = {"out", "resume", "engine", "scheduler", "jobs", "fail_on", "as_json", "sarif", "quiet", "digest"}
 OTHERS = {
     "layers": (1,), "deltas": (0, 3), "window": 5, "directions": 1, "device": "cuda", "all_tensors": True,
-    "reference": str(OWN), "baseline": "earlier", "accept": "accepted.csv", "sinks": True,
+    "reference": str(OWN), "baseline": "earlier", "accept": "accepted.csv", "sinks": True, "clip": 30.0, "exact": True,
 }  # fmt: skip
 
 

@@ -200,14 +200,13 @@ def test_cells_are_read_as_they_were(tmp_path: Path) -> None:
             Column("token", ["=1+1", "'quoted", "1_000"]),
             Column("link", [Link("a.html", "a"), "nan", ""]),
             Column("tied", [True, False, True]),
-            Column("empty", ["", "", ""]),
         ]
     )
     with OutputFolder(tmp_path) as folder:
         folder.table("heads.csv", table)
         folder.text("spectra.npz", "")
     stored = ws.load(tmp_path).heads
-    assert [stored[name].tolist() for name in ("head", "token", "link", "tied", "empty")] == [
-        [0, -1, 2], ["=1+1", "'quoted", "1_000"], ["a", "nan", ""], [True, False, True], ["", "", ""],
+    assert [stored[name].tolist() for name in ("head", "token", "link", "tied")] == [
+        [0, -1, 2], ["=1+1", "'quoted", "1_000"], ["a", "nan", ""], [True, False, True],
     ]  # fmt: skip
     assert np.array_equal(stored["size"], table["size"], equal_nan=True)

@@ -152,6 +152,18 @@ def check_writable(folder: Path) -> None:
     raise CheckpointError(f"nothing can be written to {folder} ({problem})")
 
 
+def without_objects(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Arrays for an .npz; one of objects, which would be pickled, is an error.
+
+    `savez(allow_pickle=False)` says the same, but NumPy 2.1 writes an array of that name.
+    """
+    import numpy as np
+
+    if objects := [name for name, array in arrays.items() if np.asarray(array).dtype.hasobject]:
+        raise ValueError(f"arrays of objects are not written: {', '.join(objects)}")
+    return dict(arrays)
+
+
 # Results by name
 
 Bytes = bytes  # within `Files`, `bytes` is the method
@@ -202,7 +214,7 @@ class Files:
         import numpy as np
 
         with self.open(name) as file:
-            np.savez_compressed(file, allow_pickle=False, **arrays)
+            np.savez_compressed(file, **without_objects(arrays))
 
     def add(self, contents: Mapping[str, Bytes]) -> None:
         """Write the contents of other `Files`."""

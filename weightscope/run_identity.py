@@ -22,7 +22,7 @@ from weightscope.checkpoint.storage import Storage
 from weightscope.embedded import FOLDER
 from weightscope.engine import unexpected
 from weightscope.errors import CheckpointError
-from weightscope.files import new_file, regular_file
+from weightscope.files import new_file, regular_file, without_objects
 from weightscope.model import Model
 
 LIBRARIES = ("numpy", "scipy")  # another version changes last digits
@@ -108,7 +108,7 @@ def keep_arrays(path: Path, arrays: Mapping[str, np.ndarray], identity: bytes) -
     The file appears complete under its name or not at all.
     """
     content = io.BytesIO()
-    np.savez(content, allow_pickle=False, **arrays)
+    np.savez(content, **without_objects(arrays))
     with new_file(path, synced=False) as file:
         file.write(content.getvalue() + hashlib.sha256(identity + content.getvalue()).digest())
 

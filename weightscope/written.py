@@ -223,11 +223,11 @@ class _Tables(Mapping[str, Table]):
 
 
 def _column(name: str, cells: Sequence[str]) -> Column:
-    """A column of a CSV: whole numbers, numbers with NaN for empty cells, or text."""
+    """A column of a CSV: whole numbers, numbers with NaN for empty cells, truths, or text."""
     filled = [cell for cell in cells if cell]
     if filled and all(map(WHOLE.fullmatch, filled)) and len(filled) == len(cells):
         return Column(name, np.array(cells, dtype=np.int64))
-    if filled and all(map(NUMBER.fullmatch, filled)):
+    if all(map(NUMBER.fullmatch, filled)):  # also where all are empty
         return Column(name, np.array([float(cell or "nan") for cell in cells]))
     if filled and set(cells) <= {"True", "False"}:
         return Column(name, [cell == "True" for cell in cells])

@@ -51,6 +51,7 @@ def write_audit_page(files: Files, audit: Audit) -> None:
             "measures": [{"name": m.name, "symbol": m.symbol, "meaning": m.meaning} for m in mapped],
             "matrices": mapped_matrices,
             "everything": None if audit.everything is None else audit.everything.roles.as_json(),
+            "matrices": None if of_matrices is None else of_matrices.as_json(),
             "reference": {"described": audit.standing.described, **reference.table.as_json()},
         },
         title=f"The heads of {audit.name}",

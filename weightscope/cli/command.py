@@ -12,6 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
 from threading import Lock, Thread, current_thread, main_thread
 from typing import Any, NoReturn
 
@@ -151,11 +152,22 @@ def spell_out_unprintable() -> None:
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
 
 
+def mixed_installation() -> str:
+    """What to do if PyPI's other project of this name was installed into our folder; empty where it was not."""
+    packages = Path(__file__).parents[2]
+    if next(packages.glob("weightscope-[0-9]*.dist-info"), None) is None:
+        return ""
+    again = "pip uninstall weightscope weightscope-attention, then pip install weightscope-attention"
+    return f"files of another project named weightscope are mixed into this installation; {again}"
+
+
 class EndsInOneLine(click.Command):
     """A command that ends every error and interruption with one line."""
 
     def main(self, args: Any = None, *more: Any, **kwargs: Any) -> Any:
         spell_out_unprintable()
+        if mixed := mixed_installation():
+            click.echo(f"{self.name}: {mixed}", err=True)
         typed = sys.argv[1:] if args is None else [args] if isinstance(args, str) else [*args]
         before = COMMAND.set(printable(shlex.join([str(self.name), *typed])))
         try:

@@ -17,7 +17,7 @@ from scipy.special import softmax
 
 from weightscope.attention.layer import Layer
 from weightscope.errors import CheckpointError
-from weightscope.files import new_file, regular_file
+from weightscope.files import new_file, regular_file, without_objects
 from weightscope.metrics.auroc import weighted_auroc
 from weightscope.metrics.spectra import spectral_gap
 from weightscope.model import Model
@@ -381,7 +381,7 @@ class Kept:
         except (CheckpointError, OSError, EOFError, ValueError, KeyError, BadZipFile, zlib.error):
             arrays = compute()
         with new_file(path) as new:
-            np.savez(new, allow_pickle=False, **arrays)
+            np.savez(new, **without_objects(arrays))
         return arrays
 
 
