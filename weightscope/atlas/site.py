@@ -26,7 +26,9 @@ def write_site(files: Files, atlas: Atlas) -> None:
             pages = Files()
     sections = [Section("Checkpoints", parts=[Table(atlas.checkpoints.columns, "A name leads to its page.")])]
     if len(atlas.family_table):
-        sections.append(Section("Families", parts=[atlas.family_table]))
+        sections.append(
+            Section("Families", parts=[atlas.family_table.select("family", "checkpoints", "architectures", "first")])
+        )
         sections.append(Section(
             "Trees", "Of each family the nearest pairs that join all. A pair has an order only where the weights prove "
             "which came first.", [atlas.tree],
@@ -40,9 +42,9 @@ def write_site(files: Files, atlas: Atlas) -> None:
 
 def _write_page(files: Files, atlas: Atlas, place: int) -> None:
     """The page of one checkpoint."""
-    member, each = atlas.members[place], atlas.prints[place]
-    facts = atlas.checkpoints.take([place])
-    facts = Table([facts.columns[1], *facts.columns[2:]])
+    member, each = atlas.members[place], atlas.outlines[place]
+    row = atlas.checkpoints.take([place])
+    facts = [(column.heading, column.shown(column.values[0])) for column in row.columns[1:]]
     family = atlas.families[atlas.family_of[place] - 1]
     rows = []
     for edge in family.edges:
@@ -52,10 +54,10 @@ def _write_page(files: Files, atlas: Atlas, place: int) -> None:
             order = "" if later is None else "later" if later == relative else "earlier"
             how, differs = (known.how, known.differs) if known else ("", "")
             rows.append((atlas.link(relative), edge.bits, edge.likeness, order, how, differs))
-    n = len(each.sketches.layer)
+    n = len(each.layer)
     of_all = "" if each.is_whole else f" of {each.about['heads'] * each.about['layers']:,}"
     lead = f"{counted(n, 'head')} read{of_all}; {counted(len(family.members) - 1, 'relative')}."
-    sections = [Section("Checkpoint", parts=[facts])]
+    sections = [Section("Checkpoint", parts=[Table.of_rows(("what", "value"), facts)])]
     if rows:
         sections.append(Section("Nearest relatives", "The neighbours in its family's tree.",
                                 [Table.of_rows(RELATIVES, rows)]))  # fmt: skip
