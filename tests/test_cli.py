@@ -17,7 +17,7 @@ from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.tiny_models import fixture
 from weightscope.audit import batch
 from weightscope.cli import main
-from weightscope.files import OutputFolder, check_writable
+from weightscope.files import REPORT, OutputFolder, check_writable
 
 TEXT = "the cat sat on the mat. the dog sat on the cat, and the mat was flat. a hat on a cat is that.\n" * 40
 
@@ -70,13 +70,13 @@ def test_detok_writes_what_is_promised(folder: Path, tmp_path: Path) -> None:
     page = (tmp_path / "report.html").read_text()
     assert "Table 2" in page and page.count("<svg") == 2
     assert {path.name for path in tmp_path.iterdir()} == {
-        ".weightscope", "heads.csv", "tokens.npz", "report.html", "auroc.png", "auroc.svg", "roc.png", "roc.svg",
+        ".weightscope", "heads.csv", "tokens.npz", *REPORT, "auroc.png", "auroc.svg", "roc.png", "roc.svg",
         "auroc.figure.csv", "roc.figure.csv",
     }  # fmt: skip
     (tmp_path / "my-roc.png").write_bytes(b"")
     assert run("detok", folder, "--counts", folder / "counts.npz", "--out", tmp_path).exit_code == 0
     assert {path.name for path in tmp_path.iterdir()} == {
-        ".weightscope", "heads.csv", "tokens.npz", "report.html", "auroc.png", "auroc.svg", "my-roc.png",
+        ".weightscope", "heads.csv", "tokens.npz", *REPORT, "auroc.png", "auroc.svg", "my-roc.png",
         "auroc.figure.csv",
     }  # fmt: skip
 

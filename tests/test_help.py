@@ -125,7 +125,8 @@ def test_an_option_has_one_form_over_all_commands() -> None:
             kind = type(option.type).__name__.removesuffix("Range").removesuffix("ParamType")
             forms.setdefault(option.opts[0], set()).add((option.is_flag, kind))
     # Of `same` a share of the values, of the studies a number of heads or queries: both are what other tools call it.
-    assert {name for name, kinds in forms.items() if len(kinds) > 1} == {"--sample"}
+    # Of `rank` a share of the matrices, as Spectrum's; else a number of rows.
+    assert {name for name, kinds in forms.items() if len(kinds) > 1} == {"--sample", "--top"}
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["audit", "--help"], ["completion", "zsh"]])

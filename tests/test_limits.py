@@ -23,7 +23,7 @@ LIKE_A_LIMIT = re.compile(r"(MAX|MOST|LARGEST|LONGEST)(_|$)")
 # Constants of such names past which nothing is refused: what is computed or shown at a time, and tolerances.
 NO_LIMITS = {
     "checkpoint.packings.mlx.LARGEST_NVFP4", "same.figures.MOST_ROLES", "same.judge.LARGEST_WHOLE",
-    "same.deeds.MOST_SHIFTED",
+    "same.deeds.MOST_SHIFTED", "learned.spaces.MOST_SHARED",
     "adopting.full_size.MOST_SCORES", "adopting.full_size.MOST_WORK",  # beyond them a row is labelled unproved
     "adopting.trial.MOST_CLASSES", "adopting.trial.MOST_PLANS",
     "adopting.draft.MOST_NAMED", "adopting.shapes.MOST_FLAGS",
@@ -39,7 +39,8 @@ NO_LIMITS = {
     "findings.MOST_OPEN", "metrics.auroc.MOST_SCORES", "metrics.spectra.MOST_RANK",
     "outliers.figures.MOST_IN_LEGEND", "outliers.figures.MOST_DRAWN", "outliers.figures.MOST_NAMED",
     "pages.style.MOST_DESCRIBED",
-    "runner.runner.LARGEST_ERROR", "tensors.findings.LARGEST_RMS", "text.sandbox.MOST_CHILDREN",
+    "runner.runner.LARGEST_ERROR", "tensors.findings.LARGEST_RMS", "tensors.matrices.LARGEST_EXACT",
+    "text.sandbox.MOST_CHILDREN",
 }  # fmt: skip
 
 

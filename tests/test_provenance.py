@@ -27,6 +27,7 @@ JSON = {
     "compare": ["compare", "A", "B", "--out", "OUT", "--json"],
     "lineage": ["lineage", "A", "B", "--out", "OUT", "--json"],
     "same": ["same", "A", "A", "--json"],
+    "learned": ["learned", "A", "B", "--json"],
     "inspect": ["inspect", "A", "--tensors", "--json"],
 }
 

@@ -743,7 +743,7 @@ def further_kinds() -> Iterator[tuple[str, list[dict[str, str]]]]:
 
 
 DIRECTIONS = {
-    "base first": "something was lost", "not shown": "nothing was lost, or either may be first",
+    "base first": "something was lost", "not shown": "nothing was lost, either may be first, or no proof is known",
     "strangers": "strangers",
 }  # fmt: skip
 

@@ -29,6 +29,7 @@ RESULTS: dict[str, Callable[[], Result]] = {
     "Comparison": lambda: ws.compare("embedded", "embedded"),
     "Lineage": lambda: ws.lineage("embedded", "embedded"),
     "Same": lambda: ws.same("embedded", "embedded"),
+    "Learned": lambda: ws.learned("embedded", "embedded"),
     "Circuits": lambda: ws.circuits("embedded"),
     "BigramAuroc": lambda: ws.bigram_auroc("embedded", load_counts(FOLDER / "counts.npz"), sample=100),
     "PositionTerms": lambda: ws.first_layer("embedded").positions(),
@@ -70,4 +71,5 @@ def test_a_result_says_shows_draws_and_writes_itself(name: str) -> None:
     if isinstance(result, Study):
         assert result.source in result.lead and all(line in result.lead for line in result.printed()[:1])
     where_shown = {f"directions.{kind}" for kind in ("json", "csv", "npz")}
+    where_shown |= {name for name, content_of in result.TABLES.items() if content_of(result) is None}
     assert {*result.TABLES} - where_shown <= written and "report.html" in written

@@ -28,6 +28,7 @@ COMMANDS = {  # what prints JSON: the schema of it, and the arguments
     "compare": ("compare", ["model", "changed", "--all"]),
     "lineage": ("lineage", ["model", "changed", "embedded"]),
     "same": ("same", ["model", "changed"]),
+    "learned": ("learned", ["model", "changed", "model"]),
     "verify": ("verify", ["claim.json", "changed", "model"]),
     "inspect": ("inspect", ["model", "--tensors"]),
 }
@@ -75,6 +76,10 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         results[shape] = json.loads(done.stdout)
         written = sorted(path for path in (folder / name).rglob("*.json") if ".weightscope" not in path.parts)
         results |= {f"{path.stem} of {name}": json.loads(path.read_text()) for path in written}
+    results["report of audits"] = results.pop("summary of audit of a list")  # a page like any other
+    with undrawn():
+        ws.circuits(model).write(folder / "circuits")
+    results["report of circuits"] = json.loads((folder / "circuits" / "report.json").read_text())
     return results
 
 
@@ -105,14 +110,19 @@ def test_what_commands_print_and_write_fits_its_schema(printed: dict[str, Any]) 
     for name in ("audit", "compare", "audits", "lineage", "findings of audit", "directions of audit"):
         assert printed[name]
     assert printed["compare"]["findings"] and printed["compare"]["config"] and printed["lineage"]["kinds"]
+    pages = {name.partition(" of ")[2]: value for name, value in printed.items() if name.startswith("report ")}
+    assert pages["audits"]["sections"] and pages["compare"]["sections"] and pages["audit"]["maps"]["columns"]
+    assert pages["audit"]["everything"] and pages["audit"]["findings"] and pages["circuits"]["wiring"]["edges"]
     assert {"config", "tensor"} <= {key for each in printed["same"]["differences"] for key in each}
     assert printed["audits"][1]["error"] and printed["verify"]["differences"]
 
 
-@pytest.mark.parametrize("shape", ["atlas", "audit", "compare", "lineage", "same", "verify", "claim", "inspect"])
+@pytest.mark.parametrize(
+    "shape", ["atlas", "audit", "compare", "lineage", "same", "learned", "verify", "claim", "inspect"]
+)
 def test_a_key_more_or_less_or_of_another_type_is_refused(shape: str, printed: dict[str, Any]) -> None:
     value, checks = printed[shape], validator(shape)
-    optional = set() if shape in ("atlas", "same", "verify", "claim", "inspect") else {"tensors"}
+    optional = set() if shape in ("atlas", "same", "learned", "verify", "claim", "inspect") else {"tensors"}
     for key in value:
         rest = {name: content for name, content in value.items() if name != key}
         assert checks.is_valid(rest) == (key in optional), key

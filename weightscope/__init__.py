@@ -14,6 +14,8 @@ Whether a copy is still the same model
     `same`
 Where a checkpoint comes from, and what was done to it
     `lineage`
+What was trained into a checkpoint
+    `learned`
 What each head is, and which heads read what others write
     `circuits`
 The first layer as a function of tokens and positions
@@ -21,7 +23,7 @@ The first layer as a function of tokens and positions
 Activations, with PyTorch
     `open_runner`
 Results
-    `Table`
+    `Table`, `load`
 
 Names are imported on first use: `import weightscope` does not load NumPy, SciPy, Matplotlib or PyTorch.
 
@@ -34,13 +36,16 @@ is below it.
     atlas                       many checkpoints: fingerprints, families and their trees, all heads in one table
     claims                      a lineage that others can recompute: statement, signature, check, SBOM
     lineage                     where a checkpoint comes from, and what was done to it
+    learned                     what was trained into a checkpoint: directions, intruders, words
     same                        is this still the same model: every tensor, the config and the tokenizer
     compare                     how far each head moved from one checkpoint to the next
+    rank                        which matrices to train or merge, as a file for axolotl, PEFT or mergekit
     changes                     what changed between two checkpoints: tensors, heads, layers, wiring
     audit norms outliers        spectra of every head and what stands out; norms of alpha f(x); outlier dimensions
     tensors                     every tensor of a file by role, attention or not
     circuits                    what each head does, and which heads read what others write
     detok                       the first layer as a function of tokens and positions
+    written sarif               results read back from the folders that commands wrote; findings for code scanning
     pages findings              what all reports and figures share; findings and their kinds
     adopting                    find and verify a row for an unknown architecture (PyTorch)
     runner                      load a model, observe it, patch it (PyTorch)
@@ -71,16 +76,18 @@ if TYPE_CHECKING:
     from weightscope.detok.first_layer import FirstLayer, first_layer, neighbours
     from weightscope.detok.heads import bigram_auroc
     from weightscope.errors import CheckpointError
+    from weightscope.learned.learned import learned
     from weightscope.lineage.lineage import lineage
     from weightscope.model import Model, open_model
     from weightscope.runner.runner import open_runner
     from weightscope.same.same import same
     from weightscope.tables import Table
     from weightscope.text.counts import load_counts
+    from weightscope.written import load
 
 __all__ = [
     "CheckpointError", "Factored", "FirstLayer", "Model", "Table", "audit", "bigram_auroc", "circuits", "compare",
-    "first_layer", "lineage", "load_counts", "neighbours", "open_model", "open_runner", "same",
+    "first_layer", "learned", "lineage", "load", "load_counts", "neighbours", "open_model", "open_runner", "same",
 ]  # fmt: skip
 __version__ = "0.2.0"
 
@@ -95,7 +102,9 @@ _HOMES = {
     "circuits": "circuits.circuits",
     "compare": "compare.compare",
     "first_layer": "detok.first_layer",
+    "learned": "learned.learned",
     "lineage": "lineage.lineage",
+    "load": "written",
     "load_counts": "text.counts",
     "neighbours": "detok.first_layer",
     "open_model": "model",
@@ -106,7 +115,7 @@ _HOMES = {
 
 # A room and the function that it is opened for share a name, as `audit`. Python binds a package's name when it is first
 # imported: imported and unbound here (a docstring each), it never hides the function, which __getattr__ finds.
-for _room in ("audit", "circuits", "compare", "lineage", "same"):
+for _room in ("audit", "circuits", "compare", "learned", "lineage", "same"):
     import_module(f"weightscope.{_room}")
     del globals()[_room]
 

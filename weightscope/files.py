@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, NamedTuple, Protocol, Self
 
 from weightscope.errors import CheckpointError
 
+REPORT = ("report.html", "report.json")  # a page, and the numbers on it
 HIDDEN = ".weightscope"  # folder within OUT for the lock, the manifest and what a resumed run needs
 LARGEST_MANIFEST = 16_000_000  # bytes; what is cut there is not JSON
 PIECES = 1000  # pieces of JSON text (numbers, brackets) joined into one write
@@ -184,9 +185,9 @@ class Files:
         """Write text as UTF-8."""
         self.bytes(name, text.encode())
 
-    def json(self, name: str, value: Any) -> None:
-        """Write indented JSON, without the whole text in memory."""
-        pieces = json.JSONEncoder(indent=1).iterencode(value)
+    def json(self, name: str, value: Any, indent: int | None = 1) -> None:
+        """Write indented JSON, or a line of it, without the whole text in memory."""
+        pieces = json.JSONEncoder(indent=indent).iterencode(value)
         with self.open(name) as file:
             while text := "".join(islice(pieces, PIECES)):
                 file.write(text.encode())
@@ -255,9 +256,7 @@ class OutputFolder(Folder):
     The manifest, the lock and what a resumed run needs are in `.weightscope` within the folder.
     """
 
-    def __init__(
-        self, path: Path, fingerprint: Mapping[str, Any] | None = None, names: Sequence[str] = ("report.html",)
-    ) -> None:
+    def __init__(self, path: Path, fingerprint: Mapping[str, Any] | None = None, names: Sequence[str] = REPORT) -> None:
         super().__init__(path)
         self.hidden = path / HIDDEN
         self._staging = self.hidden / "unfinished"
@@ -369,6 +368,12 @@ class OutputFolder(Folder):
             and manifest.files.keys() >= {*names}
             and all(self._holds(name, digest) for name, digest in manifest.files.items())
         )
+
+    @property
+    def listed(self) -> tuple[str, ...]:
+        """The files of the last run, if it has ended."""
+        manifest = self._manifest()
+        return tuple(manifest.files) if manifest.finished else ()
 
     def recorded(self, name: str) -> bool:
         """Whether the last run has written a file, and it is unchanged."""

@@ -23,7 +23,7 @@ from weightscope.checkpoint import Checkpoint, Tensor, open_checkpoint
 from weightscope.checkpoint.config import read_json
 from weightscope.checkpoint.formats import ADAPTER, NEEDS_ITS_BASE
 from weightscope.checkpoint.hub import Repository
-from weightscope.checkpoint.lora import Adapter, adapter_from, has_tokenizer, open_adapter, with_adapter
+from weightscope.checkpoint.lora import Adapter, AnyAdapter, adapter_from, has_tokenizer, open_adapter, with_adapter
 from weightscope.checkpoint.opening import adapter_in, at_revision, existing, locate, open_at, resolved
 from weightscope.embeddings import Embeddings, Unembedding
 from weightscope.errors import CheckpointError, expected, printable, whole
@@ -93,7 +93,7 @@ class Opened(NamedTuple):
     source: str = ""  # an absolute path, or a Hub id with its revision
     tokenizer: str = ""  # where it is, if not there
     where: Path | Repository | None = None  # the file, folder or repository that `source` names
-    adapter: Adapter | None = None
+    adapter: AnyAdapter | None = None
 
 
 def open_source(
@@ -102,6 +102,8 @@ def open_source(
     """Open a folder, a file, a repository or an adapter; see `open_model`."""
     named = resolved(source)
     folder, base_revision = adapter_in(named), revision
+    if folder is None and base is not None and (adapted := _adapted_by_a_file(source, base)):
+        return adapted
     if folder is None:
         where = locate(named, revision)
         if base is None:
@@ -120,6 +122,18 @@ def open_source(
     has_its_own = checkpoint.folder == folder or not has_tokenizer(checkpoint.folder)
     elsewhere = "" if has_its_own else str(base or adapter.base)
     return Opened(checkpoint, str(folder), tokenizer or elsewhere, folder, adapter)
+
+
+def _adapted_by_a_file(source: str | Path, base: str | Path) -> Opened | None:
+    """The base with an adapter of kohya, LyCORIS or diffusers; None where the source is none."""
+    from weightscope.checkpoint.adapters import AdapterOfFile, adapter_file
+
+    file = adapter_file(source)
+    if file is None:
+        return None
+    checkpoint = _published(base, None)
+    checkpoint.given = str(source)
+    return Opened(checkpoint, str(file), str(base), file, AdapterOfFile(file, tuple(checkpoint)))
 
 
 def _published(source: str | Path, revision: str | None) -> Checkpoint:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from markupsafe import Markup
 
-from weightscope.files import Files, OutputFolder
+from weightscope.files import REPORT, Files, OutputFolder
 from weightscope.tables import templates
 
 SPECTRA = "attention.figures:spectrum_figure"  # draws singular values of maps by name
@@ -60,7 +60,7 @@ class Result:
     PAGE: ClassVar[str] = ""  # the function that draws all figures and writes report.html
     # Files, and what gives the table, the arrays by name or the JSON that each holds; None is left out.
     TABLES: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
-    FILES: ClassVar[tuple[str, ...]] = ("report.html",)  # by which a folder is known to hold such a result
+    FILES: ClassVar[tuple[str, ...]] = REPORT  # by which a folder is known to hold such a result
 
     @property
     def lead(self) -> str:

@@ -200,6 +200,13 @@ class Table:
         """The rows as JSON objects, keyed by column name."""
         return [dict(zip(self.names, as_json(row), strict=True)) for row in self.rows()]
 
+    def as_json(self) -> dict[str, Any]:
+        """Caption, columns and rows, for the JSON of a page."""
+        columns = [
+            {key: getattr(column, key) for key in ("name", "symbol", "unit", "meaning")} for column in self.columns
+        ]
+        return {"caption": self.caption, "columns": columns, "rows": self.records()}
+
     def to_pandas(self) -> Any:
         """A pandas DataFrame.
 

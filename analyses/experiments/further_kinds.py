@@ -298,6 +298,40 @@ CASES: dict[str, Case] = {
         lambda b: tuned(DERIVATIONS["neurons permuted"].change(b), 1), "fine-tuned", "neurons permuted"
     ),
     "interpolated with a stranger": _two(lambda b, s: (averaged([b, s], [0.7, 0.3]), [b]), "fine-tuned"),
+    **{
+        f"merge, {dtype}": _two(
+            lambda b, s, dtype=dtype: (replace(averaged([b, s], [0.4, 0.6]), dtype=dtype), [b, s]),
+            *("merge", "cast")[: 1 if dtype == "float32" else 2],
+            direction=direction,
+        )
+        for dtype, direction in (("bfloat16", FIRST), ("float16", FIRST), ("float32", TOGETHER))
+    },
+    "merge with a tune, bfloat16": _two(
+        lambda b, _: (replace(averaged([b, tuned(b, 1)], [0.5, 0.5]), dtype="bfloat16"), [b, tuned(b, 1)]),
+        "merge",
+        "cast",
+        direction=FIRST,
+    ),
+    "past a tune, bfloat16": _two(
+        lambda b, _: (replace(averaged([b, tuned(b, 1)], [-0.5, 1.5]), dtype="bfloat16"), [b, tuned(b, 1)]),
+        "merge",
+        "cast",
+        direction=FIRST,
+    ),
+    "merge of three, bfloat16": _two(
+        lambda b, s: (
+            replace(averaged([b, s, tuned(b, 1)], [0.4, 0.3, 0.3]), dtype="bfloat16"),
+            [b, s, tuned(b, 1)],
+        ),
+        "merge",
+        "cast",
+    ),
+    "merge, bfloat16, then tuned": _two(
+        lambda b, s: (replace(tuned(averaged([b, s], [0.4, 0.6]), 1, 0.01), dtype="bfloat16"), [b, s]), "merge", "cast"
+    ),
+    "a base made of its merge": _two(
+        lambda b, s: (replace(b, dtype="bfloat16"), [averaged([rounded(b), s], [2, -1]), s]), "merge", "cast"
+    ),
     "stranger": _two(lambda b, s: (s, [b]), direction=NEITHER),
     "stranger, pruned": _two(lambda b, s: (pruned(s, 0.5), [b]), direction=NEITHER),
     "stranger, 4 bits": _two(lambda b, s: (DERIVATIONS["Q4_0"].change(s), [b]), direction=NEITHER),

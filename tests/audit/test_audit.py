@@ -19,7 +19,7 @@ from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.tiny_models import fixture
 from weightscope.audit.audit import FIGURES
 from weightscope.cli import main
-from weightscope.files import HIDDEN
+from weightscope.files import HIDDEN, REPORT
 from weightscope.findings import SHOWN
 
 FIRST_COLUMNS = ["layer", "head", "kv_head", "qk_sigma1", "qk_sigma2"]
@@ -27,7 +27,7 @@ NEEDED = ["qk_frobenius", "qk_stable_rank", "qk_effective_rank", "vo_sigma1", "v
           "vo_stable_rank", "vo_effective_rank"]  # fmt: skip
 PICTURES = [f"{name}.{kind}" for name in FIGURES for kind in ("png", "svg")]
 RESULTS = ["heads.csv", "spectra.npz", "percentiles.csv", "findings.csv", "findings.json", "directions.json",
-           "report.html", "spectra.csv", *PICTURES]  # fmt: skip
+           *REPORT, "spectra.csv", *PICTURES]  # fmt: skip
 
 
 def test_an_audit_leaves_its_results_and_nothing_else(out: Path) -> None:

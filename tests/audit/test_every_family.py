@@ -16,8 +16,9 @@ from tests.support.tiny_models import MECHANISMS, NAMES, fixture
 from weightscope.audit.audit import FIGURES, AuditOptions, measured_layer
 from weightscope.audit.factor_findings import factor_findings
 from weightscope.audit.measure import MeasuredHeads
+from weightscope.files import REPORT
 
-TABLES = ["findings.csv", "findings.json", "heads.csv", "percentiles.csv", "report.html", "spectra.npz"]
+TABLES = ["findings.csv", "findings.json", "heads.csv", "percentiles.csv", *REPORT, "spectra.npz"]
 PICTURES = [f"{name}.{kind}" for name in FIGURES for kind in ("png", "svg")] + ["spectra.csv"]
 
 OF_FACTORS = {"transposed_factors", "swapped_factors", "mixed_factors", "unbalanced_factors", "noise_floor"}

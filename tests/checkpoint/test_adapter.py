@@ -122,9 +122,9 @@ def with_tensor(name: str, *shape: int) -> Edit:
 
 
 REFUSED: dict[str, tuple[Edit, str]] = {
-    "another kind": (set_to(peft_type="IA3"), "adapter_config.json: is an adapter of peft_type 'IA3'; read is LORA"),
+    "another kind": (set_to(peft_type="IA3"), "is an adapter of peft_type 'IA3'; read are LORA and LOKR"),
     "LoHa": (set_to(peft_type="LOHA"), "peft_type 'LOHA'"),
-    "DoRA": (set_to(use_dora=True), "use_dora is set, which is not read; merge the adapter with PEFT"),
+    "DoRA": (set_to(use_dora=True), "has no lora_magnitude_vector that is read, though"),
     "layers repeated": (set_to(layer_replication=[[0, 1], [0, 2]]), "layer_replication is set"),
     "one token": (set_to(trainable_token_indices=[3]), "trainable_token_indices is set"),
     "activated later": (set_to(alora_invocation_tokens=[3]), "alora_invocation_tokens is set"),

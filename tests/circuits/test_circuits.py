@@ -23,10 +23,10 @@ from weightscope.circuits.passes import wiring
 from weightscope.circuits.wiring import strongest
 from weightscope.cli import main
 from weightscope.embedded import FOLDER
-from weightscope.files import Files
+from weightscope.files import REPORT, Files
 from weightscope.text.tokenizer import Tokenizer, token_names
 
-FILES = {"wiring.npz", "edges.csv", "roles.csv", "circuits.png", "circuits.svg", "report.html"}
+FILES = {"wiring.npz", "edges.csv", "roles.csv", "circuits.png", "circuits.svg", *REPORT}
 
 
 def run(*arguments: object) -> tuple[int, str]:

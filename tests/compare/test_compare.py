@@ -21,6 +21,7 @@ from tests.support.tiny_models import fixture
 from weightscope.cli import main
 from weightscope.compare import figures
 from weightscope.compare.compare import Comparison
+from weightscope.files import REPORT
 
 WIDTH, HEADS = 24, 4  # of the tiny GPT-2; its heads are 6 wide
 
@@ -97,7 +98,7 @@ def test_compare_writes_tables_spectra_figures_and_a_page(out: Path) -> None:
         f"{name}.{kind}" for name in ("changes", "spectra", "trajectories") for kind in ("png", "svg", "figure.csv")
     }
     tables = {"findings.csv", "heads.csv", "trajectory.csv", "roles.csv", "edges.csv"}
-    assert names == tables | {"findings.json", "spectra.npz", "report.html"} | figures
+    assert names == tables | {"findings.json", "spectra.npz", *REPORT} | figures
 
 
 def test_comparison_of_two_removes_old_trajectories(out: Path, run: list[Path], tmp_path: Path) -> None:

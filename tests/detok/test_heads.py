@@ -17,6 +17,7 @@ from tests.support.weights import shared
 from weightscope.detok.first_layer import FirstLayer
 from weightscope.detok.heads import BigramAuroc, roc_curves
 from weightscope.embedded import COUNTS, FOLDER
+from weightscope.files import REPORT
 from weightscope.metrics.auroc import weighted_auroc
 from weightscope.text.bigrams import count_bigrams
 from weightscope.text.counts import Counts, load_counts
@@ -105,7 +106,7 @@ def test_a_result_is_short_in_words_and_a_table_in_a_notebook(embedded_auroc: Bi
 def test_a_result_writes_what_the_command_writes(embedded_auroc: BigramAuroc, tmp_path: Path) -> None:
     embedded_auroc.write(tmp_path)
     names = {path.name for path in tmp_path.iterdir()} - {".weightscope"}
-    assert names == {"heads.csv", "tokens.npz", "report.html", "auroc.png", "auroc.svg", "auroc.figure.csv"}
+    assert names == {"heads.csv", "tokens.npz", *REPORT, "auroc.png", "auroc.svg", "auroc.figure.csv"}
     with (tmp_path / "heads.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["head"] for row in rows] == [str(head) for head in range(8)]

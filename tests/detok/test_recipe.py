@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from analyses.recipes.gpt2_detok import main
 from tests.support.hub_server import Hub
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
-from weightscope.files import OutputFolder
+from weightscope.files import REPORT, OutputFolder
 from weightscope.text.bigrams import count_bigrams
 from weightscope.text.counts import load_counts
 from weightscope.text.sequences import OPENWEBTEXT
@@ -19,7 +19,7 @@ from weightscope.text.tokenizer import Tokenizer
 pytestmark = pytest.mark.check
 
 TEXT = ["the cat sat on the mat. the dog sat on the cat.", "a hat on a cat is that, and the mat was flat."]
-WRITTEN = {"heads.csv", "tokens.npz", "neighbours.csv", "positions.npz", "trends.csv", "report.html", "auroc.png"}
+WRITTEN = {"heads.csv", "tokens.npz", "neighbours.csv", "positions.npz", "trends.csv", *REPORT, "auroc.png"}
 
 
 @pytest.fixture

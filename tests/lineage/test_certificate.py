@@ -9,6 +9,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
+from analyses.experiments.derivations import DERIVATIONS
+from analyses.experiments.named_parts import read_weights, write_weights
 
 GROUP = 32
 
@@ -67,3 +69,12 @@ def test_same_bytes_is_said_of_files(base: Path, tmp_path: Path) -> None:
     assert [kind.kind for kind in result.kinds] == ["same bytes in other files"]
     assert "byte for byte" in result.lead
     assert "Nothing differs: same bytes" not in result.lead
+
+
+@pytest.mark.parametrize("name", ["NF4", "8 bits, rows", "Q8_0", "4 bits, rows"])
+def test_levels_that_were_rounded_once_more_are_still_levels(tmp_path: Path, name: str) -> None:
+    """The base is float16, and so are the levels: a fine grid's steps are off by up to an eighth of one."""
+    write_weights(DERIVATIONS[name].change(read_weights("embedded")), tmp_path / "copy")
+    result = ws.lineage(tmp_path / "copy", "embedded")
+    assert result.verdict == "derived", result.lead
+    assert ws.lineage("embedded", tmp_path / "copy").verdict == "related"

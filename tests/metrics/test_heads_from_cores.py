@@ -5,10 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import weightscope as ws
+from tests.support.weights import shared
 from weightscope.attention.factored import core_singular_values, orthonormal, triangle
 from weightscope.metrics.spectra import (
     affine_singular_values,
     copying_score,
+    directionality,
     eigenvalue_balance,
     eigenvalues,
     symmetric_eigenvalues,
@@ -139,3 +142,27 @@ def test_very_different_columns_do_not_need_the_accurate_route() -> None:
     np.testing.assert_allclose(
         np.linalg.svd(computed.r, compute_uv=False), np.linalg.svd(factor, compute_uv=False), rtol=1e-6
     )
+
+
+def test_directionality_is_minus_one_where_columns_alone_stand_out() -> None:
+    even, peaked = np.ones(100), np.ones(100)
+    peaked[3] = 9
+    assert directionality(even, peaked) == -1 and directionality(peaked, even) == 1
+    assert directionality(peaked, peaked) == 0 == directionality(even, even)
+    assert np.isnan(directionality(np.full(3, np.nan), even))
+
+
+@pytest.mark.check
+def test_gpt2s_symmetry_and_directionality_are_those_of_the_paper() -> None:
+    """Whole layers, norms not folded: medians 0.15 (of 2 share - 1) and -0.58 (Saponati et al.)."""
+    model = ws.open_model(shared("gpt2-attention"))
+    shares, directions = [], []
+    for i in range(12):
+        w_q, w_k, _ = np.split(model.checkpoint[f"h.{i}.attn.c_attn.weight"].read().astype(np.float64), 3, axis=1)
+        w = w_q @ w_k.T
+        shares.append(symmetric_share(w_q.T @ w_q, w_k.T @ w_k, w_k.T @ w_q))
+        directions.append(directionality(np.linalg.norm(w, axis=1), np.linalg.norm(w, axis=0)))
+    assert 2 * np.median(shares) - 1 == pytest.approx(0.15, abs=0.005)
+    assert np.median(directions) == pytest.approx(-0.58, abs=0.005)
+    quartiles = np.percentile(directions, (25, 75)) - np.median(directions)
+    np.testing.assert_allclose(quartiles, (-0.06, 0.13), atol=0.015)

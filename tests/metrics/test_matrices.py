@@ -6,12 +6,14 @@ import scipy.linalg
 
 from weightscope.metrics import matrices
 from weightscope.metrics.matrices import (
+    Sketch,
     beyond_edge,
     condition,
     power_law,
     random_edge,
     signal_to_noise,
     singular_values,
+    sketched_singular_values,
 )
 
 RNG = np.random.default_rng(0)
@@ -75,6 +77,43 @@ def test_signal_to_noise_is_spectrums(shape: tuple[int, int]) -> None:
     threshold = sigma * np.sqrt((1 + np.sqrt(beta)) ** 2)
     expected = s[s > threshold].sum() / s[s <= threshold].sum() / s.max()
     assert signal_to_noise(singular_values([w.reshape(-1)], shape), shape) == pytest.approx(expected, rel=1e-5)
+
+
+def sketch_of(w: np.ndarray) -> Sketch:
+    return sketched_singular_values(lambda: cut(w, 999), w.shape, float((w.astype(np.float64) ** 2).sum()))
+
+
+def rank_error(s: np.ndarray, sketch: np.ndarray) -> float:
+    """The largest difference between the shares of singular values below any value."""
+    values = np.linspace(0, 1.01 * s[0], 3000)
+    below = (np.searchsorted(np.sort(each), values) / len(s) for each in (s, sketch))
+    return float(np.abs(next(below) - next(below)).max())
+
+
+SPECTRA = {
+    "random": lambda: RNG.standard_normal((500, 300)),
+    "wide": lambda: RNG.standard_normal((200, 900)) * np.exp(RNG.standard_normal(900)),
+    "heavy": lambda: np.linalg.qr(RNG.standard_normal((400, 400)))[0] * (40 / np.arange(1, 401) ** 0.9),
+    "low rank": lambda: RNG.standard_normal((300, 5)) @ RNG.standard_normal((5, 400)),
+    "identity": lambda: np.eye(200),
+    "huge": lambda: RNG.standard_normal((300, 200)).astype(np.float32) * np.float32(1e30),
+    "tiny": lambda: RNG.standard_normal((300, 200)).astype(np.float32) * np.float32(1e-30),
+}
+
+
+@pytest.mark.parametrize("name", SPECTRA)
+def test_a_sketch_is_within_its_bound(name: str) -> None:
+    """The bound holds; the share is off by far less; what has converged and the Frobenius norm are exact."""
+    w = SPECTRA[name]()
+    s, sketch = scipys(w), sketch_of(w)
+    assert rank_error(s, sketch.s) <= min(sketch.rank_error, 0.05)
+    assert sketch.s[0] == pytest.approx(s[0], rel=2e-3)
+    assert np.linalg.norm(sketch.s) == pytest.approx(np.linalg.norm(s), rel=1e-6)
+
+
+@pytest.mark.parametrize("w", [np.zeros((30, 40)), np.full((30, 40), np.nan)], ids=["zero", "NaN"])
+def test_a_sketch_of_nothing(w: np.ndarray) -> None:
+    np.testing.assert_equal(sketch_of(w).s, np.full(30, w[0, 0]))
 
 
 def test_equal_singular_values_are_signal_alone() -> None:

@@ -20,13 +20,14 @@ from analyses.recipes import norm_attention
 from tests.support.random_models import random_model
 from tests.support.word_models import WORDS, written_model
 from weightscope.cli import main
+from weightscope.files import REPORT
 
 pytestmark = pytest.mark.check
 
 PARAGRAPHS = "\n\n".join(f"{first} , {' '.join(WORDS)} ." for first in WORDS)
 DRAWN = ("heads", "layers", "pairs", "singular-values")
 FIGURES = {f"{name}.{suffix}" for name in DRAWN for suffix in ("png", "svg", "figure.csv")}
-WRITTEN = FIGURES | {"report.html", "heads.csv", "layers.csv", "kinds.csv", "shares.csv", "summary.csv", "norms.npz"}
+WRITTEN = FIGURES | {*REPORT, "heads.csv", "layers.csv", "kinds.csv", "shares.csv", "summary.csv", "norms.npz"}
 
 
 def run(model: Path, tmp_path: Path, *options: str):

@@ -17,6 +17,7 @@ from analyses import inputs
 from analyses.recipes import outlier_dimensions
 from tests.support.word_models import WORDS, written_model
 from weightscope.cli import main
+from weightscope.files import REPORT
 from weightscope.outliers import page as paper
 from weightscope.outliers.measure import Contributions
 from weightscope.outliers.page import _paper, layers_shown
@@ -57,7 +58,7 @@ def test_everything_is_written_and_dimensions_account_for_every_preference(bert:
         "values.svg",
         "values.figure.csv",
     }  # random weights: outliers or none
-    assert written == FIGURES | TABLES | {"report.html", ".weightscope"}
+    assert written == FIGURES | TABLES | {*REPORT, ".weightscope"}
     with np.load(out / "outliers.npz") as arrays:
         assert arrays["kinds"].tolist() == ["[CLS]", "[SEP]", ". or ,", "other"]
         assert arrays["tokens"][:3].tolist() == arrays["keys"][:3].tolist() == [10, 10, 20]

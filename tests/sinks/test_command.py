@@ -14,11 +14,12 @@ from tests.support.cases import CASES, Case
 from tests.support.provenance import ends_with, header_of
 from weightscope.cli import main
 from weightscope.embedded import FOLDER
+from weightscope.files import REPORT
 
 PARAGRAPH = "A single man in possession of a good fortune must be in want of a {0} wife, or of a dog. " * 3
 pytestmark = pytest.mark.check
 BIAS = ("embedded", "--question", "bias", "--inputs", 3, "--length", 32, "--evaluated", 2)
-KIND_FILES = {"events.csv", "heads.csv", "layers.csv", "sinks.npz", "report.html"} | {
+KIND_FILES = {"events.csv", "heads.csv", "layers.csv", "sinks.npz", *REPORT} | {
     f"{name}.{suffix}"
     for name in ("sink-tokens", "head-map", "norms", "plane", "lemmas", "similarity", "spectra", "routing")
     for suffix in ("png", "svg", "figure.csv")
@@ -66,7 +67,7 @@ def test_bias_writes_tables_figures_and_a_page(texts: Path, tmp_path: Path) -> N
         for end in ("png", "svg", "figure.csv")
     }
     tables = {f"{name}.csv" for name in ("layers", "heads", "patching", "losses")}
-    assert visible(tmp_path) == tables | {"mu_sink.npz", "report.html"} | figures
+    assert visible(tmp_path) == tables | {"mu_sink.npz", *REPORT} | figures
     assert all((tmp_path / name).stat().st_size > 5000 for name in figures if not name.endswith(".csv"))
     with (tmp_path / "patching.csv").open() as file:
         rows = list(csv.DictReader(file))

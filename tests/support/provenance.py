@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import weightscope
+from weightscope.files import REPORT
 
 ENVELOPE = {"lead", "version", "command", "date", "sources"}
 DATE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
@@ -56,8 +57,12 @@ def without_command(printed: str) -> dict[str, Any]:
 
 
 def without_footer(file: Path) -> bytes:
-    """A file's content, of a page without its end, which names the command and the time."""
-    return re.sub(rb"<footer>.*</footer>", b"", file.read_bytes(), flags=re.DOTALL)
+    """A file's content, of a page and its JSON without what says where it comes from."""
+    content = file.read_bytes()
+    if file.name in REPORT and file.suffix == ".json":
+        page = json.loads(content)
+        return json.dumps({key: page[key] for key in page if key not in ("command", "date", "sources")}).encode()
+    return re.sub(rb"<footer>.*</footer>", b"", content, flags=re.DOTALL)
 
 
 def ends_with(page: Path, command: list[object], *folders: Path) -> str:

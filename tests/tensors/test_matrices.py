@@ -104,6 +104,22 @@ def test_one_thread_and_many_give_the_same(monkeypatch: pytest.MonkeyPatch) -> N
     assert read_matrices(model).table.csv() == many
 
 
+@pytest.mark.parametrize("held", [1 << 20, 1], ids=["held", "streamed"])
+def test_large_matrices_are_sketched_and_exact_ones_on_request(held: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matrices, "EXACT_SIDE", 200)
+    monkeypatch.setattr(matrices, "HELD", held)
+    model = ws.open_model("embedded")
+    sketched, exact = (rows_of(read_matrices(model, exact=exact)) for exact in (False, True))
+    for key, row in exact.items():
+        sketch = sketched[key]
+        assert sketch["spectrum"] == {"exact": "sketch", "": ""}[row["spectrum"]]
+        for name in ("rms", "frobenius", "mp_edge"):
+            assert sketch[name] == pytest.approx(row[name], rel=1e-6, nan_ok=True)
+        assert sketch["sigma1"] == pytest.approx(row["sigma1"], rel=2e-3, nan_ok=True)
+        assert sketch["effective_rank"] == pytest.approx(row["effective_rank"], rel=0.05, nan_ok=True)  # less of more
+        assert np.isnan(sketch["condition"]) and (row["rank_error"] == 0 or np.isnan(row["rank_error"]))
+
+
 def test_audit_all_writes_a_row_for_every_matrix(tmp_path: Path) -> None:
     """The columns of tensors.csv and roles.csv, which it replaces, are kept."""
     assert "Every value of" in audit_of("embedded", tmp_path / "out", "--all").stdout.splitlines()[0]

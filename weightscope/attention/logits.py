@@ -6,7 +6,7 @@ keys are therefore q = u A + a and k = v B + b with |u|, |v| <= 1 (`Reach`), and
     |q k'| <= sigma_1(A B') + |a B'| + |A b'| + |a b'|.
 
 A rotation turns pairs p of dimensions by any angle, so that what counts is sum_p |q_p| |k_p|. For all t_p > 0 that is
-at most |q T| |k T^-1|, T = diag(t), which is small where t evens out the sizes of a query's and a key's pairs.
+at most |q T| |k T^-1|, T = diag(t), with a t that evens out the sizes of a query's and a key's pairs.
 Dimensions that do not turn may be bounded apart. Where queries and keys have norms of their own, A and B are diagonal,
 and these bounds are the largest score there can be.
 """
@@ -76,9 +76,8 @@ def turned_bound(q: Reach, k: Reach, partner: np.ndarray) -> float:
     live = np.flatnonzero((sizes[0] > 0) & (sizes[1] > 0))  # the rest adds nothing
     if not len(live):
         return 0.0
-    scales = np.ones(len(live)), (sizes[1][live] / sizes[0][live]) ** 0.25  # the latter evens out the sizes
-    bounds = [q.within(live).times(t).length * k.within(live).times(1 / t).length for t in scales]
-    return min(bounds)
+    evening = (sizes[1][live] / sizes[0][live]) ** 0.25
+    return q.within(live).times(evening).length * k.within(live).times(1 / evening).length
 
 
 def _pair_sizes(side: Reach, partner: np.ndarray) -> np.ndarray:
@@ -159,8 +158,9 @@ class LogitBounds:
 
         latent = layer.k_norm is not None and layer.k_norm.dims is not None
         apart = dims < (layer.k_norm.dims or 0) if latent and layer.k_norm else ~turns
-        bounds = [sum(bound(part) for part in (apart, ~apart) if part.any())]
-        if not latent:
+        parts = [part for part in (apart, ~apart) if part.any()]
+        bounds = [sum(map(bound, parts))]
+        if not latent and len(parts) > 1:
             bounds.append(bound(np.ones(len(dims), bool)))
         if layer.clip is not None:
             bounds.append(layer.clip**2 * float(self.factors.sum()))

@@ -23,7 +23,7 @@ from weightscope.circuits.names import FirstTokenSinks, Roles, affordable_names,
 from weightscope.compute.cores import one_blas_thread
 from weightscope.compute.device import open_device
 from weightscope.errors import CheckpointError, counted, printable, sized, wholes
-from weightscope.files import HIDDEN, OutputFolder
+from weightscope.files import HIDDEN, REPORT, OutputFolder
 from weightscope.findings import Findings, indexed
 from weightscope.model import Model, as_model
 from weightscope.progress import bar, progress_shown
@@ -55,7 +55,7 @@ TABLES: dict[str, Callable[["Audit"], Any]] = {
     "directions.json": lambda audit: [head.as_json() for head in audit.directions] or None,
     "matrices.csv": lambda audit: None if audit.everything is None else audit.everything.table,
 }
-RESULTS = (*TABLES, "report.html", "spectra.csv", *(f"{name}.{kind}" for name in FIGURES for kind in ("png", "svg")))
+RESULTS = (*TABLES, *REPORT, "spectra.csv", *(f"{name}.{kind}" for name in FIGURES for kind in ("png", "svg")))
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,8 @@ class AuditOptions:
     baseline: str | Path | None = None
     accept: str | Path | None = None
     sinks: bool | None = None
+    exact: bool = False
+    clip: float | None = None
 
     def __post_init__(self) -> None:
         plain: dict[str, Any] = {
@@ -88,6 +90,8 @@ class AuditOptions:
             raise CheckpointError(f"window is {self.window}; an average is of 1 to {LONGEST_WINDOW} distances")
         if len(self.deltas) > MOST_DELTAS:
             raise CheckpointError(f"deltas are {len(self.deltas)} distances; at most {MOST_DELTAS} are measured")
+        if self.clip is not None and not 0 < self.clip < np.inf:
+            raise CheckpointError(f"clip is {self.clip}; it is the largest logit to allow, a number above 0")
         if self.directions is not None and self.directions < 0:
             raise CheckpointError(f"directions is {self.directions}; it is how many to read")
         if self.reference is not None:
@@ -136,6 +140,8 @@ def audit(
     baseline: str | Path | None = None,
     accept: str | Path | None = None,
     sinks: bool | None = None,
+    exact: bool = False,
+    clip: float | None = None,
 ) -> "Audit":
     """Measure every head, and report what stands out.
 
@@ -171,6 +177,12 @@ def audit(
     sinks : bool, optional
         Follow random tokens through the feed-forward networks, and measure what heads do with the first token; by
         default where these are on this machine and have at most 2 GB.
+    exact : bool
+        With `all_tensors`, compute every spectrum in full; by default those of matrices whose smaller side is above
+        2,048 are sketches.
+    clip : float, optional
+        Largest logit tau that QK-Clip allows: heads get a column of the smallest factor by which it may multiply their
+        scores.
 
     Raises
     ------
@@ -187,7 +199,9 @@ def audit(
     (16,)
     """
     opened = as_model(model)
-    options = AuditOptions(layers, deltas, window, directions, device, all_tensors, reference, baseline, accept, sinks)
+    options = AuditOptions(
+        layers, deltas, window, directions, device, all_tensors, reference, baseline, accept, sinks, exact, clip
+    )
     options.entries()  # read before the work starts
     with progress_shown(progress):
         indices = options.layers_of(opened)
@@ -267,6 +281,8 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
     unchecked = model.unchecked()  # NaN in the embeddings is a finding, not an error
     sinks = first_token_sinks(model, list(layers), options.sinks)
     heads = MeasuredHeads(layers, model.config.d_model, sink_columns(sinks))
+    if options.clip is not None:
+        heads.append(clip_column(heads.table["qk_logit_bound"], options.clip))
     standing = Standing(model, heads, Reference.load(options.reference or OWN))
     with one_blas_thread():
         directions, notes = directions_of(unchecked, heads, options.directions)
@@ -288,7 +304,7 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
     )
     read = tensors_of_heads(unchecked, heads.layers.tolist())
     roles = affordable_names(model)
-    everything = read_matrices(model) if options.all_tensors else None
+    everything = read_matrices(model, options.exact) if options.all_tensors else None
     if everything is None:
         with_tokens_read = tensors_of_heads(unchecked, heads.layers.tolist(), tokens_read=bool(directions))
         coverage = attention_only(model.checkpoint, {*with_tokens_read, *other_gains(model)}, ", embeddings included")
@@ -332,6 +348,12 @@ def sink_columns(sinks: FirstTokenSinks) -> tuple[Column, Column]:
         Column("sink_share", sinks.share.ravel(), "attention to token 0", meaning=share),
         Column("sink_kind", sinks.kind.ravel(), "kind of sink", meaning=kind),
     )
+
+
+def clip_column(bounds: np.ndarray, tau: float) -> Column:
+    """What QK-Clip would make of heads whose largest logits are their bounds."""
+    meaning = f"The smallest factor by which QK-Clip may multiply scores to keep them below {tau:g}: min(1, τ/bound)."
+    return Column("qk_clip", tau / np.maximum(bounds, tau), "γ", meaning=meaning)
 
 
 def unbounded_note(reasons: Mapping[int, str]) -> str:

@@ -71,6 +71,7 @@ def findings_of(model: Model, heads: MeasuredHeads, standing: Standing | None = 
             *broken_layers(model, heads),
             *overflowing_layers(model, heads),
             *head_findings(heads, explained, standing),
+            *large_logits(heads),
             *alike,
             *dimensions,
             *factor_findings(model, heads),
@@ -307,6 +308,28 @@ def _far_from_others(
                     text=f"{measure} is {value:.3g}; {among}.",
                 )  # fmt: skip
     return [finding for _, finding in layers.values()], {place: finding for place, (_, finding) in far.items()}
+
+
+FLOAT16 = 65_504.0  # the largest number that it holds
+
+
+@finding("large_logits", "logits beyond float16", rank=85,
+         look_next="Run attention in bfloat16 or float32, or with a kernel that adds up scores in float32; or measure "
+                   "the largest score on text, since the bound is for any input.")  # fmt: skip
+def large_logits(heads: MeasuredHeads) -> Iterator[Finding]:
+    """Heads of which no bound says that the products of queries and keys fit into float16."""
+    bounds = heads.grid("qk_logit_bound")  # (L, H)
+    products, usual = bounds / heads.arrays["score_scale"], known_median(bounds)
+    large = []
+    for i, h in np.argwhere(products > FLOAT16).tolist():
+        bound, product = float(bounds[i, h]), float(products[i, h])
+        text = (
+            f"The weights allow scores of up to {bound:,.0f} (the median head: {usual:,.0f}): products of queries and "
+            f"keys of up to {product:,.0f}, and float16 holds at most {FLOAT16:,.0f}."
+        )
+        large.append(of_head(int(heads.layers[i]), h, kind="large_logits", map="qk", measure="qk_logit_bound",
+                             number=bound, usual=usual, text=text))  # fmt: skip
+    yield from aggregated(large, heads.n_heads)
 
 
 # Residual dimensions with an outsized share or gain.

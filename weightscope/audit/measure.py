@@ -31,6 +31,7 @@ from weightscope.metrics.spaces import Probes, leading_blocks, probes, shown, sp
 from weightscope.metrics.spectra import (
     affine_singular_values,
     copying_score,
+    directionality,
     eigenvalue_balance,
     eigenvalues,
     symmetric_eigenvalues,
@@ -84,6 +85,7 @@ def measure_layer(
         "kv_head": np.repeat(np.arange(n_kv), shared_by),
         "caveats": np.array(layer.caveats, dtype=str),
         "unbounded": np.array([bounds.reason], dtype=str),
+        "score_scale": np.full(n_heads, abs(layer.scale)),
         "learned_sink": np.full(n_heads, np.nan) if layer.sinks is None else layer.sinks.astype(np.float64),
         **row_arrays(squares, _gains(layer), layer.output_bias),
     }
@@ -131,7 +133,7 @@ def _measure_heads(
     on_device = device.put(w_k), device.put(w_v)
     products = _two_spaces if layer.cross else inner_products  # memory may have another width
     key = value = None
-    measured, queries = [], np.zeros((layer.head_dim, layer.head_dim))
+    measured, squares = [], np.zeros(len(w_k))
     of_keys, of_values = _row_squares(w_k), _row_squares(w_v)
     if heads[0] % (layer.n_heads // layer.n_kv_heads):  # counted with the first heads of the group
         of_keys, of_values = np.zeros_like(of_keys), np.zeros_like(of_values)
@@ -151,21 +153,26 @@ def _measure_heads(
         measured[-1] |= _one_space(query, key, qk, vo)
         known = ((query.gram, key.gram), singular["qk_singular_values"][0]) if bounds.layer is layer else ()
         measured[-1]["qk_logit_bound"] = np.array(bounds.of(head, *known))
+        rows, columns = _lengths(w_q, key.triangle), _lengths(w_k, query.triangle)  # (d,) of W_QK
+        measured[-1]["qk_directionality"] = np.array(directionality(rows, columns))
         grams = query.gram, key.gram, value.gram, output.gram
         measured[-1] |= factor_arrays(grams, (b_q, b_k, b_v)) | column_energies(grams)
         of_queries, of_outputs = of_queries + _row_squares(w_q), of_outputs + _row_squares(w_o)
         squared = (query.gram * key.gram).sum()
         if np.isfinite(squared) and squared > 0:
-            queries += query.gram / squared
-    keys = w_k.T if np.isfinite(key_gram).all() else np.nan_to_num(w_k.T)  # (r, d)
-    weighted = queries.astype(np.float32) @ keys  # (r, d), sum over heads of A / |W_QK|_F^2
-    squares = np.einsum("rd,rd->d", weighted, keys, dtype=np.float64)  # k_j A k_j' of every residual dimension j
+            squares += columns**2 / squared
     return measured, squares, [of_queries, of_keys, of_values, of_outputs]
 
 
 def _row_squares(factor: np.ndarray) -> np.ndarray:
     """Sums of squares of the rows of a factor, (d, r) -> (d,)."""
     return np.einsum("dr,dr->d", factor, factor, dtype=np.float64)
+
+
+def _lengths(factor: np.ndarray, root: Triangle) -> np.ndarray:
+    """Lengths of the rows of factor @ other', (d,), where other = Q root: factor (d, r)."""
+    product = factor @ root.r.T.astype(np.float32)
+    return np.sqrt(np.einsum("dr,dr->d", product, product)).astype(np.float64)
 
 
 def _two_spaces(a: Any, b: Any, device: Device) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -305,6 +312,10 @@ _QK = (
     Measure("qk_antisymmetric_share", "‖asym W_QK‖_F²/‖W_QK‖_F²", "qk_symmetric_share", lambda share, d: 1 - share,
             "The rest: 1 minus the symmetric share.",
             equation="frac(‖W_QK - W_QK'‖_F^2, 4 ‖W_QK‖_F^2)"),
+    Measure("qk_directionality", "(r − c)/(r + c)(W_QK)", "qk_directionality", _as_it_is,
+            "-1: some dimensions of keys stand out, and none of queries; 1: the other way round.", "",
+            "directionality of W_QK", equation="frac(r - c, r + c), r = sum_i max(0, ‖w_i‖ - μ - 2 s) of rows w_i",
+            source="Saponati et al. 2025, arXiv 2502.10927"),
     Measure("qk_sym_eig1", "λ₁(sym W_QK)", "qk_symmetric_eigenvalues", lambda eig, d: eig[..., 0],
             f"Leading {_LIKES}", "linear",
             equation="λ_1(frac(W_QK + W_QK', 2))"),
@@ -405,6 +416,10 @@ class MeasuredHeads:
             values = measure.compute(_without_padding(self.arrays[measure.array]), d)
             columns.append(Column(measure.name, values.ravel(), f"${measure.symbol}$", meaning=measure.meaning))
         self.table = Table([*columns, *more])
+
+    def append(self, column: Column) -> None:
+        """Give the table one column more."""
+        self.table = Table([*self.table.columns, column])
 
     def __repr__(self) -> str:
         return f"MeasuredHeads({len(self.layers)} layers of {self.n_heads} heads)"

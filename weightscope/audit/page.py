@@ -32,10 +32,18 @@ def write_audit_page(files: Files, audit: Audit) -> None:
         (description, save(getattr(figures, function)(heads), files, name, numbers_in))
         for name, (function, numbers_in, description) in bar(FIGURES.items(), "figures", "figure")
     ]
+    facts, reference = _facts(audit), audit.standing.reference
     write_template(
         files,
         "report.html",
         "audit.html",
+        {
+            "findings": [{**finding.as_json(), "percentile": audit.standing.of(finding)} for finding in audit.findings],
+            "maps": facts,
+            "measures": [{"name": m.name, "symbol": m.symbol, "meaning": m.meaning} for m in mapped],
+            "everything": None if audit.everything is None else audit.everything.roles.as_json(),
+            "reference": {"described": audit.standing.described, **reference.table.as_json()},
+        },
         title=f"The heads of {audit.name}",
         lead=audit.lead,
         provenance=audit.provenance,
@@ -46,7 +54,7 @@ def write_audit_page(files: Files, audit: Audit) -> None:
         shown={name: listed(findings, NAMED) for name, findings in shown.items()},
         everything=audit.everything,
         standing=audit.standing,
-        facts=_facts(audit),
+        facts=facts,
         drawn=drawn,
     )
 

@@ -29,6 +29,8 @@ STEPS = (1, 3, 7, 8, 15, 16, 31, 63, 127, 128, 255)  # from zero, or from the le
 MOST_STEPS = 255
 FINER = 0.9  # times a grid's step: the coarser of two that values lie on is theirs
 ON_GRID = 0.02  # steps that a value may be off its grid
+ROUNDED_AGAIN = 0.3  # the most of it where levels were rounded once more, to a float of fewer bits
+FEW_STEPS, BY_CHANCE = 16, 1e-6  # of a finer grid: the chance that a group's values lie on it without being its levels
 FEW_VALUES = 0.5  # of a group's size: with so few values it lies on a grid that need not be even
 SCALE = 2.0**-11  # relative error of a scale that a quantised format stores in 16 bits
 OF_MINIMUM = 0.1  # of half a step: the most that a stored minimum's own rounding moves a cell
@@ -38,6 +40,8 @@ CLIPPED = 2.0
 SUPER_BLOCK = 256  # values of a K-quant whose scales are whole multiples of one: a small scale is rounded by half of it
 SCALE_CODES = {"Q2_K": 15, "Q3_K": 31, "Q4_K": 63, "Q5_K": 63, "Q6_K": 127, "IQ4_XS": 31}  # the largest such multiple
 WITH_MINIMUM = ("Q2_K", "Q4_K", "Q5_K")  # and minima, multiples of another
+COARSE = ("BF16", "F16")  # floats that sums are rounded to: sums of float32 differ by how they were computed
+ARITHMETIC = 2.0**-22  # of the summands' sizes: the error of a sum that was computed in float32
 TINY = 2.0**-25  # and its absolute error among the smallest
 FIRST, SAMPLED = 4, 64  # groups that show that a matrix has no grid, and which it has
 LARGEST_SVD = 1 << 24  # values of a matrix whose singular values are computed
@@ -114,9 +118,59 @@ def _values(older: Tensor, newer: Tensor) -> Iterator[tuple[np.ndarray, np.ndarr
 def _add_float_cells(x: np.ndarray, y: np.ndarray, cast: str, cells: Cells) -> None:
     """Count how values lie in the cells of a float's numbers."""
     with np.errstate(all="ignore"):
-        exponent = np.maximum(np.frexp(y.astype(np.float64))[1] - 1, SMALLEST.get(cast, -126))
-        step = np.ldexp(1.0, exponent - FRACTION[cast])
-        cells.add(x != y, np.abs(x - y) > OUTER * step)
+        cells.add(x != y, np.abs(x - y) > OUTER * _float_steps(y, cast))
+
+
+def _float_steps(y: np.ndarray, cast: str) -> np.ndarray:
+    """From each value of a float to the next one farther from zero."""
+    exponent = np.maximum(np.frexp(y.astype(np.float64))[1] - 1, SMALLEST.get(cast, -126))
+    return np.ldexp(1.0, exponent - FRACTION[cast])
+
+
+# Weighted sums
+
+
+Triple = tuple[Tensor, Tensor, Tensor]  # x, z and what may be their sum
+
+
+def shares_in_sum(tensors: Iterable[Triple]) -> tuple[float, float] | None:
+    """The least and the largest w with which every value of each third tensor is w x + (1 - w) z, rounded to its float;
+    None where there is no such w.
+    """
+    least, most = -np.inf, np.inf
+    for triple in tensors:
+        for x, z, y in _triples(triple):
+            room = _float_steps(y, triple[2].dtype) / 2 + ARITHMETIC * (np.abs(x) + np.abs(z))
+            apart, rest = x != z, y - z
+            if not np.isfinite(rest + room).all() or (np.abs(rest) > room)[~apart].any():
+                return None
+            with np.errstate(over="ignore"):
+                ends = np.sort(np.stack([rest - room, rest + room])[:, apart] / (x - z)[apart], axis=0)  # (2, n)
+            least, most = max(least, ends[0].max(initial=-np.inf)), min(most, ends[1].min(initial=np.inf))
+            if not least <= most:
+                return None
+    return float(least), float(most)
+
+
+def fills_cells(tensors: Iterable[Triple], share: float) -> bool:
+    """Whether sums with this share lie anywhere in the cells that they were rounded to: those of a base that was made
+    from the sum lie near its values.
+    """
+    cells = Cells()
+    for triple in tensors:
+        for x, z, y in _triples(triple) if triple[2].dtype in COARSE else ():
+            off = np.abs(share * x + (1 - share) * z - y)
+            cells.add(off > 0, off > OUTER * _float_steps(y, triple[2].dtype))
+    return cells.are_filled
+
+
+def _triples(tensors: Triple) -> Iterator[list[np.ndarray]]:
+    """Blocks of three tensors of one shape, in float64."""
+    for _, start, stop in Pair(*tensors[:2]).blocks():
+        yield [Block(tensor, start, stop).values().astype(np.float64) for tensor in tensors]
+
+
+# Grids
 
 
 def _is_quantised(older: Tensor, newer: Tensor, cells: Cells) -> bool:
@@ -271,17 +325,19 @@ def _even_cells(y: np.ndarray, fine: float) -> tuple[np.ndarray, np.ndarray]:
     """Half a step on either side of each value of an even grid, without bound past its ends; NaN where it is none."""
     y = y.astype(np.float64)
     of_zero, of_least = steps = np.full((2, len(y)), np.nan)
+    inner = (np.diff(np.sort(y, axis=1), axis=1) > 0).sum(axis=1) - 1  # values besides the two ends
     for step, start in zip(steps, (np.zeros(len(y)), y.min(axis=1)), strict=True):
         reach = np.abs(y - start[:, None]).max(axis=1)
         for n in (*STEPS, *range(2, MOST_STEPS)):
             left = np.flatnonzero(np.isnan(step) & (reach > 0))
-            allowed = ON_GRID + 2 * fine * n
+            allowed = ON_GRID + fine * n  # both a value and the reach were rounded
             if not len(left):
                 break
-            if allowed > 0.2 or (n not in STEPS and len(left) > 0.5 * len(y) and len(y) > SAMPLED):
+            if allowed > ROUNDED_AGAIN or (n not in STEPS and len(left) > 0.5 * len(y) and len(y) > SAMPLED):
                 continue
             place = (y[left] - start[left, None]) / (reach[left, None] / n)
             on = (np.abs(place - np.rint(place)) <= allowed).all(axis=1)
+            on &= n <= FEW_STEPS or (2 * allowed) ** inner[left] < BY_CHANCE
             step[left[on]] = reach[left[on]] / n
     is_finer = of_zero < FINER * of_least  # a multiple of the minimum by chance
     step = np.where(np.isnan(of_zero) | is_finer, of_least, of_zero)

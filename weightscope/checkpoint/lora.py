@@ -1,7 +1,9 @@
-"""LoRA adapters as PEFT saves them: a checkpoint whose weights W are read as W + s B A.
+"""Adapters as PEFT saves them: a checkpoint whose weights W are read as W + dW.
 
-s = alpha / r, or alpha / sqrt(r) with use_rslora (PEFT 0.21, tuners/lora/layer.py, get_delta_weight). Every tensor of
-an adapter is used exactly or refused, and so is every setting whose effect on the weights is not known.
+A LoRA's dW is s B A, s = alpha / r, or alpha / sqrt(r) with use_rslora (PEFT 0.21, tuners/lora/layer.py,
+get_delta_weight); a LoKr's is a Kronecker product. DoRA gives each output of W + dW a length of its own. Every tensor
+of an adapter is used exactly or refused, and so is every setting whose effect on the weights is not known. The files of
+other tools are read by `adapters`.
 """
 
 import hashlib
@@ -10,9 +12,9 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import sqrt
+from math import prod, sqrt
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -24,15 +26,20 @@ from weightscope.checkpoint.storage import LocalFile
 from weightscope.errors import CheckpointError, counted
 
 PREFIX = "base_model.model."  # of every name that PEFT saves
-PART = re.compile(r"(?P<module>.+)\.lora_(?:embedding_)?(?P<part>[AB])(?:\.weight)?")
+PART = re.compile(
+    r"(?P<module>.+)\.(?:lora_(?:embedding_)?|lokr_)(?P<part>[AB]|magnitude_vector|w[12](?:_[ab])?|t2)(?:\.weight)?"
+)
+MAGNITUDE = "magnitude_vector"  # the part that DoRA adds
 # Settings that are read, and settings without effect on trained tensors.
 READ = {
     "peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "bias", "modules_to_save",
-    "base_model_name_or_path", "revision", "fan_in_fan_out", "init_lora_weights",
+    "base_model_name_or_path", "revision", "fan_in_fan_out", "init_lora_weights", "use_dora", "alpha",
 }  # fmt: skip
 IDLE = {
     "task_type", "auto_mapping", "peft_version", "inference_mode", "target_modules", "exclude_modules", "lora_dropout",
     "layers_to_transform", "layers_pattern", "megatron_core", "eva_config", "runtime_config", "qalora_group_size",
+    "rank_dropout", "module_dropout", "rank_dropout_scale", "decompose_both", "decompose_factor", "init_weights",
+    "use_effective_conv2d",
 }  # fmt: skip
 INITIAL = (None, True, False, "gaussian", "eva", "orthogonal")  # others change the base's own weights too
 EMBEDDINGS = ("embed_tokens", "lm_head")  # PEFT saves them whole where the vocabulary has grown
@@ -42,6 +49,9 @@ QUANTIFIER = re.compile(r"[*+?{]")
 NESTED = re.compile(r"[*+?}]\s*\)*\s*[*+{]|\)[*+{]|\\\d")  # nested quantifiers, and back-references
 STEPS = 10**10  # to match all patterns with all names, a name's length per quantifier: a few seconds
 ROWS = 1024  # of a product computed at a time
+
+
+Rows = Callable[[int, int], np.ndarray]  # float64 rows [start, stop) of a change, as the weight is stored
 
 
 @dataclass(frozen=True)
@@ -59,6 +69,11 @@ class LowRank:
         return self.a.shape[0]
 
     @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What it is read from."""
+        return self.a, self.b
+
+    @property
     def shape(self) -> tuple[int, int]:
         """Shape of the weight as stored."""
         out, columns = self.b.shape[0], self.a.shape[1]
@@ -69,27 +84,109 @@ class LowRank:
         a, b = self.a.read().astype(np.float64), self.scale * self.b.read().astype(np.float64)
         return (a.T, b.T) if self.transposed else (b, a)
 
+    def open(self) -> Rows:
+        """Its rows; the factors are read once."""
+        left, right = self.factors()
+        return lambda start, stop: left[start:stop] @ right
+
+    def unchecked(self) -> "LowRank":
+        """The same, but NaN and infinity are read."""
+        return replace(self, a=self.a.unchecked(set()), b=self.b.unchecked(set()))
+
+
+@dataclass(frozen=True)
+class Kronecker:
+    """The change s W1 x W2 to a weight, where each factor may itself be a product of two (LoKr)."""
+
+    w1: tuple[Tensor, ...]  # one matrix, or two whose product it is
+    w2: tuple[Tensor, ...]
+    scale: float
+    transposed: bool = False
+
+    @property
+    def rank(self) -> int:
+        """The largest rank that it can have."""
+        ranks = [min(min(tensor.shape) for tensor in factor) for factor in (self.w1, self.w2)]
+        return ranks[0] * ranks[1]
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What it is read from."""
+        return self.w1 + self.w2
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Shape of the weight as stored."""
+        out, columns = (
+            self.w1[0].shape[0] * self.w2[0].shape[0],
+            self.w1[-1].shape[1] * self.w2[-1].shape[1],
+        )
+        return (columns, out) if self.transposed else (out, columns)
+
+    def open(self) -> Rows:
+        """Its rows; the factors are read once."""
+        w1, w2 = (_product([tensor.read().astype(np.float64) for tensor in factor]) for factor in (self.w1, self.w2))
+        w1, w2 = (self.scale * w1.T, w2.T) if self.transposed else (self.scale * w1, w2)
+
+        def rows(start: int, stop: int) -> np.ndarray:
+            one, two = np.divmod(np.arange(start, min(stop, len(w1) * len(w2))), len(w2))
+            return (w1[one][:, :, None] * w2[two][:, None, :]).reshape(len(one), -1)
+
+        return rows
+
+    def unchecked(self) -> "Kronecker":
+        """The same, but NaN and infinity are read."""
+        w1, w2 = (tuple(tensor.unchecked(set()) for tensor in factor) for factor in (self.w1, self.w2))
+        return replace(self, w1=w1, w2=w2)
+
+
+def _product(factors: list[np.ndarray]) -> np.ndarray:
+    return factors[0] @ factors[1] if len(factors) > 1 else factors[0]
+
+
+@dataclass(frozen=True)
+class Magnitude:
+    """The lengths that DoRA gives the outputs of W + dW; LyCORIS may give them to inputs instead."""
+
+    lengths: Tensor
+    of_inputs: bool = False
+
+
+WeightChange = LowRank | Kronecker
+
 
 @dataclass(frozen=True)
 class MergedTensor(DerivedTensor):
     """A base weight plus its change, summed in float64 and read as float32."""
 
     stored: Tensor  # of the base
-    change: LowRank
+    change: WeightChange
     noted: set[str] | None = field(default=None, compare=False)
+    magnitude: Magnitude | None = None
 
     def __post_init__(self) -> None:
         if self.stored.shape != self.change.shape:
             problem = f"is for a weight of shape {self.change.shape}; '{self.stored.name}' has {self.stored.shape}"
-            raise self.change.a.refuse(problem)
+            raise self.change.tensors[0].refuse(problem)
+        if self.magnitude and prod(self.magnitude.lengths.shape) != self.shape[self._axis]:
+            problem = f"has shape {self.magnitude.lengths.shape}; '{self.stored.name}' has {self.shape}"
+            raise self.magnitude.lengths.refuse(problem)
+
+    @property
+    def _axis(self) -> int:
+        """Along which the lengths lie, as the weight is stored."""
+        assert self.magnitude is not None
+        return int(self.magnitude.of_inputs != self.change.transposed)
 
     @property
     def parts(self) -> tuple[StoredTensor, ...]:
-        return (*self.stored.parts, *self.change.a.parts, *self.change.b.parts)
+        tensors = (self.stored, *self.change.tensors, *((self.magnitude.lengths,) if self.magnitude else ()))
+        return tuple(part for tensor in tensors for part in tensor.parts)
 
     def unchecked(self, noted: set[str]) -> Tensor:
-        change = replace(self.change, a=self.change.a.unchecked(set()), b=self.change.b.unchecked(set()))
-        return replace(self, stored=self.stored.unchecked(set()), change=change, noted=noted)
+        lengths = self.magnitude and replace(self.magnitude, lengths=self.magnitude.lengths.unchecked(set()))
+        change, stored = self.change.unchecked(), self.stored.unchecked(set())
+        return replace(self, stored=stored, change=change, noted=noted, magnitude=lengths)
 
     def read(self) -> np.ndarray:
         return self._added(self.stored.read(), 0)
@@ -98,17 +195,49 @@ class MergedTensor(DerivedTensor):
         return self._added(self.stored.rows(start, stop), start)
 
     def blocks(self, n_rows: int) -> Iterator[tuple[int, np.ndarray]]:
+        factors = self._of_columns()
         for start, block in self.stored.blocks(n_rows):
-            yield start, self._added(block, start)
+            yield start, self._added(block, start, factors)
 
-    def _added(self, base: np.ndarray, first: int) -> np.ndarray:
-        left, right = self.change.factors()
+    def _added(self, base: np.ndarray, first: int, factors: np.ndarray | None = None) -> np.ndarray:
+        factors = self._of_columns() if factors is None else factors
         total = np.empty(base.shape, np.float32)
         with np.errstate(over="ignore", invalid="ignore"):  # checked below
-            for start in range(0, len(base), ROWS):
-                rows = slice(start, start + ROWS)
-                total[rows] = base[rows] + left[first + start : first + start + ROWS][: len(base[rows])] @ right
+            for start, rows in self._sums(base, first):
+                total[start : start + len(rows)] = self._scaled(rows, first + start, factors)
         return self.check_finite(total, first)
+
+    def _sums(self, base: np.ndarray, first: int) -> Iterator[tuple[int, np.ndarray]]:
+        """W + dW in float64, some rows at a time."""
+        change = self.change.open()
+        for start in range(0, len(base), ROWS):
+            rows = base[start : start + ROWS]
+            yield start, rows + change(first + start, first + start + len(rows))
+
+    def _scaled(self, rows: np.ndarray, first: int, factors: np.ndarray) -> np.ndarray:
+        """Rows of W + dW with the lengths that DoRA gives them."""
+        if self.magnitude is None or self._axis == 1:
+            return rows * factors if factors.size else rows
+        lengths = self.magnitude.lengths.read().reshape(-1)[first : first + len(rows)].astype(np.float64)
+        return np.asarray(rows * (lengths / np.linalg.norm(rows, axis=1))[:, None])
+
+    def _of_columns(self) -> np.ndarray:
+        """What DoRA multiplies each column of W + dW with, where lengths belong to columns; else nothing."""
+        if self.magnitude is None or self._axis == 0:
+            return np.zeros(0)
+        squares = np.zeros(self.shape[1])
+        for start, block in self.stored.blocks(ROWS):
+            for _, rows in self._sums(block, start):
+                squares += np.square(rows).sum(axis=0)
+        return np.asarray(self.magnitude.lengths.read().reshape(-1).astype(np.float64) / np.sqrt(squares))
+
+    def delta(self) -> np.ndarray:
+        """The change alone, in float64."""
+        if self.magnitude is None:
+            return self.change.open()(0, self.shape[0])
+        base, factors = self.stored.read(), self._of_columns()
+        parts = [self._scaled(rows, start, factors) for start, rows in self._sums(base, 0)]
+        return np.asarray(np.concatenate(parts) - base)
 
 
 @dataclass(frozen=True)
@@ -128,8 +257,7 @@ class ChangeTensor(DerivedTensor, WholeTensor):
     def read(self) -> np.ndarray:
         if not isinstance(self.stored, MergedTensor):
             return np.zeros(self.shape)
-        left, right = self.stored.change.factors()
-        return self.check_finite(left @ right)
+        return self.check_finite(self.stored.delta())
 
 
 # Adapters
@@ -170,15 +298,35 @@ class Adapter:
         return name if isinstance(name, str) else ""
 
     @cached_property
-    def changes(self) -> dict[str, LowRank]:
+    def changes(self) -> dict[str, WeightChange]:
         """The change to each module's weight, by the module's name."""
+        if not self._factors:
+            raise CheckpointError("holds no lora_A and lora_B", file=self.file.path)
+        return {module: self._change(module, factors) for module, factors in self._factors.items()}
+
+    @cached_property
+    def magnitudes(self) -> dict[str, Magnitude]:
+        """The lengths that DoRA gives the outputs of a module, by its name."""
+        given = {module: factors.get(MAGNITUDE) for module, factors in self._factors.items()}
+        return {module: Magnitude(lengths) for module, lengths in given.items() if lengths is not None}
+
+    @cached_property
+    def _factors(self) -> dict[str, dict[str, StoredTensor]]:
+        """The tensors of each changed module by their part."""
         parts: dict[str, dict[str, StoredTensor]] = {}
         for name, tensor in self._tensors.items():
             if match := PART.fullmatch(name):
                 parts.setdefault(match["module"], {})[match["part"]] = tensor
-        if not parts:
-            raise CheckpointError("holds no lora_A and lora_B", file=self.file.path)
-        return {module: self._change(module, factors) for module, factors in parts.items()}
+        return parts
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """None: PEFT's adapters change one model."""
+        return ()
+
+    def renamed(self, base: Iterable[str]) -> Callable[[str], str]:
+        """Turns the adapter's names into the base's."""
+        return naming(self.changes, base, self.file.path)
 
     @cached_property
     def replaced(self) -> dict[str, StoredTensor]:
@@ -213,14 +361,18 @@ class Adapter:
             tensors[name.removeprefix(PREFIX)] = tensor
         return tensors
 
-    def _change(self, module: str, parts: Mapping[str, StoredTensor]) -> LowRank:
+    def _change(self, module: str, parts: Mapping[str, StoredTensor]) -> WeightChange:
         """The factors of one module, checked against the settings."""
-        if set(parts) != {"A", "B"}:
-            (lone,) = parts.values()
-            raise lone.refuse("has no counterpart; a LoRA has lora_A and lora_B of each module")
-        a, b = parts["A"], parts["B"]
-        if len(a.shape) != 2 or len(b.shape) != 2:
-            raise a.refuse(f"has shape {a.shape}: a LoRA of a convolution, which is not read")
+        factors = {part: tensor for part, tensor in parts.items() if part != MAGNITUDE}
+        if MAGNITUDE in parts and not self.config.get("use_dora"):
+            raise parts[MAGNITUDE].refuse(f"is not a supported part of a LoRA adapter: {ADAPTER} says nothing of DoRA")
+        if self.config.get("use_dora") and (MAGNITUDE not in parts or "lora_embedding_" in parts[MAGNITUDE].name):
+            lone = next(iter(parts.values()))
+            raise lone.refuse(f"has no lora_magnitude_vector that is read, though {ADAPTER} says use_dora")
+        if self.config.get("peft_type") == "LOKR":
+            rank = self._of_module("rank_pattern", "r", module)
+            return kronecker(factors, self._of_module("alpha_pattern", "alpha", module) / rank)
+        a, b = factor_pair(factors)
         rank = self._of_module("rank_pattern", "r", module)
         if a.shape[0] != b.shape[1] or a.shape[0] != rank:
             raise a.refuse(f"has shape {a.shape}, its lora_B {b.shape}; {ADAPTER} says rank {rank:g}")
@@ -253,6 +405,31 @@ class Adapter:
         return patterns
 
 
+def factor_pair(parts: Mapping[str, StoredTensor]) -> tuple[StoredTensor, StoredTensor]:
+    """A (r, in) and B (out, r) of a LoRA."""
+    if set(parts) != {"A", "B"}:
+        lone = next(iter(parts.values()))
+        raise lone.refuse("has no counterpart; a LoRA has lora_A and lora_B of each module")
+    a, b = parts["A"], parts["B"]
+    if len(a.shape) != 2 or len(b.shape) != 2:
+        raise a.refuse(f"has shape {a.shape}: a LoRA of a convolution, which is not read")
+    return a, b
+
+
+def kronecker(parts: Mapping[str, StoredTensor], scale: float) -> Kronecker:
+    """The change of a LoKr from lokr_w1, or lokr_w1_a and lokr_w1_b, and the same of w2."""
+    factors = []
+    for name in ("w1", "w2"):
+        tensors = tuple(parts[part] for part in (name, f"{name}_a", f"{name}_b") if part in parts)
+        fits = all(len(tensor.shape) == 2 for tensor in tensors) and len(tensors) == 1 + (name not in parts)
+        if not fits or (len(tensors) == 2 and tensors[0].shape[1] != tensors[1].shape[0]) or "t2" in parts:
+            lone = next(iter(parts.values()))
+            problem = f"belongs to a LoKr whose {name} is not one matrix, or {name}_a and {name}_b that fit"
+            raise lone.refuse(f"{problem}; convolutions (t2) are not read")
+        factors.append(tensors)
+    return Kronecker(factors[0], factors[1], scale)
+
+
 def _compiled(pattern: str, config: Config) -> re.Pattern[str]:
     """A pattern for the end of a name, from a dot or the name's start on."""
     try:
@@ -272,8 +449,8 @@ def open_adapter(folder: Path) -> Adapter:
     path = folder / ADAPTER
     config = Config(read_json(path), path)
     kind = config.get("peft_type")
-    if kind != "LORA":
-        raise CheckpointError(f"is an adapter of peft_type '{str(kind)[:40]}'; read is LORA", file=path)
+    if kind not in ("LORA", "LOKR"):
+        raise CheckpointError(f"is an adapter of peft_type '{str(kind)[:40]}'; read are LORA and LOKR", file=path)
     if config.get("init_lora_weights") not in INITIAL:
         value = str(config.get("init_lora_weights"))[:40]
         problem = f"init_lora_weights is '{value}', which changes the base's weights too; it is not read"
@@ -315,10 +492,28 @@ def naming(modules: Iterable[str], names: Iterable[str], file: object) -> Callab
     raise CheckpointError(problem, file=file)
 
 
-def with_adapter(base: Checkpoint, adapter: Adapter, transposed: Collection[str]) -> Checkpoint:
+class AnyAdapter(Protocol):
+    """An adapter of any tool, its headers read."""
+
+    @property
+    def folder(self) -> Path: ...
+    @property
+    def file(self) -> LocalFile: ...
+    @property
+    def changes(self) -> Mapping[str, WeightChange]: ...
+    @property
+    def magnitudes(self) -> Mapping[str, Magnitude]: ...
+    @property
+    def replaced(self) -> Mapping[str, StoredTensor]: ...
+    @property
+    def others(self) -> Collection[str]: ...  # models that its file changes too
+    def renamed(self, base: Iterable[str]) -> Callable[[str], str]: ...
+
+
+def with_adapter(base: Checkpoint, adapter: AnyAdapter, transposed: Collection[str]) -> Checkpoint:
     """The base with the adapter; every tensor of the adapter is used or refused."""
-    changes, path = adapter.changes, adapter.file.path
-    rename, tensors = naming(changes, base, path), dict(base.items())
+    rename, tensors = adapter.renamed(base), dict(base.items())
+    changes = adapter.changes
     for name, tensor in adapter.replaced.items():
         full = rename(name)
         before = tensors.get(full)
@@ -328,14 +523,20 @@ def with_adapter(base: Checkpoint, adapter: Adapter, transposed: Collection[str]
         tensors[full] = replace(tensor, name=full)
     for module, change in changes.items():
         full = rename(f"{module}.weight")
-        in_out = change.transposed or module.rpartition(".")[2] in transposed
-        tensors[full] = MergedTensor(tensors[full], replace(change, transposed=in_out))
+        in_out = change.transposed or full.rpartition(".")[0].rpartition(".")[2] in transposed
+        changed = replace(change, transposed=in_out)
+        tensors[full] = MergedTensor(tensors[full], changed, magnitude=adapter.magnitudes.get(module))
     folder = adapter.folder if has_tokenizer(adapter.folder) else base.folder
     base_name = base.folder.name if base.name == LONE else base.name
     files = [*base.files, adapter.file]
     merged = Checkpoint(folder, files, tensors, base.config, f"{adapter.folder.name} on {base_name}")
     ranks = ", ".join(map(str, sorted({change.rank for change in changes.values()})))
+    kinds = {type(change) for change in changes.values()}
+    kind = "LoRA" if kinds == {LowRank} else "LoKr" if kinds == {Kronecker} else "LoRA and LoKr"
+    kind += " with DoRA's lengths" if adapter.magnitudes else ""
     replaced = f" and {counted(len(adapter.replaced), 'tensor')} of its own" if adapter.replaced else ""
     merged.weight_files, merged.given = base.weight_files, base.given
-    merged.note = f"A LoRA of rank {ranks} on {counted(len(changes), 'weight')}{replaced} over {base_name}."
+    merged.note = f"A {kind} of rank {ranks} on {counted(len(changes), 'weight')}{replaced} over {base_name}."
+    if adapter.others:
+        merged.note += f" Its file also changes {', '.join(adapter.others)}, which the base is not."
     return merged

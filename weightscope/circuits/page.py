@@ -34,10 +34,19 @@ def write_report(files: Files, found: Circuits) -> None:
     """Write report.html, circuits.png and circuits.svg."""
     named = found.named_heads
     drawn = save(diagram(found), files, "circuits", "edges.csv")
+    shown, edges, roles, accuracy = facts(found), found.strongest_edges, _role_rows(found), found.accuracy
+    numbers = {
+        "roles": [{"role": role, "meaning": meaning, "heads": dict(heads)} for role, _, meaning, heads in roles],
+        "wiring": shown,
+        "accuracy": None if accuracy is None else {"text": accuracy.text, "interval": 0.95, **accuracy.table.as_json()},
+        "edges": edges.as_json(),
+        "named": named.as_json(),
+        "columns": COLUMNS,
+    }
     write_template(
-        files, "report.html", "circuits.html", title=f"Circuits of {found.name}", lead=found.lead,
-        provenance=found.provenance, caveats=found.caveats, facts=facts(found), roles=_role_rows(found), kinds=READS,
-        columns=COLUMNS, kind_colours=KIND_COLOURS, accuracy=found.accuracy, drawn=drawn, edges=found.strongest_edges,
+        files, "report.html", "circuits.html", numbers, title=f"Circuits of {found.name}", lead=found.lead,
+        provenance=found.provenance, caveats=found.caveats, facts=shown, roles=roles, kinds=READS, columns=COLUMNS,
+        kind_colours=KIND_COLOURS, accuracy=accuracy, drawn=drawn, edges=edges,
         named=named.take(range(min(len(named), ROWS))), found_named=len(named), at_once=ROWS,
     )  # fmt: skip
 

@@ -1,5 +1,6 @@
 """The commands audit, compare and reference."""
 
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,6 +33,9 @@ fail_on_option = click.option(
     help="Exit with status 3 if there is a finding of this severity or worse, or of this kind; may be repeated. "
     "Findings are about attention, norms, biases and embeddings; with --all about every tensor.",
 )  # fmt: skip
+sarif_option = options.file_to_write(
+    "--sarif", "sarif", help="Also write the findings to this file as SARIF 2.1.0, for code scanning."
+)
 ALL = "all"  # --tower all: every stack
 
 
@@ -52,6 +56,10 @@ ALL = "all"  # --tower all: every stack
 @options.number("--window", "Number of distances over which a rotary W_QK is averaged.", 64)
 @options.number("--directions", "Singular directions of each map to project onto the tokens.", least=0)
 @click.option("--all", "all_tensors", is_flag=True, help="Also read every tensor of the file, attention or not.")
+@click.option(
+    "--exact", is_flag=True,
+    help="With --all: all singular values of matrices whose smaller side is above 2048 too; default: a sketch.",
+)  # fmt: skip
 @options.file_to_read(
     "--reference",
     "Reference to compare with (see `weightscope reference`); default: the one that ships with weightscope.",
@@ -60,6 +68,10 @@ ALL = "all"  # --tower all: every stack
     "--sinks", is_flag=True, default=None,
     help="Measure attention to the first token, however large the feed-forward networks on the way are; default: where "
     "they are local and at most 2 GB.",
+)  # fmt: skip
+@click.option(
+    "--clip", type=click.FloatRange(0, min_open=True),
+    help="Largest logit that QK-Clip allows, such as 100: heads.csv gets the smallest factor of each head's scores.",
 )  # fmt: skip
 @click.option("--resume", is_flag=True, help="Continue an interrupted audit; keep a finished one.")
 @fail_on_option
@@ -71,12 +83,14 @@ ALL = "all"  # --tower all: every stack
     "--accept",
     "File of findings that were judged, which do not fail: rows copied from findings.csv, or findings.json.",
 )
+@sarif_option
 @options.json
 @options.device
 @options.with_engine
 def audit_command(
     named: Any, source: str, out: Path, layers: str | None, deltas: str, reference: Path | None, resume: bool,
-    fail_on: tuple[str, ...], baseline: Path | None, accept: Path | None, as_json: bool, engine: Any, **more: Any,
+    fail_on: tuple[str, ...], baseline: Path | None, accept: Path | None, sarif: Path | None, as_json: bool,
+    engine: Any, **more: Any,
 ) -> None:  # fmt: skip
     """Measure the spectra of every head's W_QK and value-output map and report what stands out.
 
@@ -103,11 +117,13 @@ def audit_command(
     )
     named_sources = [named(line) for line in read_list(Path(source))] if is_list(source) else [named(source)]
     if is_list(source) or named_sources[0].tower == ALL:
-        _audit_list(*_by_stack(named_sources), out, measured, engine, resume, fail_on, as_json)
+        _audit_list(*_by_stack(named_sources), out, measured, engine, resume, fail_on, sarif, as_json)
         return
     (outcome,) = audit_all([Job(named_sources[0], out)], measured, engine, resume, lambda job, line: _say(line))
     if outcome.error is not None:
         raise outcome.error
+    if sarif is not None:
+        _write_sarif(sarif, outcome.result)
     if as_json:
         print_json(outcome.result)
     else:
@@ -136,6 +152,13 @@ def _gate(*problems: str) -> None:
         sys.exit(3)
 
 
+def _write_sarif(file: Path, *results: Any) -> None:
+    """Write the findings of results, as --json prints them."""
+    from weightscope.sarif import sarif_log
+
+    write_text(json.dumps(sarif_log(results), indent=1) + "\n", file)
+
+
 def _say(line: str) -> None:
     """Print to stderr without breaking a progress bar."""
     from tqdm import tqdm
@@ -162,7 +185,7 @@ def _by_stack(sources: Sequence[Any]) -> tuple[list[Any], list[str]]:
 
 def _audit_list(
     sources: Sequence[Any], names: Sequence[str], out: Path, measured: Any, engine: Any, resume: bool,
-    fail_on: tuple[str, ...], as_json: bool,
+    fail_on: tuple[str, ...], sarif: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Print one line per source as it ends; exit with status 2 if any failed."""
     from tqdm import tqdm
@@ -178,7 +201,7 @@ def _audit_list(
         name, row = outcome.job.out.name, outcome.summary
         if failures := _failures(outcome.findings_that_fail(fail_on), fail_on):
             stopped.append(f"{name}: {failures}")
-        if as_json:
+        if as_json or sarif:
             result = outcome.result or Provenance().envelope(outcome.problem)
             summary = {key: value for key, value in result.items() if key != "heads"}
             about = {"name": name, "source": outcome.job.source.given, "error": outcome.problem or None}
@@ -190,8 +213,11 @@ def _audit_list(
             sizes = f"{counted(row['layers'], 'layer')} of {counted(row['heads'], 'head')}"
             with tqdm.external_write_mode():
                 headline(f"{name}: {row['family']}, {sizes}, {counted(row['findings'], 'finding')}")
+    results.sort(key=lambda result: names.index(result["folder"]))
+    if sarif is not None:
+        _write_sarif(sarif, *results)
     if as_json:
-        print_json(sorted(results, key=lambda result: names.index(result["folder"])))
+        print_json(results)
     else:
         click.echo(out / "summary.html")
     if failed:
@@ -225,17 +251,18 @@ def _audit_list(
     "fraction of its norm, or if the config decides another computation; with --all, any tensor.",
 )  # fmt: skip
 @fail_on_option
+@sarif_option
 @options.json
 def compare_command(
     sources: tuple[str, ...], out: Path, base: str | None, across_families: bool, all_tensors: bool,
-    max_change: float | None, fail_on: tuple[str, ...], as_json: bool, **how: Any,
+    max_change: float | None, fail_on: tuple[str, ...], sarif: Path | None, as_json: bool, **how: Any,
 ) -> None:  # fmt: skip
     """Measure how every head moved from one checkpoint to the next, in the order given.
 
     With --max-change or --fail-on, the exit status is 3 if a limit is exceeded; the results are still written.
     """
     from weightscope.changes.settings import first_sentence
-    from weightscope.checkpoint.opening import adapter_in
+    from weightscope.checkpoint.adapters import is_adapter
     from weightscope.compare.compare import RESULTS, compare
     from weightscope.errors import printable
     from weightscope.files import OutputFolder
@@ -245,7 +272,7 @@ def compare_command(
         raise click.UsageError("compare needs at least two checkpoints")
     folder = OutputFolder(out, names=RESULTS)
     folder.refuse_foreign()
-    adapters = {source for source in sources if adapter_in(source)}
+    adapters = {source for source in sources if is_adapter(source)}
     if base is not None and not adapters:
         raise click.UsageError("--base is for LoRA adapters; none of these sources is one")
     base = base or (sources[0] if sources[0] not in adapters else None)
@@ -254,12 +281,18 @@ def compare_command(
     try:
         models = [options.opened_model(source) for source in named]
     except CheckpointError:
-        if all_tensors and not (as_json or fail_on or max_change is not None) and _tensors_alone(named, folder):
+        if (
+            all_tensors
+            and not (as_json or sarif or fail_on or max_change is not None)
+            and _tensors_alone(named, folder)
+        ):
             return
         raise
     with folder:
         comparison = compare(*models, labels=sources, across_families=across_families, all_tensors=all_tensors)
         comparison.write_files(folder)
+    if sarif is not None:
+        _write_sarif(sarif, comparison.as_json())
     end_with(comparison, out, as_json)
     what, farthest = comparison.farthest
     moved = ""
@@ -276,7 +309,7 @@ def compare_command(
 def _tensors_alone(named: Sequence["Source"], folder: "OutputFolder") -> bool:
     """Compare the tensors of the first and the last checkpoint, if the heads of one are not read; whether that is so.
 
-    Gates and --json are of heads: with them such checkpoints are refused.
+    Gates, --sarif and --json are of heads: with them such checkpoints are refused.
     """
     from weightscope.changes.all_tensors import compare_tensors
     from weightscope.errors import printable

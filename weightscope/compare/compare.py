@@ -26,7 +26,7 @@ from weightscope.changes.thresholds import UNMOVED
 from weightscope.changes.wiring import CircuitChanges, circuit_changes
 from weightscope.compare.deeds import IDENTICAL, attention_changes, deed, moved_layers
 from weightscope.errors import CheckpointError, counted, printable, sized
-from weightscope.files import Files
+from weightscope.files import REPORT, Files
 from weightscope.findings import (
     Finding,
     Findings,
@@ -67,7 +67,7 @@ TABLES: dict[str, Callable[["Comparison"], Any]] = {
     "directions.csv": lambda comparison: comparison.along.directions,
     "directions.npz": lambda comparison: comparison.along.direction_vectors,
 }
-RESULTS = (*TABLES, "report.html", *(f"{name}.{kind}" for name in FIGURES for kind in ("png", "svg", "figure.csv")))
+RESULTS = (*TABLES, *REPORT, *(f"{name}.{kind}" for name in FIGURES for kind in ("png", "svg", "figure.csv")))
 
 
 def compare(
@@ -418,7 +418,12 @@ class Comparison(Result):
             replace(tables[0].column(name), values=np.concatenate([table[name] for table in tables]))
             for name in self._measures
         ]
-        return Table([*labels, *changes, *measures])
+        bounds = np.stack([table["qk_logit_bound"] for table in tables])  # (checkpoints, heads)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            growth = np.concatenate((np.ones_like(bounds[:1]), bounds[1:] / bounds[:-1]))
+        meaning = "The bound on the head's logits over that of the checkpoint before."
+        grown = Column("qk_logit_bound_growth", growth.ravel(), "growth of max |score|", meaning=meaning)
+        return Table([*labels, *changes, *measures, grown])
 
     @property
     def _measures(self) -> list[str]:

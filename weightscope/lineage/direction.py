@@ -3,14 +3,14 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import prod, sqrt
+from math import isfinite, prod, sqrt
 
 import numpy as np
 
 from weightscope.attention.factored import inner
 from weightscope.changes.directions import one_direction
 from weightscope.changes.pair import first_rows
-from weightscope.changes.recomputed import Cells, way_from
+from weightscope.changes.recomputed import COARSE, Cells, fills_cells, shares_in_sum, way_from
 from weightscope.changes.tensor import Change
 from weightscope.changes.thresholds import CONVERTED, EXPLAINED, NEAR_COPY, NEAR_IDENTITY, ONE_DIMENSION, PROJECTED
 from weightscope.checkpoint import Tensor
@@ -23,7 +23,7 @@ HOW = {  # as a kind of change, and as a map
     "cast": "rounding to a coarser float", "quantised": "rounding to a grid",
     "pruned": "setting values to zero",
     "rank cut": "dropping the smallest singular values", "direction removed": "projecting out a direction",
-    "layers removed": "leaving out layers",
+    "layers removed": "leaving out layers", "merge": "rounding their weighted sum",
 }  # fmt: skip
 
 
@@ -102,6 +102,33 @@ def _projected(changes: Sequence[Change], which: str) -> set[str]:
                 if left <= small and np.abs(along.direction).max() < ONE_DIMENSION:
                     removed.append((i, along))
     return {changes[i].shown_name for i in one_direction(removed)[0]}
+
+
+# Merges
+
+
+def merge_share(suspect: Model, first: Model, second: Model) -> float | None:
+    """The first base's share in a suspect that is a weighted sum of two, rounded to a coarser float.
+
+    None where it is none, where one base alone gives the suspect, or where a base is such a sum of the suspect and the
+    other base: then the weights do not show which came first.
+    """
+    models = (first, second, suspect)
+    triples = []
+    for name in sorted({name for model in models for name in model.checkpoint}):
+        x, z, y = tensors = [model.checkpoint.get(name) for model in models]
+        if x and z and y and x.shape == z.shape == y.shape and all(tensor.dtype in BITS for tensor in (x, z, y)):
+            triples.append((x, z, y))
+        elif any(tensor is not None and _matters(tensor) for tensor in tensors):
+            return None
+    triples.sort(key=lambda each: -prod(each[2].shape))  # most sums are refused by the first block
+    if not any(y.dtype in COARSE for _, _, y in triples) or (shares := shares_in_sum(triples)) is None:
+        return None
+    share, backwards = sum(shares) / 2, ([(y, z, x) for x, z, y in triples], [(x, y, z) for x, z, y in triples])
+    alone = any(shares[0] <= whole <= shares[1] for whole in (0, 1))
+    if alone or not isfinite(share) or not fills_cells(triples, share) or any(map(shares_in_sum, backwards)):
+        return None
+    return share
 
 
 # Layers that were left out

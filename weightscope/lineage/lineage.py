@@ -1,5 +1,6 @@
 """Where a checkpoint comes from: the verdict, the layers that match, and what was done, as one result."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,9 +14,10 @@ from weightscope.changes.all_tensors import TensorChanges
 from weightscope.changes.head import Basis
 from weightscope.changes.thresholds import EXPLAINED
 from weightscope.errors import CheckpointError, counted, printable
+from weightscope.files import REPORT
 from weightscope.findings import listed, spans
 from weightscope.lineage.differences import Kind, WeightChanges, structure_kinds, weight_changes, weight_kinds
-from weightscope.lineage.direction import HOW, Proof, prove, without_layers
+from weightscope.lineage.direction import HOW, Proof, merge_share, prove, without_layers
 from weightscope.lineage.initial import initial_ones
 from weightscope.lineage.matching import BACKGROUND, ROUTES, Match
 from weightscope.lineage.parts import CALLED, NOTHING, Part, compare_parts, unread_parts
@@ -41,7 +43,7 @@ TABLES: dict[str, Callable[["Lineage"], Any]] = {
     "directions.csv": lambda lineage: lineage.along.directions,
     "directions.npz": lambda lineage: lineage.along.direction_vectors,
 }
-RESULTS = (*TABLES, "report.html", "lineage.png", "lineage.svg", "lineage.figure.csv")
+RESULTS = (*TABLES, *REPORT, "lineage.png", "lineage.svg", "lineage.figure.csv")
 BY_PRINTS = {  # by whether the signs were drawn from a key
     False: " This rests on fingerprints, and a checkpoint can be made to fit public probes; its weights would decide.",
     True: " This rests on fingerprints, drawn with a key.",
@@ -211,6 +213,8 @@ def _related(
                 done = [kind for kind in done if kind.kind not in OF_A_MERGE]
                 if min(shares.left, shares.by_tensor) > EXPLAINED * weights.rounding:
                     done.append(Kind(NOT_ALL, suspect.layers, LEFT_OVER.format(left=shares.left)))
+                elif exact := _exact_shares(suspect.source, compared, list(shares.weights)):
+                    verdict, older, shares = "derived", Proof(Counter({"merge": 1})), replace(shares, weights=exact)
             elif derivation := _proved(suspect, first, weights, structure, "B"):
                 verdict, older = "derived", derivation
                 done = _as_proved(done, derivation, suspect, "suspect")
@@ -301,6 +305,16 @@ def _summands(first: Related, compared: Sequence[ComparedBase]) -> list[Related]
     return [
         Related(each.base, each.match if each.match and each.match.route == "direct" else first.match) for each in same
     ]
+
+
+def _exact_shares(suspect: Model, compared: Sequence[ComparedBase], names: Sequence[str]) -> dict[str, float]:
+    """The shares of two bases whose rounded sum every value of the suspect is; empty where that is not shown."""
+    models = [(each.base.name, each.base.source) for each in compared if each.base.name in names and each.base.source]
+    if len(names) != 2 or len(models) != 2:
+        return {}
+    (first, a), (second, b) = models
+    share = merge_share(suspect, a, b)
+    return {} if share is None else {first: share, second: 1 - share}
 
 
 def _layers_of_several(suspect: Sketches, of_layers: Sequence[Related | None]) -> tuple[list[Kind], Shares]:
@@ -420,16 +434,17 @@ class Lineage(Result):
             f"{match.mean:.2f} ({p}, {counted(self.comparisons, 'comparison')})"
         )
         what = f"{self._difference}.{self._parts_apart}{self._caution}"
+        parents = " and ".join(f"{printable(base)} ({share:.2f})" for base, share in self.weights.items())
         if self.verdict == "derived" and self.proof is not None:
-            how = f"it can be recomputed from {base_name} by {self.proof.how}"
-            return f"{name} was derived from {base_name}: {how}, and {numbers}. {what}"
+            bases, them = (parents, "them") if self.weights else (base_name, base_name)
+            how = f"it can be recomputed from {them} by {self.proof.how}"
+            return f"{name} was derived from {bases}: {how}, and {numbers}. {what}"
         order = UNKNOWN_ORDER
         if self.proof is not None:
             order = f"{base_name} can be recomputed from {name} by {self.proof.how}, so {name} came first"
         if self.initial:
             return f"{name} and {base_name} share an origin: {numbers}. {self.initial} {what}"
         if len(self.weights) > 1:
-            parents = " and ".join(f"{printable(base)} ({share:.2f})" for base, share in self.weights.items())
             return f"{name} shares its origin with {parents}, as a merge does: {numbers}; {order}. {what}"
         return f"{name} and {base_name} share an origin: {numbers}; {order}. {what}"
 

@@ -90,6 +90,7 @@ def _divided(numerator: np.ndarray, denominator: np.ndarray | float) -> np.ndarr
 
 # Symmetric and antisymmetric parts need r x r products alone. For W = L R' with A = L'L, B = R'R and C = R'L:
 # |W|_F^2 = <A, B> and tr W^2 = tr C^2.
+STANDS_OUT = 2.0  # standard deviations above the mean, as in the paper
 JITTER = 1e-13  # of the mean diagonal: keeps a Cholesky alive, moves a leading eigenvalue by no more than about itself
 
 
@@ -104,6 +105,17 @@ def symmetric_share(gram_left: np.ndarray, gram_right: np.ndarray, cross: np.nda
     if not squared > 0:
         return float("nan")
     return float(np.clip((1 + (cross * cross.T).sum() / squared) / 2, 0.0, 1.0))
+
+
+def directionality(rows: np.ndarray, columns: np.ndarray) -> float:
+    """(r - c) / (r + c) of norms (d,) of a matrix's rows and columns; -1 where only columns stand out (Saponati et al.)
+
+    r is by how much norms of rows exceed their mean by more than `STANDS_OUT` standard deviations, in all; c of columns
+    likewise. 0 where neither stands out.
+    """
+    rows, columns = (np.maximum(n - n.mean() - STANDS_OUT * n.std(ddof=1), 0.0).sum() for n in (rows, columns))
+    total = float(rows + columns)
+    return float(rows - columns) / total if total != 0 else 0.0
 
 
 def symmetric_eigenvalues(gram_left: np.ndarray, gram_right: np.ndarray, cross: np.ndarray) -> np.ndarray:

@@ -1,6 +1,9 @@
-"""One self-contained HTML page: text, figures and tables, no network, light and dark, wide and narrow."""
+"""One self-contained HTML page: text, figures and tables, no network, light and dark, wide and narrow.
 
-from collections.abc import Callable, Iterable, Sequence
+Next to each page lies its JSON, with every number that the page shows: report.json of report.html.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any, Protocol
@@ -27,6 +30,11 @@ class Figure:
         svg = Markup(self.drawing.svg[self.drawing.svg.index("<svg") :])  # HTML does not allow the XML prologue
         return templates().get_template("figure.html").render(svg=svg, drawing=self.drawing, figure=self)
 
+    def as_json(self) -> dict[str, Any]:
+        """Its entry in the page's JSON; the files have the numbers that are drawn."""
+        drawing = {"description": self.drawing.description, "files": list(self.drawing.files)}
+        return {"caption": self.caption, "model": self.model, **drawing}
+
 
 @dataclass(frozen=True)
 class Filed:
@@ -39,12 +47,19 @@ class Filed:
         """The table, with a link to the file."""
         return self.table.html(file=self.file)
 
+    def as_json(self) -> dict[str, Any]:
+        """Its entry in the page's JSON."""
+        return {**self.table.as_json(), "file": self.file}
+
 
 class Part(Protocol):
     """What a section can show: a table, a figure, a list of findings."""
 
     def html(self) -> str:
         """Its markup; text from a checkpoint is escaped."""
+
+    def as_json(self) -> Any:
+        """Its entry in the page's JSON."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +98,14 @@ def write_page(
 ) -> None:
     """Write a page about a model; every figure's caption names the model."""
     sections = [replace(section, parts=[_captioned(part, model) for part in section.parts]) for section in sections]
+    entries = [
+        {"title": section.title, "text": section.text, "parts": [part.as_json() for part in section.parts]}
+        for section in sections
+    ]
     write_template(
-        files, name, "page.html", title=title, lead=lead, provenance=provenance, sections=sections, caveats=caveats
-    )
+        files, name, "page.html", {"sections": entries}, title=title, lead=lead, provenance=provenance, caveats=caveats,
+        sections=sections,
+    )  # fmt: skip
 
 
 def _captioned(part: Part, model: str) -> Part:
@@ -93,8 +113,13 @@ def _captioned(part: Part, model: str) -> Part:
 
 
 def write_template(
-    files: Files, name: str, template: str, *, lead: str, provenance: Provenance | None, **values: Any
-) -> None:
-    """Render a template of this folder and write it; its end shows where the result comes from."""
-    made = (provenance or Provenance()).envelope(lead)
-    files.text(name, templates().get_template(template).render(values, lead=lead, made=made))
+    files: Files, name: str, template: str, numbers: Mapping[str, Any], *, title: str, lead: str,
+    provenance: Provenance | None, caveats: Sequence[str] = (), **values: Any,
+) -> None:  # fmt: skip
+    """Render a template of this folder and write it with its JSON, which has `numbers`: all that the page shows.
+
+    The end of the page shows where the result comes from.
+    """
+    made, about = (provenance or Provenance()).envelope(lead), {"title": title, "caveats": list(caveats)}
+    files.json(name.replace(".html", ".json"), {**made, **about, **numbers}, indent=None)
+    files.text(name, templates().get_template(template).render(values, **about, lead=lead, made=made))

@@ -15,7 +15,7 @@ from weightscope.changes.tensor import Change, unchanged
 from weightscope.checkpoint import Tensor
 from weightscope.checkpoint.blocks import Block
 from weightscope.checkpoint.checkpoint import DerivedTensor
-from weightscope.checkpoint.lora import MergedTensor
+from weightscope.checkpoint.lora import LowRank, MergedTensor
 from weightscope.tensors.measure import BITS
 
 
@@ -70,6 +70,8 @@ def merged_otherwise(pair: Pair) -> Proof | None:
     """Whether one is the other's base with the same adapter merged, summed in another order and precision."""
     for letter, exact, merged in (("B", pair.a, pair.b), ("A", pair.b, pair.a)):
         if not isinstance(exact, MergedTensor) or merged.dtype not in (*SUMMED, "F32"):
+            continue
+        if not isinstance(exact.change, LowRank) or exact.magnitude:
             continue
         (left, right), width = exact.change.factors(), exact.shape[-1]
         base = exact.stored.dtype if exact.stored.dtype in SUMMED else "F32"

@@ -16,6 +16,7 @@ from weightscope.changes.head import Basis
 from weightscope.checkpoint.packings.packed import scales_activations
 from weightscope.compute.cores import hand_back, in_threads, keep_freed
 from weightscope.errors import CheckpointError, counted, printable
+from weightscope.files import REPORT
 from weightscope.findings import listed
 from weightscope.model import Model, TensorsOnly, open_tensors
 from weightscope.progress import bar, progress_shown
@@ -81,7 +82,7 @@ class Same(Result):
         "same.json": lambda same: same.as_json(),
         "tensors.csv": lambda same: same.table,
     }
-    FILES: ClassVar[tuple[str, ...]] = (*TABLES, "report.html", "same.png", "same.svg", "same.figure.csv")
+    FILES: ClassVar[tuple[str, ...]] = (*TABLES, *REPORT, "same.png", "same.svg", "same.figure.csv")
 
     @property
     def about(self) -> str:

@@ -1,9 +1,10 @@
 """Every matrix of a checkpoint: its singular values, and what they say next to those of a random matrix."""
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from math import nan, prod
 from typing import NamedTuple
 
@@ -15,12 +16,14 @@ from weightscope.checkpoint.blocks import NATIVE, batches, blocks_of
 from weightscope.compute.cores import in_threads, usable_cores
 from weightscope.errors import CheckpointError
 from weightscope.metrics.matrices import (
+    Sketch,
     beyond_edge,
     condition,
     power_law,
     random_edge,
     signal_to_noise,
     singular_values,
+    sketched_singular_values,
 )
 from weightscope.metrics.spectra import effective_rank, frobenius, stable_rank
 from weightscope.model import Model, TensorsOnly
@@ -37,17 +40,23 @@ from weightscope.tensors.measure import (
     with_twins,
 )
 
-ROOM = 1 << 30  # bytes for the matrices that are measured at a time; one alone may need more
+ROOM = 1 << 29  # bytes for the matrices that are measured at a time; one alone may need more
+EXACT_SIDE = 2048  # with a larger smaller side the spectrum is a sketch, unless `exact`
+LARGEST_EXACT = (
+    20_000  # whatever is asked for: LAPACK counts the numbers of larger Gram matrices with more than 32 bits
+)
+HELD = 64 << 20  # values of a matrix that is sketched and kept in memory; a larger one is read for each step
 NUMBERS = tuple[float, ...]
 
 
-def measures(s: np.ndarray, shape: tuple[int, int]) -> NUMBERS:
-    """The measures of a matrix in the order of `MEASURES`: s (r,), its singular values."""
+def measures(spectrum: Sketch, shape: tuple[int, int]) -> NUMBERS:
+    """The measures of a matrix in the order of `MEASURES`; a sketch does not tell the smallest singular value."""
+    s, error = spectrum
     if not np.isfinite(s).all():
         return (nan,) * len(MEASURES)
     spectral = (s[0], frobenius(s), stable_rank(s), effective_rank(s))
     random = (random_edge(s, shape), beyond_edge(s, shape), *power_law(s**2), signal_to_noise(s, shape))
-    return (*map(float, spectral), *random, condition(s, shape))
+    return (*map(float, spectral), *random, nan if error else condition(s, shape), error)
 
 
 MEASURES = (
@@ -62,7 +71,9 @@ MEASURES = (
     Column("alpha_distance", symbol="Kolmogorov distance", meaning="Of these from that law."),
     Column("snr", symbol="signal to noise",
            meaning="Spectrum's: singular values above the noise over the others, in sum, over $σ_1$."),
-    Column("condition", symbol="condition number", meaning="$σ_1$ over the smallest singular value."),
+    Column("condition", symbol="condition number", meaning="$σ_1$ over the smallest singular value; not of a sketch."),
+    Column("rank_error", symbol="error of ranks",
+           meaning="Bound: the share of singular values below any value is off by no more. 0 where they are exact."),
 )  # fmt: skip
 
 
@@ -111,36 +122,44 @@ COLUMNS = (
     Column("rms_least", symbol="least rms", meaning="Of the role."),
     Column("rms_most", symbol="largest rms", meaning="Of the role."),
     *MEASURES,
-    Column("spectrum", meaning="How the singular values were computed; empty for vectors and integers."),
+    Column("spectrum", meaning="How singular values were computed: exact or sketch; empty for vectors and integers."),
 )  # fmt: skip
 
 
-def read_matrices(model: Model | TensorsOnly) -> Matrices:
-    """Read every tensor of a model once, and measure every matrix.
+def read_matrices(model: Model | TensorsOnly, exact: bool = False) -> Matrices:
+    """Read every tensor of a model once, and measure every matrix; large ones by a sketch, unless `exact`.
 
     A tensor that fuses or stacks several is read as it is stored too. Memory is two Gram matrices for each matrix that
-    is measured at a time, and all of one that is wider than high.
+    is measured at a time, and all of one that is wider than high; of a sketch at most 256 MB.
     """
     unchecked = model.unchecked()
     checkpoint, tensors = unchecked.checkpoint, unchecked.tensors
     unread = unreadable(checkpoint)
     named = [tensor for tensor in tensors if tensor.name not in unread]
-    works = [Work(tensor, _pieces(tensors, tensor)) for tensor in named if _is_matrix(tensor)]
-    alone = {work.tensor.name for work in works if not work.pieces}
-    facts = read_facts(checkpoint, [tensor.name for tensor in named if tensor.name not in alone])
-    threads = max(1, min(usable_cores(), ROOM // max((work.room for work in works), default=1)))
-    rows: dict[str, list[Row]] = {}
-    total = sum(work.tensor.tensor.nbytes for work in works)
-    with bar(what="matrices", unit="B", total=total, unit_scale=True) as done:
-        for row in in_threads(_measured, _matrices(checkpoint, works), threads):
-            rows.setdefault(row.facts.name, []).append(row)
-            done.update(row.facts.nbytes)
-    facts |= {name: rows[name][0].facts for name in alone}
+    rows = measured_rows(checkpoint, tensors, [*filter(is_matrix, named)], exact)
+    alone = {name: first.facts for name, (first, *_) in rows.items() if not first.is_part}
+    facts = alone | read_facts(checkpoint, [tensor.name for tensor in named if tensor.name not in alone])
     roles = tensors.roles
     known = [replace(facts[name], known_as=roles.get(name, "")) for name in checkpoint if name in facts]
     complete = {fact.name: fact for fact in with_twins(checkpoint, known)}
     in_order = (row for tensor in named for row in _rows_of(tensor, rows.get(tensor.name, []), complete[tensor.name]))
     return Matrices([*complete.values()], unread, [*in_order])
+
+
+def measured_rows(
+    checkpoint: Checkpoint, tensors: Tensors, named: Sequence[NamedTensor], exact: bool
+) -> dict[str, list[Row]]:
+    """The rows of these matrices by name in the file: one, or one for each matrix that the tensor fuses or stacks."""
+    largest = LARGEST_EXACT if exact else EXACT_SIDE
+    works = [Work(tensor, _pieces(tensors, tensor), largest) for tensor in named]
+    threads = max(1, min(usable_cores(), ROOM // max((work.room for work in works), default=1)))
+    rows: dict[str, list[Row]] = {}
+    total = sum(work.tensor.tensor.nbytes for work in works)
+    with bar(what="matrices", unit="B", total=total, unit_scale=True) as done:
+        for row in in_threads(partial(_measured, largest=largest), _matrices(checkpoint, works), threads):
+            rows.setdefault(row.facts.name, []).append(row)
+            done.update(row.facts.nbytes)
+    return rows
 
 
 def _rows_of(tensor: NamedTensor, measured: Sequence[Row], facts: TensorFacts) -> Iterator[Row]:
@@ -149,7 +168,7 @@ def _rows_of(tensor: NamedTensor, measured: Sequence[Row], facts: TensorFacts) -
         yield row if row.is_part else row._replace(facts=facts)
 
 
-def _is_matrix(tensor: NamedTensor) -> bool:
+def is_matrix(tensor: NamedTensor) -> bool:
     """Whether a tensor is a matrix, or several, of numbers that are not integers."""
     dtype = tensor.tensor.dtype
     return sides(tensor.shape) is not None and (dtype == "F64" or dtype not in NATIVE)
@@ -181,11 +200,14 @@ class Work(NamedTuple):
 
     tensor: NamedTensor
     pieces: list[NamedTensor]
+    largest: int  # smaller side whose spectrum is exact
 
     @property
     def room(self) -> int:
         """Bytes that one of its matrices needs."""
         m, n = sides(self.pieces[0].shape if self.pieces else self.tensor.tensor.shape) or (1, 1)
+        if min(m, n) > self.largest:
+            return 4 * (m * n if self.pieces else min(m * n, HELD))
         return 16 * min(m, n) ** 2 + 4 * m * n * (m < n or bool(self.pieces))
 
 
@@ -200,7 +222,7 @@ def _matrices(checkpoint: Checkpoint, works: Sequence[Work]) -> Iterator[Matrix]
     """Every matrix in turn; parts are read here, in one thread, as neighbours share what is read of them."""
     for batch in batches(works, lambda work: work.tensor.tensor.nbytes):
         checkpoint.prefetch([work.tensor.name for work in batch])
-        for tensor, pieces in batch:
+        for tensor, pieces, _ in batch:
             readable = False
             for piece in pieces:
                 with suppress(CheckpointError):  # the tensor has a row of its own where its parts cannot be told
@@ -210,22 +232,41 @@ def _matrices(checkpoint: Checkpoint, works: Sequence[Work]) -> Iterator[Matrix]
                 yield Matrix(tensor)
 
 
-def _measured(matrix: Matrix) -> Row:
+def _measured(matrix: Matrix, largest: int) -> Row:
     """Facts and measures of one matrix."""
     tensor, values = matrix
-    stored = tensor.tensor
+    stored, noted = tensor.tensor, list[TensorFacts]()
     shape = sides(stored.shape if values is None else tensor.shape)
     assert shape is not None
-    if values is None:
-        parts: list[TensorFacts] = []
-        spectrum = singular_values(_noted(stored, parts), shape)
-        facts = reduce(TensorFacts.and_then, parts)
-    else:
+    is_exact = min(shape) <= largest
+    if values is not None:
         n_bytes = round(stored.nbytes * prod(tensor.shape) / prod(stored.shape))
         about = TensorFacts(tensor.name, stored.dtype, tensor.shape, n_bytes, known_as=tensor.role)
-        facts = facts_of_values(about, values.reshape(-1))
-        spectrum = singular_values([values.reshape(-1)], shape)
-    return Row(facts, tensor.layer, tensor.expert, measures(spectrum, shape), "exact", values is not None)
+        held = values.reshape(-1)
+        noted.append(facts_of_values(about, held))
+    elif not is_exact and prod(shape) <= HELD:
+        held, filled = np.empty(prod(shape), np.float32), 0
+        for chunk in _noted(stored, noted):
+            held[filled : filled + len(chunk)] = chunk
+            filled += len(chunk)
+    else:
+        held = None
+    if is_exact:
+        s = singular_values(_noted(stored, noted) if held is None else [held], shape)
+        spectrum = Sketch(s, 0.0)
+    else:
+        if held is None:
+            deque(_noted(stored, noted), maxlen=0)
+        again = partial(_stored_values, stored) if held is None else lambda: [held]
+        spectrum = sketched_singular_values(again, shape, reduce(TensorFacts.and_then, noted).squares)
+    numbers = measures(spectrum, shape)
+    how = "exact" if is_exact else "sketch"
+    return Row(reduce(TensorFacts.and_then, noted), tensor.layer, tensor.expert, numbers, how, values is not None)
+
+
+def _stored_values(tensor: Tensor) -> Iterator[np.ndarray]:
+    """A tensor's values in blocks."""
+    return (block.values() for block in blocks_of(tensor))
 
 
 def _noted(tensor: Tensor, facts: list[TensorFacts]) -> Iterator[np.ndarray]:

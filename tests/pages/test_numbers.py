@@ -1,0 +1,129 @@
+"""Every number on a page is in the JSON next to it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import numpy as np
+import pytest
+
+import weightscope as ws
+from tests.support.commands import Weights, run, with_tokenizer, write_counts
+from tests.support.figures import unsaved
+from tests.support.numbers import missing
+from weightscope.cli import main
+from weightscope.files import Folder
+from weightscope.pages.page import Section, write_page
+from weightscope.tables import Column, Table
+
+pytest.importorskip("tokenizers", reason="tokenizers come with the extra `bigrams`")
+
+COMMANDS: dict[str, list[str]] = {
+    "audit": ["audit", "gpt2", "--all", "--directions", "1"],
+    "audit of a decoder": ["audit", "llama"],
+    "audits": ["audit", "list.txt"],
+    "compare": ["compare", "gpt2", "changed", "--all"],
+    "compare three": ["compare", "gpt2", "changed", "gpt2"],
+    "circuits": ["circuits", "gpt2"],
+    "detok": ["detok", "gpt2", "--counts", "counts.npz", "--token", "w5"],
+    "detok of a sample": ["detok", "embedded", "--sample", "100"],
+    "positions": ["positions", "gpt2"],
+    "positions unscaled": ["positions", "gpt2", "--unscaled"],
+    "positions of a decoder": ["positions", "llama"],
+    "lineage": ["lineage", "changed", "gpt2"],
+    "same": ["same", "gpt2", "changed"],
+}
+STUDIES: dict[str, list[str]] = {
+    "norms": ["norms", "embedded", "--text", "text.txt", "--inputs", "2", "--length", "16"],
+    "outliers": ["outliers", "embedded", "--text", "text.txt", "--inputs", "8", "--sample", "2", "--length", "16"],
+    "sink-bias": ["sinks", "embedded", "--question", "bias", "--inputs", "2", "--length", "32", "--evaluated", "1"],
+    "sink-kind": ["sinks", "embedded", "--question", "kind", "--inputs", "2", "--length", "32"],
+    "circuits measured": ["circuits", "embedded", "--measure", "--text", "text.txt"],
+    "positions on text": ["positions", "embedded", "--on-text", "--text", "text.txt"],
+}
+
+
+def changed(weights: Weights) -> None:
+    """One head of the first layer is zero, the others are moved."""
+    name = next(name for name in weights if name.endswith("attn.c_attn.weight"))
+    weights[name] = weights[name] * np.float32(1.01)
+    weights[name][:, :2] = 0
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[list[str]], list[Path]]:
+    folder = tmp_path_factory.mktemp("numbers")
+    for name, change in {"gpt2": None, "changed": changed}.items():
+        with_tokenizer("gpt2", folder / name, change)
+    with_tokenizer("llama", folder / "llama")
+    write_counts(folder / "gpt2").rename(folder / "counts.npz")
+    (folder / "list.txt").write_text(f"{folder / 'gpt2'}\n{folder / 'llama'}\n{folder / 'missing'}\n")
+    paragraphs = (f"On day {n} the crew of the ship saw land again, and sailed on." for n in range(40))
+    (folder / "text.txt").write_text("\n\n".join(paragraphs))
+
+    def write(arguments: list[str]) -> list[Path]:
+        given = [folder / argument if (folder / argument).exists() else argument for argument in arguments]
+        out = folder / "out" / "-".join(arguments).replace("/", "")
+        with unsaved():
+            result = run(*given, "--out", out)
+        assert out.exists() and not isinstance(result.exception, Exception), result.output
+        return sorted(out.rglob("*.html"))
+
+    return write
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_number_on_a_page_is_in_its_json(name: str, written: Callable[[list[str]], list[Path]]) -> None:
+    check(written(COMMANDS[name]))
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_number_on_the_page_of_a_study_is_in_its_json(
+    name: str, written: Callable[[list[str]], list[Path]]
+) -> None:
+    pytest.importorskip("torch", reason="PyTorch comes with the extra `runner`")
+    check(written(STUDIES[name]))
+
+
+def check(pages: list[Path]) -> None:
+    assert pages
+    for page in pages:
+        numbers = json.loads(page.with_suffix(".json").read_text(), parse_constant=int)
+        assert missing(page.read_text(), numbers) == []
+        assert ws.load(page.parent).page == numbers
+
+
+def test_every_command_that_writes_a_page_is_tried_here() -> None:
+    context = click.Context(main)
+    commands = {name: main.get_command(context, name) for name in main.list_commands(context)}
+    with_pages = {
+        name
+        for name, command in commands.items()
+        for option in (command.params if command else ())
+        if option.name == "out" and not getattr(option.type, "file_okay", True)
+    }
+    assert with_pages <= {arguments[0] for arguments in (COMMANDS | STUDIES).values()}
+    assert with_pages >= {"audit", "compare", "circuits", "norms"}
+
+
+def test_a_number_that_the_json_lacks_is_found(tmp_path: Path) -> None:
+    rows = Table.of_rows(("head", Column("size", format=".2f")), [(0, 0.123456), (1, np.nan)])
+    write_page(Folder(tmp_path), "report.html", "Title", "Of 1,234 tokens.", [Section("Part", "About 7 %.", [rows])])
+    page, told = (tmp_path / name for name in ("report.html", "report.json"))
+    held = json.loads(told.read_text())
+    assert missing(page.read_text(), held) == []
+    assert missing(page.read_text(), held | {"sections": []}) == [
+        "0.0",
+        "0.123456",
+        "1.0",
+        "About 7 %.",
+        "0",
+        "0.12",
+        "1",
+    ]
+    assert missing(page.read_text(), held | {"lead": ""}) == ["Of 1,234 tokens."]
+    assert missing(page.read_text().replace("1,234", "1,235"), held) == ["Of 1,235 tokens."]
+    held["sections"][0]["parts"][0]["rows"][0]["size"] = 0.1234561
+    assert missing(page.read_text(), held) == ["0.123456"]

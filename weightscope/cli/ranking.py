@@ -1,0 +1,61 @@
+"""The command rank."""
+
+from pathlib import Path
+
+import click
+
+from weightscope.cli import options
+from weightscope.cli.command import command
+from weightscope.cli.terminal import headline, write_text
+from weightscope.rank.choices import BY, TOOLS
+
+
+@command(
+    "Which matrices to train or merge, by their weights, as a file for axolotl, PEFT or mergekit.",
+    [
+        "weightscope rank embedded --for peft --out adapter_config.json",
+        "weightscope rank model/ --by snr --top 0.5 --for axolotl >> config.yaml",
+        "weightscope rank tuned/ --by change --base model/ --for mergekit --out merge.yaml",
+    ],
+)
+@click.argument("source", shell_complete=options.complete_source)
+@click.option("--by", type=click.Choice([*BY]), default="snr", show_default=True, help="The highest come first.")
+@click.option("--base", metavar="BASE", shell_complete=options.complete_source,
+              help="Model that SOURCE was tuned from: for --by change, and for mergekit.")  # fmt: skip
+@click.option("--top", type=click.FloatRange(0, 1, min_open=True), default=0.25, show_default=True,
+              help="Share of the matrices of each role to choose.")  # fmt: skip
+@click.option("--for", "tool", type=click.Choice(TOOLS), required=True, help="Tool that reads the file.")
+@options.file_to_write("--out", help="File to write; default: standard output.")
+@options.file_to_write("--csv", "csv_file", help="Also write every matrix with its score to this file.")
+@click.option("--exact", is_flag=True, help="All singular values of matrices whose smaller side is above 2048 too.")
+@options.tower
+@options.families
+def rank_command(
+    source: str, by: str, base: str | None, top: float, tool: str, out: Path | None, csv_file: Path | None, exact: bool,
+    tower: str | None, families: str | None,
+) -> None:  # fmt: skip
+    """Rank the matrices of every layer within their role and choose the highest, from the weights alone.
+
+    axolotl gets `unfrozen_parameters`, PEFT an adapter_config.json whose target_modules are the chosen ones, mergekit a
+    merge that takes the chosen ones from SOURCE and everything else from BASE. One comment says what the choice rests
+    on. Whether it trains better than random layers is another question; see the documentation.
+    """
+    from weightscope.rank.rank import rank
+    from weightscope.sources import Source
+
+    if tool == "mergekit" and base is None:
+        raise click.UsageError("--for mergekit needs --base: everything that is not chosen is taken from it")
+    if by == "change" and base is None:
+        raise click.UsageError("--by change needs --base, the model that SOURCE was tuned from")
+    opened = {each: options.opened_model(Source.named(each, tower=tower, families=families))
+              for each in (source, base) if each is not None}  # fmt: skip
+    ranking = rank(opened[source], by, top, opened[base] if base is not None else None, exact)
+    text = ranking.written_for(tool)
+    if csv_file is not None:
+        write_text(ranking.table.csv(), csv_file)
+    if out is None:
+        click.echo(text, nl=False)
+        return
+    write_text(text, out)
+    headline(ranking.lead)
+    click.echo(out)

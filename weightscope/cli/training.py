@@ -1,0 +1,61 @@
+"""The command learned."""
+
+from pathlib import Path
+
+import click
+
+from weightscope.cli import options
+from weightscope.cli.command import command
+from weightscope.cli.terminal import print_json, show
+
+
+@command(
+    "Find out what was trained into a checkpoint: how, where, and which words it raised.",
+    [
+        "weightscope learned base/ tuned/ --out learned/",
+        "weightscope learned base/ adapter-a/ adapter-b/ --json",
+    ],
+)
+@click.argument("a", metavar="BASE", shell_complete=options.complete_source)
+@click.argument("tuned", nargs=-1, required=True, metavar="TUNED [TUNED ...]", shell_complete=options.complete_source)
+@click.option("--exact", is_flag=True, help="Look for intruder dimensions in matrices of any size (minutes each).")
+@click.option(
+    "--out", type=click.Path(path_type=Path), callback=options.writable,
+    help="Folder for report.html, tables and figures.",
+)  # fmt: skip
+@options.tower
+@options.families
+@options.digest
+@options.json
+def learned_command(
+    a: str, tuned: tuple[str, ...], exact: bool, out: Path | None, tower: str | None, families: str | None,
+    digest: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Compare tunes with their BASE: directions, intruder dimensions, words, and how each was trained.
+
+    TUNED is a checkpoint of BASE's shapes, or a LoRA adapter for it. Of several, the page also says which collide.
+    """
+    from weightscope.checkpoint.adapters import is_adapter
+    from weightscope.files import OutputFolder
+    from weightscope.learned.learned import Learned, learned
+    from weightscope.sources import Source
+
+    folder = None
+    if out is not None:
+        folder = OutputFolder(out, names=Learned.FILES)
+        folder.refuse_foreign()
+    sources = [Source.named(a, tower=tower, families=families, digest=digest)]
+    for each in tuned:
+        on = a if is_adapter(each) else None
+        sources.append(Source.named(each, tower=tower, families=families, digest=digest, base=on))
+    models = [options.opened_model(source, tensors_suffice=True) for source in sources]
+    result = learned(*models, exact=exact, progress=True)
+    if folder is not None:
+        with folder:
+            result.write_files(folder)
+    if as_json:
+        print_json(result.as_json())
+    else:
+        show(*result.printed())
+        if out is not None:
+            click.echo(out / "report.html")

@@ -1,0 +1,110 @@
+"""The tokens that a model learned to say: how its next-token probabilities moved on random tokens.
+
+Texts of random tokens, frequent ones more often (`circuits.stream.frequencies`), pass through both models exactly. What
+a tune saw more often than the base expected, it says more often whatever comes before; the topic itself need not be in
+the input. No text is read and nothing is sampled.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from weightscope.circuits.stream import follow_exactly, frequencies, rest_of_layer, why_not_exact
+from weightscope.errors import CheckpointError
+from weightscope.model import Model
+from weightscope.results import ShowsShapes
+from weightscope.text.tokenizer import Tokenizer, token_names
+
+TEXTS, LENGTH = 16, 32  # random texts, and their tokens
+TOP = 20  # tokens listed
+BY_FREQUENCY = 0.7  # power of the base's probability by which a rise is divided: 0 favours frequent tokens, 1 rare ones
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Words(ShowsShapes):
+    """How often two models say each token on average."""
+
+    before: np.ndarray  # (V,) mean probability
+    after: np.ndarray  # (V,)
+    names: list[str]  # of the tokens in `top`
+
+    @property
+    def score(self) -> np.ndarray:
+        """The rise of each token's probability, for its frequency: (V,)."""
+        return score(self.before, self.after)
+
+    @property
+    def top(self) -> np.ndarray:
+        """The tokens that rose most, (TOP,)."""
+        return np.argsort(-self.score, kind="stable")[:TOP]
+
+
+def score(before: np.ndarray, after: np.ndarray) -> np.ndarray:
+    """The rise of mean probabilities, divided by a power of what they were: (V,), (V,) -> (V,)."""
+    return np.asarray((after - before) / np.maximum(before, 1e-12) ** BY_FREQUENCY)
+
+
+def why_no_words(base: Model, tuned: Model) -> str:
+    """Why words cannot be compared; empty where they can."""
+    for model in (base, tuned):
+        if why := why_not_exact(model, model.config.n_layers - 1):
+            return why
+    if base.embeddings.n_tokens != tuned.embeddings.n_tokens:
+        return f"the vocabularies have {base.embeddings.n_tokens} and {tuned.embeddings.n_tokens} tokens"
+    return ""
+
+
+def words(base: Model, tuned: Model) -> Words:
+    """How the mean next-token probabilities moved from the base to the tuned model.
+
+    Raises
+    ------
+    CheckpointError
+        One of them cannot be followed; see `why_no_words`.
+    """
+    n_tokens = base.embeddings.n_tokens
+    positions = base.embeddings.positions
+    length = LENGTH if positions is None else min(LENGTH, len(positions))
+    texts = np.random.default_rng(0).choice(n_tokens, (TEXTS, length), p=frequencies(n_tokens))
+    before, after = (mean_probabilities(model, texts) for model in (base, tuned))
+    name = token_names(Tokenizer.at_hand(base))
+    top = np.argsort(-score(before, after), kind="stable")[:TOP]
+    return Words(before, after, [name(int(token)) for token in top])
+
+
+def mean_probabilities(model: Model, texts: np.ndarray) -> np.ndarray:
+    """Each token's probability after every place of some texts, on average: (D, n) ids -> (V,)."""
+    x = outputs(model, texts)  # (D n, d)
+    out = model.unembedding
+    x = x if out.norm is None else out.norm(x)
+    x = x if out.projection is None else x @ out.projection
+    largest, total = np.full(len(x), -np.inf), np.zeros(len(x))
+    for logits in _logits(model, x):
+        top = np.maximum(largest, logits.max(axis=1))
+        total = total * np.exp(largest - top) + np.exp(logits - top[:, None]).sum(axis=1)
+        largest = top
+    shift = largest + np.log(total)
+    mean = [np.exp(logits - shift[:, None]).mean(axis=0) for logits in _logits(model, x)]
+    return np.concatenate(mean)
+
+
+def _logits(model: Model, x: np.ndarray) -> Iterator[np.ndarray]:
+    """Logits in blocks of the vocabulary, (n, rows) each; a soft cap is applied."""
+    cap = model.config.get("final_logit_softcapping")
+    scale = float(model.config.get("logit_scale") or 1.0) / float(model.config.get("logits_scaling") or 1.0)
+    for _, rows in model.unembedding.tensor.blocks(4096):
+        logits = (x @ rows.T).astype(np.float64) * scale
+        yield cap * np.tanh(logits / cap) if isinstance(cap, int | float) and cap else logits
+
+
+def outputs(model: Model, texts: np.ndarray) -> np.ndarray:
+    """What leaves the last layer, before the final norm: (D, n) ids -> (D n, d)."""
+    row, last = model.family.mlp, model.config.n_layers - 1
+    assert row is not None  # `why_no_words` has said so
+    *_, end = follow_exactly(model, texts, last)
+    attended = np.stack([end.layer.output(a, x) for a, x in zip(end.attention, end.x, strict=True)])
+    x = rest_of_layer(model, row, last, end.x, attended).reshape(texts.size, -1)
+    if not np.isfinite(x).all():
+        raise CheckpointError("random tokens do not pass in float32", file=model.name)
+    return x

@@ -1,0 +1,112 @@
+"""Findings as SARIF 2.1.0, which code scanning reads (OASIS, Static Analysis Results Interchange Format)."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+from urllib.parse import quote
+
+Json = dict[str, Any]
+SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+MOST_PLACED = 100  # members of a finding that are listed as places; all are in findings.json
+TOOL = {"name": "weightscope", "informationUri": "https://pypi.org/project/weightscope-attention/"}
+
+
+def sarif_log(results: Iterable[Mapping[str, Any]]) -> Json:
+    """One run per result, which is what `--json` prints of an audit or a comparison.
+
+    Parameters
+    ----------
+    results : iterable of mapping
+        With the keys of every result, `findings`, and `error` where a checkpoint of a list could not be read.
+
+    Returns
+    -------
+    dict
+        A log. Severities are levels, known findings are suppressed, layers, heads and tensors are logical locations.
+    """
+    return {"$schema": SCHEMA, "version": "2.1.0", "runs": [_run(result) for result in results]}
+
+
+def _run(result: Mapping[str, Any]) -> Json:
+    findings, error = result.get("findings", []), result.get("error")
+    kinds = {finding["kind"]: finding for finding in findings}
+    files = [(source, file) for source in result["sources"] for file in source["files"]]
+    artifacts = [_artifact(source, file) for source, file in files]
+    weights = [_uri(source, file) for source, file in files if "header_sha256" in file]
+    invocation: Json = {"executionSuccessful": not error, "endTimeUtc": result["date"]}
+    if result["command"]:
+        invocation["commandLine"] = result["command"]
+    if error:
+        invocation["toolExecutionNotifications"] = [{"level": "error", "message": {"text": error}}]
+    driver = {**TOOL, "version": result["version"], "rules": [_rule(finding) for finding in kinds.values()]}
+    places = [*kinds]
+    return {
+        "tool": {"driver": driver},
+        "invocations": [invocation],
+        "artifacts": artifacts,
+        "results": [
+            _result(finding, places.index(finding["kind"]), weights[-1] if weights else "") for finding in findings
+        ],
+        "properties": {"lead": result["lead"]},
+    }
+
+
+def _uri(source: Mapping[str, Any], file: Mapping[str, Any]) -> str:
+    """A file's path as the command was given it."""
+    name = source["name"].rstrip("/")
+    return quote(name if name.endswith(file["name"]) else f"{name}/{file['name']}")
+
+
+def _artifact(source: Mapping[str, Any], file: Mapping[str, Any]) -> Json:
+    """A file that was read, with its digest where that is known."""
+    artifact: Json = {"location": {"uri": _uri(source, file)}}
+    if "size" in file:
+        artifact["length"] = file["size"]
+    if "sha256" in file:
+        artifact["hashes"] = {"sha-256": file["sha256"]}
+    return artifact
+
+
+def _rule(finding: Mapping[str, Any]) -> Json:
+    """A kind of finding."""
+    about = {"shortDescription": {"text": finding["title"]}, "help": {"text": finding["look_next"]}}
+    return {"id": finding["kind"], **about, "defaultConfiguration": {"level": finding["severity"]}}
+
+
+def _result(finding: Mapping[str, Any], rule: int, weights: str) -> Json:
+    """A finding: its file (the last checkpoint's), its places, and an identity that does not change with its number."""
+    members = finding["members"]
+    places = [_place(finding, member) for member in members[:MOST_PLACED]] or [_place(finding, {})]
+    location: Json = {"logicalLocations": places}
+    if weights:  # code scanning shows a result in a file, and asks for a line
+        location["physicalLocation"] = {"artifactLocation": {"uri": weights}, "region": {"startLine": 1}}
+    same = [finding[key] for key in ("kind", "layer", "head", "map", "measure")]
+    same += [[member[key] for key in ("what", "index", "layer", "name")] for member in members]
+    result: Json = {
+        "ruleId": finding["kind"],
+        "ruleIndex": rule,
+        "level": finding["severity"],
+        "message": {"text": finding["text"]},
+        "locations": [location],
+        "partialFingerprints": {"finding/v1": hashlib.sha256(json.dumps(same).encode()).hexdigest()},
+        "properties": {key: finding[key] for key in ("measure", "number", "usual")} | {"members": len(members)},
+    }
+    if finding["known"]:
+        result["suppressions"] = [{"kind": "external", "justification": finding["known"]}]
+    return result
+
+
+def _place(finding: Mapping[str, Any], member: Mapping[str, Any]) -> Json:
+    """A tensor by its name; else layer, head and map, and what the member is: `layer 3/head 7/qk`."""
+    if member.get("what") == "tensor":
+        return {"fullyQualifiedName": member["name"], "kind": "tensor"}
+    layer = finding["layer"] if member.get("layer") is None else member["layer"]
+    steps = [] if layer is None else [("layer", layer)]
+    if member.get("index") is not None and (member["what"], member["index"]) not in steps:
+        steps.append((member["what"], member["index"]))
+    elif not member and finding["head"] is not None:
+        steps.append(("head", finding["head"]))
+    names = [*(f"{what} {index}" for what, index in steps), *([finding["map"]] if finding["map"] else [])]
+    place = {"fullyQualifiedName": "/".join(names) or "model", "kind": steps[-1][0] if steps else "model"}
+    return place | ({"name": member["name"]} if member.get("name") else {})
