@@ -42,7 +42,7 @@ TABLES: dict[str, Callable[["Atlas"], Any]] = {
     "atlas.json": lambda atlas: atlas.as_json(),
 }
 HEADS = "heads.parquet"
-RESULTS = (*TABLES, HEADS, "index.html")
+RESULTS = (*TABLES, HEADS, "index.html", "index.json")
 TWICE = "is in the list twice; the first line counts"
 
 

@@ -6,12 +6,13 @@ from weightscope.atlas.atlas import PAGES, Atlas
 from weightscope.errors import counted
 from weightscope.files import Files
 from weightscope.formulas import plain
-from weightscope.pages.page import Section, write_template
+from weightscope.pages.page import Section, write_page
 from weightscope.progress import bar
 from weightscope.provenance import Provenance
 from weightscope.tables import Column, Link, Table
 
-AT_ONCE = 256  # pages written together
+TEMPLATE = "atlas.html"
+AT_ONCE = 256  # files written together
 SHOWN_ROWS = 2_000  # heads on a page; heads.parquet has all
 BACK = Link("../index.html", "all checkpoints")
 
@@ -21,7 +22,7 @@ def write_site(files: Files, atlas: Atlas) -> None:
     pages = Files()
     for place in bar(range(len(atlas.members)), "pages", "page"):
         _write_page(pages, atlas, place)
-        if len(pages.contents) == AT_ONCE or place == len(atlas.members) - 1:
+        if len(pages.contents) >= AT_ONCE or place == len(atlas.members) - 1:
             files.add(pages.contents)
             pages = Files()
     sections = [Section("Checkpoints", parts=[Table(atlas.checkpoints.columns, "A name leads to its page.")])]
@@ -36,8 +37,7 @@ def write_site(files: Files, atlas: Atlas) -> None:
     if len(atlas.errors):
         sections.append(Section("Not read", parts=[atlas.errors]))
     own = replace(atlas.provenance, sources=())  # each page has its checkpoint's
-    write_template(files, "index.html", "atlas.html", title="Atlas", lead=plain(atlas.lead), provenance=own,
-                   sections=sections)  # fmt: skip
+    write_page(files, "index.html", "Atlas", plain(atlas.lead), sections, provenance=own, template=TEMPLATE)
 
 
 def _write_page(files: Files, atlas: Atlas, place: int) -> None:
@@ -76,8 +76,8 @@ def _write_page(files: Files, atlas: Atlas, place: int) -> None:
         heads, text = heads.take(range(SHOWN_ROWS)), f"{text} The first {SHOWN_ROWS:,} of {n:,} heads."
     sections.append(Section("Heads", text, [heads]))
     provenance = Provenance((each.read,), atlas.provenance.command, atlas.provenance.date, atlas.provenance.version)
-    write_template(files, f"{PAGES}/{member.page}.html", "atlas.html", title=plain(member.name), lead=plain(lead),
-                   provenance=provenance, sections=sections, back=BACK)  # fmt: skip
+    write_page(files, f"{PAGES}/{member.page}.html", plain(member.name), plain(lead), sections, provenance=provenance,
+               template=TEMPLATE, back=BACK)  # fmt: skip
 
 
 RELATIVES = (

@@ -95,16 +95,18 @@ def write_page(
     caveats: Sequence[str] = (),
     model: str = "",
     provenance: Provenance | None = None,
+    template: str = "page.html",
+    **values: Any,
 ) -> None:
-    """Write a page about a model; every figure's caption names the model."""
+    """Write a page about a model; every figure's caption names the model. `values` are of a template of its own."""
     sections = [replace(section, parts=[_captioned(part, model) for part in section.parts]) for section in sections]
     entries = [
         {"title": section.title, "text": section.text, "parts": [part.as_json() for part in section.parts]}
         for section in sections
     ]
     write_template(
-        files, name, "page.html", {"sections": entries}, title=title, lead=lead, provenance=provenance, caveats=caveats,
-        sections=sections,
+        files, name, template, {"sections": entries}, title=title, lead=lead, provenance=provenance, caveats=caveats,
+        sections=sections, **values,
     )  # fmt: skip
 
 
