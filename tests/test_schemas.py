@@ -75,7 +75,9 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         assert done.exit_code == {"audits": 2, "same": 3, "verify": 3}.get(shape, 0), done.output
         results[shape] = json.loads(done.stdout)
         written = sorted(path for path in (folder / name).rglob("*.json") if ".weightscope" not in path.parts)
-        results |= {f"{path.stem} of {name}": json.loads(path.read_text()) for path in written}
+        pages = [path for path in written if path.with_suffix(".html").exists() and name == "atlas"]
+        results |= {f"report of {name} {path.stem}": json.loads(path.read_text()) for path in pages}
+        results |= {f"{path.stem} of {name}": json.loads(path.read_text()) for path in written if path not in pages}
     results["report of audits"] = results.pop("summary of audit of a list")  # a page like any other
     with undrawn():
         ws.circuits(model).write(folder / "circuits")
