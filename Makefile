@@ -27,7 +27,7 @@ help:  ## this list
 	@echo "Times are for two cores, after the first set-up (three minutes, most of it PyTorch)."
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-gpt2-detok: $(VENV)/.installed $(CUDA)  ## the detokenization analysis of a first attention layer (half a minute without the Hub; the AUROC of GPT-2 alone takes as long)
+gpt2-detok: $(VENV)/.installed $(CUDA)  ## the detokenization analysis of a first attention layer (GPT-2: a minute and a half once OpenWebText is counted; half a minute without the Hub)
 	$(BIN)/python -m analyses.recipes.gpt2_detok $(OPTIONS)
 
 norm-attention: $(VENV)/.installed-runner $(CUDA)  ## the norm of what attention adds up, beside its weights (four minutes)

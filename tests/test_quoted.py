@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.claims import claim_rows
+from tests.support.claims import claim_rows, what_no_ops_write
 from tests.support.quoted import ROOT, cell, column, rows, said, words
 from weightscope.architectures.table import standing
 from weightscope.norms.page import TABLE_3
@@ -27,6 +27,7 @@ SAID = " ".join(map(words, [PAGES[0], *RESULTS]))
 
 TRAINING = json.loads((ROOT / "weightscope" / "embedded" / "training.json").read_text())
 TRENDS, GPT2 = "gpt2-detok/trends.csv", "positions-gpt2/trends.csv"
+WAVE = cell(GPT2, "t_pp_period", head=7)  # periods tried are 501 positions over 1, 1.125, 1.25 ... cycles
 DISTANCES = "positions-smollm2/trends.csv"
 SPREAD = "positions-gpt2-spread/by-spread.csv"
 UNTRAINED = {"kind": "undertrained_rows", "index": 1023}
@@ -232,8 +233,88 @@ def from_weights_rows() -> Iterator[str]:
         yield f"| {FROM_WEIGHTS[row['model']]} | {where} | {source} |"
 
 
+CHANGED = {"smollm2": "SmolLM2-135M"}  # folders of figures/sink-causal
+CHANGES = ("zero", "mean", "ordinary", "redirected")
+TOGETHER = {
+    "every NOP": "every no-op", "every broadcast": "every broadcast", "every neither": "every other sink",
+    "every sink head": "every sink", "weakest heads beside them": "as many heads beside them",
+}  # fmt: skip
+
+
+def changed_rows() -> Iterator[str]:
+    """The table of docs/sinks.md on what sinks are needed for."""
+    for folder, name in CHANGED.items():
+        for row in rows(f"sink-causal/{folder}/causal.csv"):
+            if row["heads"] not in TOGETHER:
+                continue
+            cells = " | ".join(
+                "{:+.1f} ({:+.1f} to {:+.1f})".format(*(float(row[change + end]) for end in ("", "_low", "_high")))
+                for change in CHANGES
+            ).replace("-0.0", "+0.0")
+            yield f"| {name} | {TOGETHER[row['heads']]} | {row['number']} | {cells} |"
+
+
+def single_heads(mechanism: str, column_name: str) -> np.ndarray:
+    """A column of SmolLM2's sink heads that were changed alone."""
+    return column("sink-causal/smollm2/causal.csv", column_name, mechanism=mechanism, number=1)
+
+
+def super_weight_rows() -> Iterator[str]:
+    """The table of docs/sinks.md on entries that were set to zero."""
+    for entry in ("none", "super weight", "same size", "largest"):
+        tried = [row for row in rows("super-weights/super-weights.csv") if row["entry"] == entry]
+        columns = {name: [float(row[name]) for row in tried] for name in ("perplexity", "first_token")}
+        cells = [
+            f"{min(values):{form}}" + (f" to {max(values):{form}}" if len(values) > 1 else "")
+            for values, form in zip(columns.values(), (".2f", ".3f"), strict=True)
+        ]
+        yield f"| {entry} | {len(tried)} | {' | '.join(cells)} |"
+
+
+FAMILIES = {"embedded": "embedded", "llama": "tiny Llamas", "qwen2": "tiny Qwen2s", "gpt2": "tiny GPT-2s"}
+HELD_OUT = ("sink_share", "layer", "sink_share_correlation", "layer_correlation")
+
+
+def of_family(family: str) -> list[dict[str, str]]:
+    """The rows of models that no choice was made on."""
+    return [row for row in rows("sinks-held-out/held-out.csv") if row["model"].split("-")[0] == family]
+
+
+def unseen_rows() -> Iterator[str]:
+    """The table of docs/sinks.md on models that no choice was made on: means over a family's models."""
+    for family, name in FAMILIES.items():
+        models = of_family(family)
+        means = " | ".join(f"{np.mean([float(row[key]) for row in models]):.2f}" for key in HELD_OUT)
+        strongest = max(float(row["strongest"]) for row in models)
+        yield f"| {name} | {len(models)} | {models[0]['heads']} | {strongest:.2f} | {means} |"
+
+
+def better(kind: str = "") -> int:
+    """In how many of them `sink_share` ranks heads better than the layer's index."""
+    return sum(
+        float(row[f"sink_share{kind}"]) > float(row[f"layer{kind}"]) for row in rows("sinks-held-out/held-out.csv")
+    )
+
+
 # What the pages say, the places of numbers in braces, and where they come from. Shares are percentages there.
 QUOTED: dict[str, list[float]] = {
+    "on average AUROC {:.2f} against {:.2f} of the layer's index, better in {:d} of {:d}; its rank correlation with "
+    "the measured attention is {:.2f} on average, better in {:d} of {:d}": [
+        *(column("sinks-held-out/held-out.csv", name).mean() for name in ("sink_share", "layer")), better(), 15,
+        column("sinks-held-out/held-out.csv", "sink_share_correlation").mean(), better("_correlation"), 15,
+    ],
+    "the perplexity of {:.1f} on 12 others": [single_heads("nop", "perplexity")[0]],
+    "Of the {:d} no-op heads changed alone, {:d} cost something where the sink writes nothing; {:d} do where it writes "
+    "what an ordinary token does, {:d} where its attention goes elsewhere": [
+        len(single_heads("nop", "zero")),
+        *(int((single_heads("nop", f"{change}_low") > 0).sum()) for change in ("zero", "ordinary", "redirected")),
+    ],
+    "head 18.8 alone costs {:+,.0f} where its attention goes elsewhere": [
+        cell("sink-causal/smollm2/causal.csv", "redirected", heads="18.8"),
+    ],
+    "Layer 24 head 6, a broadcast, costs {:+.1f} where it writes nothing": [
+        cell("sink-causal/smollm2/causal.csv", "zero", heads="24.6"),
+    ],
     "head 6 has {:.3f}. Head 5, the second with {:.3f}": [
         cell("gpt2-detok/heads.csv", "auroc_by_frequency", head=6), cell("gpt2-detok/heads.csv", "auroc", head=5),
     ],
@@ -260,9 +341,10 @@ QUOTED: dict[str, list[float]] = {
     "owe most to distance has {:.1%} in fast pairs and {:.0%} beyond the context": by_distance(slice(-27, None)),
     "that owes least {:.1%} and {:.0%}.": by_distance(slice(27)),
     "(rank correlation with j {:.2f};": [cell(GPT2, "recency", head=7)],
-    "apart from a line that explains {:.0%}, a wave of period {:.0f} (of those tried; next to it 364 and 445) that "
-    "explains {:.0%}.": [
-        cell(GPT2, name, head=7) for name in ("t_pp_linear_share", "t_pp_period", "t_pp_sinusoid_share")
+    "apart from a line that explains {:.0%}, a wave of period {:.0f} (of those tried; next to it {:.0f} and {:.0f}) "
+    "that explains {:.0%}.": [
+        cell(GPT2, "t_pp_linear_share", head=7), WAVE, *(501 / (501 / WAVE + step) for step in (0.125, -0.125)),
+        cell(GPT2, "t_pp_sinusoid_share", head=7),
     ],
     "from 0.08 to 0.3 head 7 peaks at the query itself and gives {:.1%} to {:.1%} of its attention to": ends(
         np.array([float(row["near_mass"]) for row in rows(SPREAD) if 0.08 <= float(row["s"]) <= 0.3])
@@ -380,6 +462,8 @@ QUOTED: dict[str, list[float]] = {
     "after 30,000 steps the strongest keys get {:.2f} and {:.2f} of the attention": [
         cell("sink-toys/trials.csv", f"layer{i}_strength", variant="paper's size, batches of 64") for i in (0, 1)
     ],
+    "these 14 heads write {:.1%} to {:.1%} of the length of an ordinary token's stream (median {:.1%}; other heads of "
+    "layers 17 to 29 {:.1%}), and the part that keys other than the sink write is {:.2f} of it": what_no_ops_write(),
     "is at most {:.2f} in the no-op heads (medians over their events), with a median of {:.2f}; in the toys below "
     "it is at most {:.2f}": [
         column(HEADS, "cancelled", mechanism="nop").max(), np.median(column(HEADS, "cancelled", mechanism="nop")),
@@ -454,7 +538,10 @@ def test_the_tables_of_roles_are_those_of_the_models_left_out(row: str) -> None:
     assert " ".join(row.split()) in SAID
 
 
-@pytest.mark.parametrize("row", [*beside_rows(), *patching_rows(), *from_weights_rows()])
+@pytest.mark.parametrize(
+    "row",
+    [*beside_rows(), *patching_rows(), *from_weights_rows(), *changed_rows(), *unseen_rows(), *super_weight_rows()],
+)
 def test_the_tables_of_sinks_as_biases_are_those_of_the_models_run(row: str) -> None:
     assert row in SAID
 
@@ -462,6 +549,11 @@ def test_the_tables_of_sinks_as_biases_are_those_of_the_models_run(row: str) -> 
 @pytest.mark.parametrize("template", QUOTED)
 def test_a_number_is_what_its_file_holds(template: str) -> None:
     assert said(template, QUOTED[template]) in SAID
+
+
+def test_no_model_that_was_held_out_has_a_sink() -> None:
+    held_out = rows("sinks-held-out/held-out.csv")
+    assert len(held_out) == 15 and {row["heads_with"] for row in held_out} == {"0"}
 
 
 def test_sink_kinds_are_those_of_the_model_run() -> None:
@@ -545,6 +637,7 @@ ELSEWHERE = {
     "1.8": "a threshold", "2.4": "Gemma 3's pair least alike, as in tests/audit/test_factors.py",
     "31 %": "of none in eight, likewise", "0.98": "a cosine, checked below", "1.0000": "likewise",
     "0.9": "a threshold", "15 %": "a threshold",
+    "0.0007": "computed in tests/circuits/test_gpt2_wiring.py", "0.022": "likewise",
     "0.2": "the rule of a no-op", "1.5": "the rule of a broadcast", "1.0": "a part of 1.000",
     "0.01": "the paper's", "0.1": "the paper's", "80 %": "the paper's", "2.0": "a licence",
     "16.0": "a head", "2410.06205": "a paper's number", "0.8": "a strength", "1.3": "a strength",
@@ -563,7 +656,9 @@ def test_no_number_is_told_that_no_file_holds() -> None:
     text = " ".join(map(words, RESULTS))
     for row in (row for page in RESULTS for row in claim_rows(page.stem)):
         text = text.replace(row, "")
-    tables = (*held_out_rows(), *scale_rows(), *beside_rows(), *patching_rows(), *removed_rows(), *from_weights_rows())
+    tables = (*held_out_rows(), *scale_rows(), *beside_rows(), *patching_rows(), *removed_rows(), *from_weights_rows(),
+              *changed_rows(), *unseen_rows(),
+              *super_weight_rows())  # fmt: skip
     for row in tables:
         text = text.replace(" ".join(row.split()), "")
     for template, numbers in QUOTED.items():
@@ -697,6 +792,8 @@ def test_removals_of_any_strength_are_those_of_the_files() -> None:
 
 
 KINDS_SHOWN = ("planted", "derived", "named", "nothing_else", "map_exact")
+AGAIN_SHOWN = ("planted", "derived", "related", "named", "nothing_else", "map_exact")
+GROUPS_SHOWN = ("pairs", "unrelated", "undecided", "related", "derived")
 
 
 def lineage_rows() -> Iterator[str]:
@@ -720,6 +817,22 @@ TOOLS = {
     "weightscope": "weightscope", "modeldna": "modelDNA", "kit": "Provenance Kit",
     "kit_weights": "Provenance Kit, its score from weights alone",
 }  # fmt: skip
+
+
+def test_pairs_that_were_judged_again_are_those_of_the_files() -> None:
+    text = words(ROOT / "docs" / "lineage.md")
+    page = (ROOT / "docs" / "lineage.md").read_text(encoding="utf-8")
+    kinds, groups = (rows(f"planted-lineage-again/{name}.csv") for name in ("kinds", "groups"))
+    for row in kinds:
+        assert f"| {row['kind']} | {' | '.join(row[name] for name in AGAIN_SHOWN)} |\n" in page
+    for row in groups:
+        assert f"| {row['strangers']} | {' | '.join(row[name] for name in GROUPS_SHOWN)} |\n" in page
+    assert f"{kinds[-1]['planted']} planted and {groups[-1]['pairs']} of strangers" in text
+    one_seed = [row["name"] for row in rows("planted-lineage-again/strangers.csv") if row["verdict"] == "related"]
+    assert sorted(one_seed) == ["gpt2-0 and qwen2-0", "qwen2-0 and gpt2-0"]
+    assert f"none of {int(groups[-1]['pairs']) - len(one_seed)} pairs of strangers was" in text
+    assert f"all {kinds[-1]['planted']} planted pairs were" in text
+    assert groups[-1]["derived"] == kinds[-1]["unrelated"] == kinds[-1]["undecided"] == "0"
 
 
 def test_the_tables_of_lineage_are_those_of_the_files() -> None:
@@ -794,6 +907,19 @@ def test_only_the_stolen_part_is_related() -> None:
         assert [part for part, verdict in verdicts.items() if verdict == "related"] == [row["taken"]]
 
 
+def test_p_values_of_strangers_are_those_of_the_files() -> None:
+    page = (ROOT / "docs" / "lineage.md").read_text(encoding="utf-8")
+    for name, title in (("summary", "`permutation_p`"), ("trained-summary", "`permutation_p`, trained seeds alone")):
+        of_heads, of_neurons = (row for row in rows(f"lineage-null/{name}.csv") if row["group"] == "all")
+        assert of_heads["kolmogorov"] == "1"
+        assert of_heads["sure"] == "0"
+        distance, chance = float(of_neurons["kolmogorov"]), float(of_neurons["chance"])
+        shares = [float(of_neurons[f"below_{level}"]) for level in ("0.1", "0.01", "0.001")]
+        small = ", ".join(f"{share:.{digits}g}" for share, digits in zip(shares, (3, 2, 1), strict=True))
+        assert f"| {title} | {distance:.2g} | {chance:.2g} | {small} | |" in page
+        assert f"{int(of_neurons['pairs']):,} pairs" in page
+
+
 def test_sentences_before_and_after_are_those_of_the_files() -> None:
     lines = (ROOT / "docs" / "lineage.md").read_text(encoding="utf-8").splitlines()
     before, after = (rows(f"lineage-sentences/{name}.csv") for name in ("before", "sentences"))
@@ -802,3 +928,8 @@ def test_sentences_before_and_after_are_those_of_the_files() -> None:
         (line,) = (line for line in lines if line.startswith(f"| {new['pair']} | "))
         for quoted, lead in zip(line.strip("| ").split(" | ")[1:], (old["lead"], new["lead"]), strict=True):
             assert all(piece in lead for piece in quoted.split(" … ")), line
+    for row in rows("lineage-sentences/learnt.csv"):
+        (likeness,) = re.findall(r"likeness of ([\d.]+)", row["lead"])
+        cosine = f"{float(row['cosine']):.2f}"
+        assert f"| {row['pair']} | {likeness} | {cosine} |" in lines
+        assert f"have a cosine of {cosine} with llama-0" in row["lead"]

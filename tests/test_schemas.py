@@ -75,13 +75,13 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         assert done.exit_code == {"audits": 2, "same": 3, "verify": 3}.get(shape, 0), done.output
         results[shape] = json.loads(done.stdout)
         written = sorted(path for path in (folder / name).rglob("*.json") if ".weightscope" not in path.parts)
-        pages = [path for path in written if path.with_suffix(".html").exists() and name == "atlas"]
-        results |= {f"report of {name} {path.stem}": json.loads(path.read_text()) for path in pages}
-        results |= {f"{path.stem} of {name}": json.loads(path.read_text()) for path in written if path not in pages}
-    results["report of audits"] = results.pop("summary of audit of a list")  # a page like any other
+        for path in written:
+            of_page = path.with_suffix(".html").exists()  # of any name
+            key = f"report of {path.relative_to(folder)}" if of_page else f"{path.stem} of {name}"
+            results[key] = json.loads(path.read_text())
     with undrawn():
         ws.circuits(model).write(folder / "circuits")
-    results["report of circuits"] = json.loads((folder / "circuits" / "report.json").read_text())
+    results["report of circuits/report.json"] = json.loads((folder / "circuits" / "report.json").read_text())
     return results
 
 
@@ -112,9 +112,10 @@ def test_what_commands_print_and_write_fits_its_schema(printed: dict[str, Any]) 
     for name in ("audit", "compare", "audits", "lineage", "findings of audit", "directions of audit"):
         assert printed[name]
     assert printed["compare"]["findings"] and printed["compare"]["config"] and printed["lineage"]["kinds"]
-    pages = {name.partition(" of ")[2]: value for name, value in printed.items() if name.startswith("report ")}
-    assert pages["audits"]["sections"] and pages["compare"]["sections"] and pages["audit"]["maps"]["columns"]
-    assert pages["audit"]["everything"] and pages["audit"]["findings"] and pages["circuits"]["wiring"]["edges"]
+    audit, compare, circuits = (printed[f"report of {name}/report.json"] for name in ("audit", "compare", "circuits"))
+    assert audit["maps"]["columns"] and audit["everything"] and audit["findings"] and circuits["wiring"]["edges"]
+    assert compare["sections"] and printed["report of audit of a list/summary.json"]["sections"]
+    assert printed["report of atlas/index.json"]["sections"]
     assert {"config", "tensor"} <= {key for each in printed["same"]["differences"] for key in each}
     assert printed["audits"][1]["error"] and printed["verify"]["differences"]
 

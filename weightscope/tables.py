@@ -173,7 +173,7 @@ class Table:
         writer.writerows([_csv_cell(value) for value in row] for row in self.rows())
         return text.getvalue()
 
-    def html(self, on_page: bool = True, file: str = "") -> str:
+    def html(self, on_page: bool = True, file: str = "", changed: int | None = None) -> str:
         """The table as HTML, every cell escaped.
 
         Parameters
@@ -182,8 +182,11 @@ class Table:
             Whether it is for a page, which styles it, sorts it on a click and offers it as a CSV, or for a notebook.
         file : str
             The CSV in the page's folder to link to; by default the link contains the CSV.
+        changed : int, optional
+            From this row on nothing changed: a switch, on at first, hides these rows.
         """
-        return templates().get_template("table.html").render(table=self, on_page=on_page, file=file)
+        few = len(self) if changed is None else changed
+        return templates().get_template("table.html").render(table=self, on_page=on_page, file=file, changed=few)
 
     def text(self) -> str:
         """The table for a terminal: numbers aligned right, text left."""

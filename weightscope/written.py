@@ -30,6 +30,8 @@ SIGNS = {  # a file that tells what wrote a folder; the first that is there deci
     "trajectory.csv": "compare",
     "lineage.json": "lineage",
     "same.json": "same",
+    "learned.json": "learned",
+    "atlas.json": "atlas",
     "tokens.npz": "detok",
     "positions.npz": "positions",
     "kernel.npz": "positions",
@@ -121,7 +123,7 @@ class Written:
     @cached_property
     def page(self) -> Mapping[str, Any]:
         """Every number of the page, as in report.json; empty of 0.1.0, which wrote none."""
-        name = next((name for name in ("report.json", "summary.json") if name in self.files), None)
+        name = next((name for name in ("report.json", "summary.json", "index.json") if name in self.files), None)
         page = {} if name is None else self.json(name)
         if not isinstance(page, dict):
             raise self._damaged(str(name), TypeError("not an object"))

@@ -4,10 +4,12 @@
 
 The strangers: tiny Llamas of one recipe (toys/train_lineage.py), all with one tokenizer and one width, some trained on
 the same batches in the same order; and, of each, redraws with its spectra, its values in another order, and its
-standard deviations. Every pair is judged both by heads, as `ws.lineage` does, and by the permutation test of neurons.
+standard deviations. Every pair is judged by heads, as `ws.lineage` does, and by the permutation test of neurons, of
+every second layer. The trained seeds of every family are judged again by all layers, within each family.
 """
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
 
@@ -16,15 +18,16 @@ import numpy as np
 
 import weightscope as ws
 from analyses.experiments.named_parts import Weights, read_weights, write_weights
+from analyses.experiments.planted_lineage import families_in
 from analyses.inputs import out_option
 from weightscope.cli.command import EndsInOneLine
 from weightscope.files import Folder, scratch_folder
 from weightscope.lineage.lineage import p_value_of
 from weightscope.lineage.matching import ROUTES, matches
 from weightscope.lineage.neurons import networks_of
-from weightscope.lineage.permutation_test import _rows, _sides, assigned, fisher, spearman_log_p
+from weightscope.lineage.permutation_test import _rows, _sides, assigned, fisher, permutation_log_p, spearman_log_p
 from weightscope.lineage.probes import drawn_probes
-from weightscope.lineage.sketches import fingerprint
+from weightscope.lineage.sketches import Sketches, fingerprint
 from weightscope.pages.style import COLOURS, in_our_style, save, subplots
 from weightscope.progress import bar
 from weightscope.tables import Table
@@ -82,11 +85,20 @@ def kolmogorov(p: np.ndarray) -> tuple[float, float]:
     return float(result.statistic), float(result.pvalue)
 
 
-@click.command(cls=EndsInOneLine)
-@click.option("--tiny", type=click.Path(path_type=Path), required=True, help="Folder of tiny models.")
-@out_option("out/lineage-null")
-def main(tiny: Path, out: Path) -> None:
-    """Judge all pairs, and write null.csv, summary.csv and the p-plot."""
+HEADER = ("a", "b", "group", "p_heads", "p_neurons", "sure")
+Row = tuple[str, str, str, float, float, bool]
+
+
+def judged_by_heads(a: Sketches, b: Sketches) -> tuple[float, bool]:
+    """The bound of p, and whether heads would be called shared."""
+    by_route = matches(a, b)
+    return p_value_of([match.log_p for match in by_route.values()], len(ROUTES)), any(
+        match.is_sure for match in by_route.values()
+    )
+
+
+def redrawn_pairs(tiny: Path) -> list[Row]:
+    """All pairs of trained models and their redraws."""
     with scratch_folder() as scratch:
         prints, neurons, names = [], [], []
         for k, (name, weights) in enumerate(bar(models_of(tiny), "models", "model", total=MODELS)):
@@ -99,31 +111,63 @@ def main(tiny: Path, out: Path) -> None:
             prints.append(fingerprint(model, probes))
             neurons.append([[_rows(each, side) for side in _sides(each)] for each in networks_of(model)[::2]])
             names.append(name)
-        rows = []
+        rows: list[Row] = []
         for i, j in bar(list(combinations(range(len(names)), 2)), "pairs", "pair"):
-            by_route = matches(prints[i], prints[j])
-            p = p_value_of([match.log_p for match in by_route.values()], len(ROUTES))
+            p, sure = judged_by_heads(prints[i], prints[j])
             layers = [
                 spearman_log_p(*(assigned(x, y) for x, y in zip(a, b, strict=True)))
                 for a, b in zip(neurons[i], neurons[j], strict=True)
             ]
-            sure = any(match.is_sure for match in by_route.values())
             rows.append((names[i], names[j], group_of(names[i], names[j]), p, float(np.exp(fisher(layers))), sure))
-    header = ("a", "b", "group", "p_heads", "p_neurons", "sure")
-    table = Table.of_rows(header, rows)
-    files = Folder(out)
-    files.text("null.csv", table.csv())
-    groups = [*dict.fromkeys(row[2] for row in rows), "all"]
-    summary = []
-    for group in groups:
+    return rows
+
+
+def trained_pairs(tiny: Path) -> list[Row]:
+    """All pairs of trained seeds within each family."""
+    rows: list[Row] = []
+    for family, folders in families_in(tiny).items():
+        models = [ws.open_model(folder) for folder in folders]
+        orders = [json.loads((Path(folder) / "training.json").read_text())["order"] for folder in folders]
+        prints = [fingerprint(model, drawn_probes(models[:1], "strangers")) for model in models]
+        for i, j in bar(list(combinations(range(len(models)), 2)), family, "pair"):
+            p, sure = judged_by_heads(prints[i], prints[j])
+            log_p = permutation_log_p(models[i], models[j])
+            assert log_p is not None
+            group = f"{family}: other seed" + (", same order of data" if orders[i] == orders[j] else "")
+            rows.append((prints[i].name, prints[j].name, group, p, float(np.exp(log_p)), sure))
+    return rows
+
+
+def summary(rows: Sequence[Row]) -> Table:
+    """By group and test: pairs, the distance from uniform, the shares of small p, and how many are called shared."""
+    lines = []
+    for group in (*dict.fromkeys(row[2] for row in rows), "all"):
         for place, name in ((3, "heads"), (4, "neurons")):
             p = np.array([row[place] for row in rows if group in (row[2], "all")])
             distance, chance = kolmogorov(p)
             shares = [float((p <= level).mean()) for level in (0.1, 0.01, 0.001)]
-            summary.append((group, name, len(p), distance, chance, *shares, sum(row[5] for row in rows)))
+            sure = sum(row[5] for row in rows if group in (row[2], "all"))
+            lines.append((group, name, len(p), distance, chance, *shares, sure))
     header = ("group", "p", "pairs", "kolmogorov", "chance", "below_0.1", "below_0.01", "below_0.001", "sure")
-    files.text("summary.csv", Table.of_rows(header, summary).csv())
-    draw({"heads (bound)": [row[3] for row in rows], "neurons (permutation test)": [row[4] for row in rows]}, files)
+    return Table.of_rows(header, lines)
+
+
+@click.command(cls=EndsInOneLine)
+@click.option("--tiny", type=click.Path(path_type=Path), required=True, help="Folder of tiny models.")
+@click.option("--part", type=click.Choice(["redrawn", "trained"]), help="Judge only these pairs.")
+@out_option("out/lineage-null")
+def main(tiny: Path, part: str | None, out: Path) -> None:
+    """Judge all pairs, and write null.csv, summary.csv, trained.csv, trained-summary.csv and the p-plot."""
+    files = Folder(out)
+    if part != "redrawn":
+        trained = trained_pairs(tiny)
+        files.text("trained.csv", Table.of_rows(HEADER, trained).csv())
+        files.text("trained-summary.csv", summary(trained).csv())
+    if part != "trained":
+        rows = redrawn_pairs(tiny)
+        files.text("null.csv", Table.of_rows(HEADER, rows).csv())
+        files.text("summary.csv", summary(rows).csv())
+        draw({"heads (bound)": [row[3] for row in rows], "neurons (permutation test)": [row[4] for row in rows]}, files)
 
 
 def draw(p_values: dict[str, list[float]], files: Folder) -> None:

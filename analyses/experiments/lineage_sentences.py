@@ -4,7 +4,8 @@
 
 TRAINED holds checkpoints of toys/train_lineage.py: llama-0 and llama-1; llama-0-init, with which llama-0 began;
 llama-0-otherdata, of the same seed, trained on another text; and llama-0-tuned-a and llama-0-tuned-b, two tunes of
-llama-0. sentences.csv has the verdict on each pair and its first line.
+llama-0. sentences.csv has the verdict on each pair and its first line; learnt.csv that of pairs with llama-0-init given
+as one more base, and the cosine of what both learnt.
 """
 
 from pathlib import Path
@@ -29,6 +30,11 @@ PAIRS = {
     "two seeds": ("llama-1", "llama-0"),
 }
 
+BEGUN = {  # judged with llama-0-init, too
+    "trained apart from one seed": ("llama-0-otherdata", "llama-0"),
+    "trained further": ("llama-0-tuned-a", "llama-0"),
+}
+
 
 @click.command("lineage-sentences", cls=EndsInOneLine)
 @click.argument("trained", type=click.Path(exists=True, path_type=Path))
@@ -44,6 +50,11 @@ def main(trained: Path, out: Path) -> None:
             lineage = ws.lineage(suspect, base)
             rows.append([pair, lineage.verdict, "; ".join(kind.kind for kind in lineage.kinds), lineage.lead])
             click.echo(" | ".join(map(str, rows[-1])))
+    learnt: list[list[object]] = []
+    for pair, (name, base_name) in BEGUN.items():
+        lineage = ws.lineage(trained / name, [trained / base_name, trained / "llama-0-init"])
+        learnt.append([pair, lineage.learnt[base_name], lineage.lead])
+    Folder(out).text("learnt.csv", Table.of_rows(("pair", "cosine", "lead"), learnt).csv())
     Folder(out).text("sentences.csv", Table.of_rows(("pair", "verdict", "kinds", "lead"), rows).csv())
 
 

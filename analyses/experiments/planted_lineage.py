@@ -56,7 +56,7 @@ WORDS = {  # of a kind as it was planted: what a found one has to say, and may n
     "stream rotated": ("rotated", ""), "norms folded": ("folded", ""), "vocabulary": ("vocabulary", ""),
     "experts": ("experts", ""), "width": ("width", ""),
 }  # fmt: skip
-FOUND = {"related": "derived"}  # the column "derived" counts both; of a stranger, either is an accusation
+SHARED = ("derived", "related")  # of a stranger, either is an accusation
 HEADER = ("name", "base", "planted", "verdict", "p_value", "likeness", "named_base", "found", "named", "others",
           "map_exact", "share_error", "seconds")  # fmt: skip
 STRANGER = ("name", "group", "base", "verdict", "p_value", "likeness", "found", "seconds")
@@ -353,17 +353,18 @@ def table_of(header: Sequence[str], rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def by_kind(rows: Sequence[dict[str, Any]]) -> Table:
-    """For each kind: planted, found to be derived or related, named, with nothing else named, with the exact map."""
-    header = ("kind", "planted", "derived", "undecided", "unrelated", "named", "nothing_else", "map_exact", "base")
+    """For each kind: planted, each verdict, named, with nothing else named, with the exact map and base."""
+    verdicts = ("derived", "related", "undecided", "unrelated")
     kinds = dict.fromkeys(kind for row in rows for kind in row["planted"].split("; ") if kind)
     table = []
     for kind in (*kinds, "function only", "two kinds", "all"):
         matching = [row for row in rows if _counts(kind, row["planted"])]
         named = [kind in row["found"].split("; ") if kind in kinds else row["named"] for row in matching]
-        verdicts = [FOUND.get(row["verdict"], row["verdict"]) for row in matching]
-        table.append((kind, len(matching), *(verdicts.count(name) for name in ("derived", "undecided", "unrelated")),
-                      sum(named), sum(not row["others"] for row in matching), sum(row["map_exact"] for row in matching),
-                      sum(row["named_base"] for row in matching)))  # fmt: skip
+        given = [row["verdict"] for row in matching]
+        exact = [sum(row[key] for row in matching) for key in ("map_exact", "named_base")]
+        alone = sum(not row["others"] for row in matching)
+        table.append((kind, len(matching), *map(given.count, verdicts), sum(named), alone, *exact))
+    header = ("kind", "planted", *verdicts, "named", "nothing_else", "map_exact", "base")
     return Table.of_rows(header, table)
 
 
@@ -375,10 +376,10 @@ def _counts(kind: str, planted: str) -> bool:
 def by_group(rows: Sequence[dict[str, Any]]) -> Table:
     """For each group of strangers: the number of pairs, and of each verdict."""
     groups = dict.fromkeys(row["group"] for row in rows)
-    verdicts = ("unrelated", "undecided", "derived")
+    verdicts = ("unrelated", "undecided", *SHARED)
     lines = []
     for group in (*groups, "all"):
-        given = [FOUND.get(row["verdict"], row["verdict"]) for row in rows if group in (row["group"], "all")]
+        given = [row["verdict"] for row in rows if group in (row["group"], "all")]
         lines.append((group, len(given), *(given.count(verdict) for verdict in verdicts)))
     return Table.of_rows(("strangers", "pairs", *verdicts), lines)
 
@@ -406,10 +407,10 @@ def draw(derived_rows: Sequence[dict[str, Any]], stranger_rows: Sequence[dict[st
         figure, axis = subplots(figsize=(5.2, 0.19 * len(lines) + 0.9))
         for place, rows in enumerate(lines.values()):
             likeness = np.array([row["likeness"] for row in rows])
-            right = "derived" if not rows[0]["group"] else "unrelated"
-            for verdict, colour in ((right, COLOURS[0 if right == "derived" else 7]), ("undecided", COLOURS[4]),
-                                    ("unrelated" if right == "derived" else "derived", COLOURS[1])):  # fmt: skip
-                shown = [FOUND.get(row["verdict"], row["verdict"]) == verdict for row in rows]
+            unrelated, shared = (COLOURS[7], COLOURS[1]) if rows[0]["group"] else (COLOURS[1], COLOURS[0])
+            colours = {"unrelated": unrelated, "undecided": COLOURS[4], **dict.fromkeys(SHARED, shared)}
+            for verdict, colour in colours.items():
+                shown = [row["verdict"] == verdict for row in rows]
                 jitter = rng.uniform(-0.25, 0.25, len(rows))
                 axis.scatter(likeness[shown], (place + jitter)[shown], s=7, color=colour, lw=0, alpha=0.7)
         axis.set(
@@ -418,7 +419,7 @@ def draw(derived_rows: Sequence[dict[str, Any]], stranger_rows: Sequence[dict[st
         axis.set_yticks(range(len(lines)), [f"{name} ({len(rows)})" for name, rows in lines.items()])
         first = sum(not rows[0]["group"] for rows in lines.values())
         axis.axhline(first - 0.5, color=COLOURS[7], lw=0.6)
-        for text, colour in (("derived", COLOURS[0]), ("unrelated", COLOURS[7]), ("undecided", COLOURS[4]),
+        for text, colour in (("derived or related", COLOURS[0]), ("unrelated", COLOURS[7]), ("undecided", COLOURS[4]),
                              ("wrong", COLOURS[1])):  # fmt: skip
             axis.scatter([], [], s=14, color=colour, label=text)
         figure.legend(loc="outside lower center", ncols=4)

@@ -13,6 +13,7 @@ import weightscope as ws
 from analyses.experiments.planted_faults import initialised_anew
 from tests.support.audit import audit_of, names_in
 from tests.support.tiny_models import MECHANISMS, NAMES, fixture
+from weightscope.attention.kernel import why_no_kernel
 from weightscope.audit.audit import FIGURES, AuditOptions, measured_layer
 from weightscope.audit.factor_findings import factor_findings
 from weightscope.audit.measure import MeasuredHeads
@@ -50,8 +51,12 @@ def test_an_audit_ends_well_and_its_files_are_whole(name: str, tmp_path: Path) -
         parts = model.layer(int(row["layer"])).qk_forms()
         lacking = tuple(f"_{part}" for part in ("free", "turning") if not parts[part].any())
         if row["sink_share"] == "":
-            lacking += ("sink_share",)
+            lacking += ("sink_share", "kernel_peak", "fast_share")
             assert "Sinks at the first token are not known: " in (out / "report.html").read_text()
+        layer = model.layer(int(row["layer"]))
+        if layer.rotation is None or why_no_kernel(layer):
+            lacking += ("fast_share",)
+            lacking += ("kernel_peak",) * (layer.additive is None or bool(why_no_kernel(layer)))
         if row["sink_share"] == "" or model.layer(int(row["layer"])).modulated:
             lacking += ("sink_kind",)
         if row["qk_logit_bound"] == "":

@@ -148,6 +148,29 @@ def test_arrow_keys_on_the_maps_go_from_head_to_head(tab: Page, page_file: Path)
     assert tab.complaints == []
 
 
+def test_an_address_that_names_a_head_survives_a_reload(tab: Page, page_file: Path) -> None:
+    chosen, address = "document.getElementById('chosen').textContent", "location.hash"
+    tab.open(page_file, 1280)
+    at_first = tab.run(chosen)
+    assert tab.run(address) == ""
+    tab.run("document.querySelectorAll('#rows tbody tr')[0].click()")
+    assert tab.run(address) == "#L0H0"
+    tab.open(page_file, 1280, fragment="L3H4")
+    assert tab.run(chosen) == "Layer 3, head 4"
+    tab.run("document.getElementById('maps').focus()")
+    tab.press("ArrowLeft")
+    assert tab.run(address) == "#L3H3"
+    tab.open(page_file, 1280, fragment="L3H3")
+    assert tab.run(chosen) == "Layer 3, head 3"
+    tab.run("location.hash = '#L1H2'")
+    tab.settle()
+    assert tab.run(chosen) == "Layer 1, head 2"
+    for nowhere in ("L4H0", "L0H6", "findings", "L0H1x"):
+        tab.open(page_file, 1280, fragment=nowhere)
+        assert tab.run(chosen) == at_first
+    assert tab.complaints == []
+
+
 def test_the_table_is_scrolled_by_keyboard_and_the_focus_is_seen(tab: Page, page_file: Path) -> None:
     tab.open(page_file, 390)
     tab.settle()

@@ -184,8 +184,12 @@ def test_the_page_asks_for_nothing_fits_and_can_be_used_with_keys(width: int, ta
     assert tab.run(chosen) == "Head 0.4"
     tab.press("ArrowRight")
     assert tab.run("document.querySelectorAll('#reads .head').length") > 0
+    address = tab.run("location.hash")
+    assert address.startswith("#L1H")
     tab.press("Escape")
-    assert tab.run(chosen) == f"Head {strongest}"
+    assert tab.run(chosen) == f"Head {strongest}" and tab.run("location.hash") == ""
+    tab.open(tmp_path / "report.html", width, fragment=address[1:])
+    assert tab.run(chosen) == f"Head 1.{address[4:]}" and tab.complaints == []
 
 
 @pytest.mark.check

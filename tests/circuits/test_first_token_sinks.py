@@ -1,5 +1,7 @@
 """What heads do with the first token of short random texts, against transformers' eager attention on the same texts."""
 
+import csv
+import html
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -7,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
@@ -14,6 +17,7 @@ from tests.support.cases import CASES
 from weightscope.circuits import names
 from weightscope.circuits.names import DRAWS, NAMED_AT_LEAST, SHORT, first_token_sinks
 from weightscope.circuits.stream import attend, follow_exactly, short_sequences
+from weightscope.cli import main
 from weightscope.embedded import FOLDER
 from weightscope.metrics.sinks import BROADCAST, NEITHER, NO_SINK, NOP, first_token_kind, massive_activation
 
@@ -74,6 +78,39 @@ def test_texts_side_by_side_do_not_see_each_other(embedded: ws.Model) -> None:
             np.testing.assert_allclose(short.attention[number], alone.attention[0], rtol=0, atol=1e-6)
             plain = attend(short.layer, alone.x[0], causal=True)
             np.testing.assert_allclose(alone.attention[0], plain, rtol=0, atol=1e-6)
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("name", ["llama", "qwen3", "bloom", "gpt2"])
+def test_preferred_distances_are_those_of_the_scores_of_pairs(name: str, tmp_path: Path) -> None:
+    """Every token after the first as query at each distance from every such token as key."""
+    saved(name, tmp_path, bos_token_id=3)
+    model = ws.open_model(tmp_path)
+    sinks = first_token_sinks(model, model.attention_layers)
+    for place, short in enumerate(follow_exactly(model, short_sequences(model, SHORT, DRAWS), 1)):
+        layer, x = short.layer, short.x[:, 1:].reshape(-1, short.x.shape[-1])
+        n = len(x)
+        if name == "gpt2":  # its positions are in its tokens
+            assert np.isnan(sinks.peak[place]).all() and np.isnan(sinks.fast[place]).all()
+            continue
+        curve = np.stack([
+            layer.scores(np.tile(x, (2, 1)), np.repeat([delta, 0], n))[:, :n, n:].mean(axis=(1, 2))
+            for delta in range(min(128, model.config.n_positions or 128))
+        ])  # fmt: skip
+        np.testing.assert_array_equal(sinks.peak[place], curve.argmax(axis=0))
+        if layer.rotation is None:
+            assert np.isnan(sinks.fast[place]).all()
+            continue
+        first, second = (np.arange(layer.head_dim)[part] for part in layer.rotation.pairs)
+        q, k = (np.square(made(x), dtype=float).mean(axis=1) for made in (layer.queries, layer.keys))
+        for head in range(layer.n_heads):
+            of_key = k[head * len(k) // layer.n_heads]
+            used = [
+                np.sqrt((q[head, a] + q[head, b]) * (of_key[a] + of_key[b])) for a, b in zip(first, second, strict=True)
+            ]
+            turns = 2 * np.pi / np.asarray(layer.rotation.frequencies)
+            fast = sum(size for size, turn in zip(used, turns, strict=True) if turn <= 32)
+            assert sinks.fast[place, head] == pytest.approx(fast / sum(used), rel=1e-5)
 
 
 @pytest.mark.check
@@ -177,3 +214,54 @@ def test_a_first_token_whose_value_differs_from_text_to_text_is_no_broadcast() -
     assert first_token_kind(0.9, attention, updates) == BROADCAST
     updates[:, 0] = np.eye(5)[np.arange(9) % 5]
     assert first_token_kind(0.9, attention, updates) == NEITHER
+
+
+def audited(source: object, out: Path, *more: str) -> tuple[list[dict[str, str]], str]:
+    """The rows of heads.csv that the command writes, and the text of its page."""
+    command = ["audit", str(source), "--out", str(out), "--directions", "0", *more]
+    done = CliRunner().invoke(main, command, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    with (out / "heads.csv").open(newline="") as file:
+        return list(csv.DictReader(file)), html.unescape((out / "report.html").read_text())
+
+
+def shares(rows: list[dict[str, str]]) -> list[str]:
+    return [row["sink_share"] for row in rows]
+
+
+def test_the_option_reads_networks_that_are_too_large_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = sum(array.nbytes for name, array in load_file(FOLDER / "model.safetensors").items() if is_network(name))
+    monkeypatch.setattr(names, "UNASKED", stored)  # as many bytes are read unasked
+    known, page = audited("embedded", tmp_path / "default")
+    assert all(0 < float(share) < 1 for share in shares(known)) and "Sinks at the first token" not in page
+    monkeypatch.setattr(names, "UNASKED", stored - 1)
+    unknown, page = audited("embedded", tmp_path / "large")
+    assert set(shares(unknown)) == {""} == {row["sink_kind"] for row in unknown}
+    assert "of feed-forward networks are read only if asked for" in page
+    asked, page = audited("embedded", tmp_path / "asked", "--sinks")
+    assert shares(asked) == shares(known) and "Sinks at the first token" not in page
+
+
+def is_network(name: str) -> bool:
+    return name.endswith(("mlp.c_fc.weight", "mlp.c_proj.weight"))
+
+
+def test_networks_elsewhere_are_fetched_only_if_asked_for(embedded: ws.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(embedded.checkpoint), "bytes_to_fetch", lambda checkpoint, tensors: len(list(tensors)))
+    unasked = first_token_sinks(embedded, [0, 1])
+    assert np.isnan(unasked.share).all()
+    assert "feed-forward networks are not on this machine; `weightscope audit --sinks` follows" in unasked.note
+    asked = first_token_sinks(embedded, [0, 1], asked=True)
+    assert not asked.note and np.isfinite(asked.share).all()
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("more", [(), ("--sinks",)], ids=["default", "asked"])
+def test_the_option_cannot_help_where_no_network_is_known(more: tuple[str, ...], tmp_path: Path) -> None:
+    saved("mixtral", tmp_path / "model")
+    rows, page = audited(tmp_path / "model", tmp_path / "out", *more)
+    assert set(shares(rows)) == {""}
+    reason = "the place of the feed-forward network in mixtral models is not known here"
+    assert f"Sinks at the first token are not known: {reason}." in page

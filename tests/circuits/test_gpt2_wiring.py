@@ -74,3 +74,19 @@ def test_some_pairs_against_matrices_of_d_by_d(gpt2: ws.Model, found: Wiring) ->
     for (i, a), (j, b) in (((4, 11), (5, 1)), ((1, 10), (11, 8)), ((0, 0), (1, 0))):
         for kind, dense in dense_scores(gpt2.layer(i).head(a), gpt2.layer(j).head(b)).items():
             assert (found.pk[kind][i, a, j, b], found.cs[kind][i, a, j, b]) == pytest.approx(dense, rel=1e-4)
+
+
+def test_what_heads_write_is_centred_and_what_that_changes(gpt2: ws.Model, found: Wiring) -> None:
+    """The numbers of docs/circuits.md: PK with W_O as stored, over PK with W_O centred, of all pairs."""
+    layers = [gpt2.layer(i) for i in range(12)]
+    stored = [np.linalg.qr(np.swapaxes(layer.w_o, 1, 2).astype(np.float64))[0] for layer in layers]  # (12, 768, 64)
+    changes = []
+    for m, layer in enumerate(layers[1:], start=1):
+        for kind in ("q", "k", "v"):
+            read = np.linalg.qr(getattr(layer, kind).w.astype(np.float64))[0].transpose(1, 0, 2).reshape(768, -1)
+            for i in range(m):
+                between = (np.swapaxes(stored[i], 1, 2).reshape(-1, 768) @ read).reshape(12, 64, 12, 64)
+                pk = (between**2).sum(axis=(1, 3))
+                changes.append(np.abs(pk / found.pk[kind][i, :, m] - 1))
+    assert np.mean(changes) == pytest.approx(7e-4, rel=0.05)
+    assert np.max(changes) == pytest.approx(0.022, rel=0.05)

@@ -110,6 +110,28 @@ def test_comparison_of_two_removes_old_trajectories(out: Path, run: list[Path], 
     assert (tmp_path / "trajectory.csv").exists()
 
 
+def test_a_switch_shows_what_did_not_change(tab: Page, tmp_path: Path) -> None:
+    weights = gpt2_weights(n_layers=3)
+    changed = weights | {"h.1.attn.c_proj.weight": weights["h.1.attn.c_proj.weight"] * np.float32(1.1)}
+    pair = [write_checkpoint(tmp_path / name, each) for name, each in (("a", weights), ("b", changed))]
+    comparison = ws.compare(*pair, all_tensors=True)
+    with undrawn():
+        comparison.write(tmp_path / "out")
+    tab.open(tmp_path / "out" / "report.html", 1280)
+    rows = "[...document.querySelectorAll('{} tbody tr')].filter(row => row.checkVisibility())"
+    seen = rows + ".map(row => row.cells[0].textContent)"
+    heads, tensors = (seen.format(f'figure:has([href="{name}.csv"])') for name in ("heads", "tensors"))
+    assert set(tab.run(heads)) == {"1"} and tab.run(tensors) == ["h.1.attn.c_proj.weight"]
+    tab.run("document.querySelectorAll('.only-changed input').forEach(input => input.click())")
+    n_heads = comparison.measured[0].n_heads
+    assert sorted(tab.run(heads)) == [layer for layer in "012" for _ in range(n_heads)]
+    assert len(tab.run(tensors)) == min(len(comparison.everything.changes), 1 + 40)
+    tab.run("document.querySelectorAll('figure:has(.only-changed) th button').forEach(button => button.click())")
+    tab.run("document.querySelectorAll('.only-changed input').forEach(input => input.click())")
+    assert set(tab.run(heads)) == {"1"}
+    assert tab.complaints == []
+
+
 def test_page_loads_without_errors_and_fits_a_phone(out: Path, tab: Page) -> None:
     for width in (1280, 390):
         tab.open(out / "report.html", width)

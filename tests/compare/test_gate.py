@@ -135,7 +135,7 @@ def test_list_puts_the_most_severe_first_and_fails_with_it(work: Path, tmp_path:
 
 @pytest.mark.parametrize(("name", "status"), [("step", 0), ("nan", 3)])
 def test_recipe_passes_good_weights_and_stops_broken_ones(work: Path, tmp_path: Path, name, status) -> None:
-    (text,) = re.findall(r"```yaml\n(.*?)```", RECIPE.read_text(), re.DOTALL)
+    text, _ = re.findall(r"```yaml\n(.*?)```", RECIPE.read_text(), re.DOTALL)
     workflow = yaml.safe_load(text)
     (job,) = workflow["jobs"].values()
     lines = [step["run"] for step in job["steps"] if "run" in step]

@@ -81,15 +81,17 @@ class Page:
         elif method == "Network.requestWillBeSent":
             self.requests.append(params["request"]["url"])
 
-    def open(self, path: Path, width: int, height: int = 900, dark: bool = False) -> None:
-        """Load a file at a window's width and wait until it has run."""
+    def open(self, path: Path, width: int, height: int = 900, dark: bool = False, fragment: str = "") -> None:
+        """Load a file at a window's width, at a fragment of its address, and wait until it has run."""
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.call("Emulation.setEmulatedMedia", features=scheme)
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         self.call("Emulation.setDeviceMetricsOverride", **size)
-        self.call("Page.navigate", url=path.resolve().as_uri())
+        address = path.resolve().as_uri() + (f"#{fragment}" if fragment else "")
+        self.call("Page.navigate", url="about:blank")  # another fragment alone would load nothing
+        self.call("Page.navigate", url=address)
         state = ""
-        while state != f"complete {path.resolve().as_uri()}":
+        while state != f"complete {address}":
             state = self.run("document.readyState + ' ' + location.href")
 
     def run(self, expression: str) -> Any:

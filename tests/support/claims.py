@@ -1,15 +1,17 @@
 """What five papers claim, in the order of their abstracts and sections, and what the files under figures/ say of it.
 
 A claim's row is rendered from the files: its numbers, and whether its conditions hold: all (yes), some (in part) or
-none (no). Each is about the models that ran here, which are not the papers'.
+none (no). A claim that nothing here can judge has no condition, and the reason in place of numbers. Each is about the
+models that ran here, which are not the papers'.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
 import numpy as np
+from scipy.stats import spearmanr
 
 from tests.support.quoted import FIGURES, cell, column, rows, said
 
@@ -19,11 +21,12 @@ class Claim(NamedTuple):
 
     paper: str
     here: str
-    numbers: list[float]
-    holds: list[bool]
+    numbers: Sequence[float] = ()
+    holds: Sequence[bool] = ()
 
     def row(self) -> str:
         verdict = "yes" if all(self.holds) else "in part" if any(self.holds) else "no"
+        verdict = verdict if self.holds else "not judged"
         return f"| {self.paper} | {said(self.here, self.numbers)} | {verdict} |"
 
 
@@ -115,6 +118,29 @@ def detokenization() -> Iterator[Claim]:
         "draws it no: p {:.4f}, pp {:.4f}, ee {:.4f}, e {:.4f}, ep {:.4f}, pe {:.4f}", [*by_kl, *drawn],
         [min(by_kl[:3]) > max(by_kl[3:]), min(drawn[:3]) > max(drawn[3:])],
     )  # fmt: skip
+    on_text = "gpt2-detok/attention.csv"
+
+    def beside(name: str) -> list[float]:
+        """On text and by position, of heads 1 and 6."""
+        return [cell(on_text, f"{name}{way}", head=head) for head in (1, 6) for way in ("", "_by_position")]
+
+    near, before = beside("near_mass"), beside("previous")
+    yield Claim(
+        "Attention on text follows what position predicts (section 5, Fig. 4)",
+        "to the nearest tenth, on text and by position: {:.0%} and {:.0%} in head 1, {:.0%} and {:.0%} in head 6",
+        near,
+        [abs(near[0] - near[1]) < 0.1, abs(near[2] - near[3]) < 0.1],
+    )
+    yield Claim(
+        "The token before gets more on text, by what tokens have to do with each other (section 5)",
+        "on text and by position: {:.1%} and {:.1%} in head 1, {:.1%} and {:.1%} in head 6",
+        before,
+        [before[0] > before[1], before[2] > before[3]],
+    )
+    yield Claim(
+        "GPT-2's head 7 ranks bigrams first, and completes most of the words of Tables 1 and 3",
+        "GPT-2's token embeddings were not at hand; `make gpt2-detok` prints its ranks and AUROC beside the paper's",
+    )
 
 
 # Norm-based analysis
@@ -125,6 +151,11 @@ SPECIAL = {"norm-attention": ("<s>", "</s>", ". or ,"), "norm-attention-minilm":
 def of_both(file: str, name: str, **where: str) -> list[float]:
     """A cell of MPNet's and of MiniLM's table."""
     return [cell(f"{folder}/{file}.csv", name, **where) for folder in SPECIAL]
+
+
+def over_heads(folder: str, kind: str) -> float:
+    """Rank correlation over heads of the weight that tokens of a kind get and the length of their f(x)."""
+    return float(spearmanr(*(column(f"{folder}/heads.csv", f"{what} {kind}") for what in ("alpha", "|f|"))).statistic)
 
 
 def norm_based() -> Iterator[Claim]:
@@ -162,6 +193,27 @@ def norm_based() -> Iterator[Claim]:
     rest = [column(f"{folder}/kinds.csv", "spearman")[3] for folder in SPECIAL]
     yield Claim(
         "At other tokens they are not (Table 3: -0.06)", "{:.2f} and {:.2f}", rest, [abs(rho) < 0.2 for rho in rest]
+    )
+    by_head = [
+        [over_heads(folder, kind) for kind in (kinds[1], kinds[0], kinds[2], "other")]
+        for folder, kinds in SPECIAL.items()
+    ]
+    yield Claim(
+        "From head to head too, weight and length are opposed at [SEP] (section 5.3, Fig. 4)",
+        "rank correlation over heads: MPNet {:.2f}, MiniLM {:.2f}",
+        [of_model[0] for of_model in by_head],
+        [of_model[0] < -0.2 for of_model in by_head],
+    )
+    yield Claim(
+        "So they are at [CLS], full stops and commas, and hardly at other tokens (section 5.3)",
+        "MPNet {:.2f}, {:.2f} and {:.2f}; MiniLM {:.2f}, {:.2f} and {:.2f}",
+        [*by_head[0][1:], *by_head[1][1:]],
+        [condition for cls, comma, other in (of_model[1:] for of_model in by_head)
+         for condition in (max(cls, comma) < -0.2, abs(other) < 0.2)],
+    )  # fmt: skip
+    yield Claim(
+        "Vectors of one weight differ widely in length (section 5.3, Fig. 3)",
+        "the figure shows it; no table has a number for it",
     )
     weights = 1 - column("norm-attention/layers.csv", "alpha other")
     small = 1 - column("norm-attention-minilm/layers.csv", "alpha other")
@@ -229,6 +281,20 @@ def mean_of(dimension: int, tokens: str) -> np.ndarray:
     return np.abs(column(STREAM, "mean", dimension=dimension, tokens=tokens))[:-1]
 
 
+def by_kind(dimension: int, kind: str, layers: Iterable[int]) -> np.ndarray:
+    """C of a dimension at keys of a kind, (layers, heads)."""
+    where = {"dimension": dimension, "key": kind}
+    return np.array([
+        [cell("outlier-dimensions/contributions.csv", f"head {head}", layer=layer, **where) for head in range(12)]
+        for layer in layers
+    ])  # fmt: skip
+
+
+def positive(dimension: int, kind: str, layers: Iterable[int]) -> int:
+    """In how many heads a dimension adds to the score of keys of a kind."""
+    return int((by_kind(dimension, kind, layers) > 0).sum())
+
+
 def outlier_dimensions() -> Iterator[Claim]:
     kinds, comma = ("<s>", "</s>", ". or ,"), ". or ,"
     dimensions = len(rows(PREFERRED)[0]) - 4
@@ -270,6 +336,30 @@ def outlier_dimensions() -> Iterator[Claim]:
         "dimension 555 alone makes {:.0%} to {:.0%} of `<s>`'s advantage in layers 1 to 4",
         ends(early),
         [early.max() < 0.9],
+    )
+    raised = positive(555, "<s>", range(1, 5))
+    means = [by_kind(555, kind, range(1, 5)).mean() for kind in kinds]
+    yield Claim(
+        "In early layers an outlier raises scores in every head, at [CLS], [SEP] and commas alike (section 4.3)",
+        "555 adds to `<s>` in {:d} of 48 heads of layers 1 to 4, but on average {:.1f} to `<s>`, {:.1f} to `</s>` and "
+        "{:.1f} to full stops and commas",
+        [raised, *means],
+        [raised > 0.9 * 48, min(means) > 0.5 * max(means)],
+    )
+    raised = positive(568, "</s>", range(5, 8))
+    lowers = {kind: by_kind(756, kind, range(5, 8)).mean(axis=1) for kind in (*kinds, "other")}  # (3,) by layer
+    yield Claim(
+        "In middle layers one raises [SEP] in every head, and another lowers all but [SEP] (section 4.3)",
+        "568 adds to `</s>` in {:d} of 36 heads of layers 5 to 7, {:.1f} on average; 756 takes {:.1f} to {:.1f} from "
+        "ordinary tokens, but adds {:.1f} to {:.1f} to `<s>` and {:.1f} to {:.1f} to full stops and commas",
+        [
+            raised,
+            by_kind(568, "</s>", range(5, 8)).mean(),
+            *ends(-lowers["other"]),
+            *ends(lowers["<s>"]),
+            *ends(lowers[comma]),
+        ],
+        [raised == 36, max(lowers[kind].max() for kind in ("<s>", comma, "other")) < 0],
     )
     middle, all_outliers = share("</s>", "of 568")[5:8], share("</s>", "of_outliers")[5:9]
     yield Claim(
@@ -328,12 +418,26 @@ def in_range(measure: str) -> tuple[list[float], list[bool]]:
     return [int(n) for pair in counts for n in pair], [int(within) > int(layers) / 2 for within, layers in counts]
 
 
+def attention_to_first(model: str) -> np.ndarray:
+    """By layer: the attention that the average query gives token 0, mean over heads."""
+    heads = f"sink-bias/{BOOKS[model]}/heads.csv"
+    layer, strength = column(heads, "layer"), column(heads, "strength")
+    return np.array([strength[layer == each].mean() for each in np.unique(layer)])
+
+
 OF_LAYERS = "{:d} of {:d} layers of SmolLM2, {:d} of {:d} of Gemma, {:d} of {:d} of Qwen"
 
 
 def sink_bias() -> Iterator[Claim]:
     models = tuple(BOOKS)
     yield Claim("Ratio is 0.2 to 0.5 in most layers of every model (section 3.1)", OF_LAYERS, *in_range("Ratio"))
+    ratios = [float(np.median(in_layers(model, "ratio"))) for model in models]
+    yield Claim(
+        "The sink writes that much whether a model has biases or not (section 3.1)",
+        "medians {:.2f} (SmolLM2) and {:.2f} (Gemma) without, {:.2f} (Qwen) with",
+        ratios,
+        [0.8 * min(ratios[:2]) < ratios[2] < 1.25 * max(ratios[:2])],
+    )
     counts, most = in_range("SpectralRatio")
     above = [(in_layers(model, "spectral_sink") > in_layers(model, "spectral_context")).sum() for model in models]
     yield Claim(
@@ -378,6 +482,18 @@ def sink_bias() -> Iterator[Claim]:
         [*all_layers[0], *all_layers[1]],
         [biased > max(unbiased) for biased, *unbiased in all_layers],
     )  # fmt: skip
+    values = "sink-bias-values/layers.csv"
+    moved = [column(values, f"variance_sink_mu{way}") for way in ("", "_linear")]
+    length = [column(values, name) for name in ("norm_bias_values", "norm_mu", "norm_mu_linear")]
+    yield Claim(
+        "In models with biases b of eq. 1 takes the static part (section 4.2)",
+        "Qwen, 4 texts, medians: with b_V W_O in it, b is {:.1f} times as long as mu_sink, but what is left of the "
+        "sink's part is as static (R {:.2f}, with b_V W_O {:.2f}) and longer in {:d} of {:d} layers: at the sink "
+        "the two oppose",
+        [float(np.median(length[0] / length[1])), *(float(np.median(r)) for r in moved[::-1]),
+         int((length[2] > length[1]).sum()), len(length[0])],
+        [bool(np.median(length[0] / length[1]) > 1), bool(np.median(moved[1]) > 2 * np.median(moved[0]))],
+    )  # fmt: skip
     sensitive = [
         worse(model, "early", "SSP") > max(worse(model, part, "SSP") for part in ("middle", "late")) for model in models
     ]
@@ -397,6 +513,23 @@ def sink_bias() -> Iterator[Claim]:
         [*both("Qwen"), *both("Qwen", start=1)],
         [both("Qwen")[0] > both("Qwen")[1], both("Qwen", start=1)[0] > both("Qwen", start=1)[1]],
     )
+    begins = {model: int(np.argmax(attention_to_first(model) > 0.3)) for model in models}
+    yield Claim(
+        "Sinks appear in early layers, from about the second on (section 4.2)",
+        "the first layer whose heads give token 0 over 0.3 of their attention, counted from 0: {:d} of {:d} (SmolLM2), "
+        "{:d} of {:d} (Gemma), {:d} of {:d} (Qwen)",
+        [number for model in models for number in (begins[model], len(attention_to_first(model)))],
+        [layer <= 3 for layer in begins.values()],
+    )
+    shown = int(attention_to_first("SmolLM2").argmax())
+    sink, others = ((f"spectral_{name}", f"variance_{name}") for name in ("sink", "context"))
+    in_picture = [float(in_layers("SmolLM2", name)[shown]) for name in (*sink, *others)]
+    yield Claim(
+        "The sink's update looks alike at every position, the others' change sign and size (appendix A, Fig. 5)",
+        "SmolLM2's layer {:d}: one direction holds {:.0%} of the sink's, R {:.2f}; {:.0%} of the others', R {:.2f}",
+        [shown, *in_picture],
+        [in_picture[0] > 0.8 and in_picture[1] < 0.2, in_picture[2] < 0.5 and in_picture[3] > 0.8],
+    )
     without = [worse("Qwen", "middle", "ablation", 0, name) for name in ("change", "change_low", "change_high")]
     needed = [worse(model, layers, "ablation") > 0 for model in models for layers in ("early", "middle", "late")]
     yield Claim(
@@ -405,11 +538,16 @@ def sink_bias() -> Iterator[Claim]:
         [sum(needed), len(needed), *without],
         needed,
     )
+    yield Claim(
+        "All of this in Mistral-7B, Llama-2-7B, Qwen3-8B, Qwen2.5-7B and Pythia-6.9B (Table 1)",
+        "the paper's five models were not at hand; with the Hub, `make sink-bias SIZES=--paper` runs them",
+    )
 
 
 # Two mechanisms
 
 SMOL, NOP, BROADCAST = "sink-mechanisms/smollm2/heads.csv", "sink-toys/nop.csv", "sink-toys/broadcast.csv"
+CAUSAL = "sink-causal/smollm2/causal.csv"
 DINO = [f"sink-mechanisms/vit-fashion-mnist{registers}/heads.csv" for registers in ("", "-registers")]
 
 
@@ -424,6 +562,20 @@ def emergence(**task: float) -> list[int]:
     ]
 
 
+def what_no_ops_write() -> list[float]:
+    """What SmolLM2's no-op heads write at a token, over the length of an ordinary token that enters the layer: the
+    least, the most, the median; the median of other heads from layer 17 on; and the part that is not the sink's.
+
+    |Y| is the Frobenius norm over the 256 tokens of a text, so |Y| / 16 is the root mean square over them.
+    """
+    length = column(SMOL.replace("heads", "layers"), "norm_mean_other")
+    written = column(SMOL, "written") / 256**0.5 / length[column(SMOL, "layer").astype(int)]
+    kind = np.array([row["mechanism"] for row in rows(SMOL)])
+    nops, others = written[kind == "nop"], written[(kind == "") & (column(SMOL, "layer") >= 17)]
+    rest = column(SMOL, "residual", mechanism="nop")
+    return [*ends(nops), *(float(np.median(values)) for values in (nops, others, rest))]
+
+
 def toy(name: str, **where: object) -> np.ndarray:
     return column(NOP, name, **{"variant": "softmax", "damping": 0, "probability": 0.5, **where})
 
@@ -436,6 +588,18 @@ def two_mechanisms() -> Iterator[Claim]:
         "SmolLM2: {:.0f} no-op events and {:.0f} broadcasts; the two small DINOv2s: {:.0f} and {:.0f}",
         [events["nop"].sum(), events["broadcast"].sum(), *vit],
         [min(events["nop"].sum(), events["broadcast"].sum()) > 0, min(vit) > 0],
+    )
+    changed = {
+        mechanism: [cell(CAUSAL, name, heads=f"every {mechanism}") for name in ("zero", "redirected")]
+        for mechanism in ("NOP", "broadcast")
+    }
+    lowest = [cell(CAUSAL, "zero_low", heads=f"every {mechanism}") for mechanism in ("NOP", "broadcast")]
+    yield Claim(
+        "What a no-op sink writes is not needed, what a broadcast writes is (Hypotheses 1 and 2)",
+        "SmolLM2's perplexity where sinks write nothing: {:+.1f} for the no-ops, {:+.1f} for the broadcasts; where "
+        "their attention goes elsewhere: {:+.1f} and {:+.1f}",
+        [changed["NOP"][0], changed["broadcast"][0], changed["NOP"][1], changed["broadcast"][1]],
+        [lowest[0] <= 0, lowest[1] > 0, changed["NOP"][1] > 0],
     )
     sinks = events["events"] >= 32
     in_sinks = events["events"][sinks].sum() / events["events"].sum()
@@ -469,6 +633,22 @@ def two_mechanisms() -> Iterator[Claim]:
             column(NOP, "cancelled", variant="softmax").max() < 0.1,
             column(SMOL, "cancelled", mechanism="nop").max() < 0.2,
         ],
+    )
+    least, most_written, usual, of_others, rest = what_no_ops_write()
+    yield Claim(
+        "A NOP leaves the stream nearly as it is (hypothesis 1, section 3.2)",
+        "SmolLM2's {:d} no-op heads add {:.1%} to {:.1%} of an ordinary token's length, {:.1%} in the median, other "
+        "heads of layers 17 to 29 {:.1%}; keys that are not the sink write {:.2f} of it (median)",
+        [len(column(SMOL, "ratio_out", mechanism="nop")), least, most_written, usual, of_others, rest],
+        [most_written < 0.1, usual < 0.5 * of_others],
+    )
+    depth = {name: np.repeat(column(SMOL, "layer"), events[name].round().astype(int)) for name in ("nop", "broadcast")}
+    yield Claim(
+        "No-ops are in early and middle layers, broadcasts in deeper ones (section 4, Fig. 6)",
+        "SmolLM2, layers of the events: no-ops {:.0f} to {:.0f}, median {:.0f}; broadcasts {:.0f} to {:.0f}, median "
+        "{:.0f}, of 30",
+        [number for layers in depth.values() for number in (*ends(layers), float(np.median(layers)))],
+        [np.median(depth["nop"]) < 20, np.median(depth["broadcast"]) > np.median(depth["nop"]) + 3],
     )
     named = np.isin([row["mechanism"] for row in rows(SMOL)], ["nop", "broadcast"])
 
@@ -514,6 +694,13 @@ def two_mechanisms() -> Iterator[Claim]:
         "toy: {:.2f} to {:.2f} times",
         ends(values),
         [values.min() > 0.8 and values.max() < 1.25],
+    )
+    queries = np.concatenate([column(BROADCAST, f"layer{i}_query_similarity", variant="softmax") for i in (0, 1)])
+    yield Claim(
+        "All queries collapse onto one line (section 3.2, Fig. 3C)",
+        "toy: cosines between queries of {:.3f} to {:.3f}",
+        ends(queries),
+        [queries.min() > 0.9],
     )
     strengths = [column(BROADCAST, f"layer{i}_strength", variant="softmax") for i in (0, 1)]
     diagonals = np.concatenate([column(BROADCAST, f"layer{i}_diagonal", variant="softmax") for i in (0, 1)])
@@ -568,6 +755,14 @@ def two_mechanisms() -> Iterator[Claim]:
         "the same ViT, accuracy: {:.0f}, {:.0f}, {:.0f}, {:.0f} %",
         accuracy,
         [max(accuracy) - min(accuracy) < 2],
+    )
+    yield Claim(
+        "Gates and registers shorten the class and register tokens (section 5, Fig. 14)",
+        "no ViT of that kind with gates was trained; norms.png shows one with registers and one without",
+    )
+    yield Claim(
+        "All of this in DINOv2-L and -g and OpenCLIP-L (section 4, Figs 4 to 6 and 8)",
+        "they were not at hand; with the Hub, `make sink-mechanisms MODEL=...` runs them",
     )
 
 

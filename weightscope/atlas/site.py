@@ -6,7 +6,7 @@ from weightscope.atlas.atlas import PAGES, Atlas
 from weightscope.errors import counted
 from weightscope.files import Files
 from weightscope.formulas import plain
-from weightscope.pages.page import Section, write_page
+from weightscope.pages.page import Section, write_template
 from weightscope.progress import bar
 from weightscope.provenance import Provenance
 from weightscope.tables import Column, Link, Table
@@ -37,7 +37,8 @@ def write_site(files: Files, atlas: Atlas) -> None:
     if len(atlas.errors):
         sections.append(Section("Not read", parts=[atlas.errors]))
     own = replace(atlas.provenance, sources=())  # each page has its checkpoint's
-    write_page(files, "index.html", "Atlas", plain(atlas.lead), sections, provenance=own, template=TEMPLATE)
+    write_template(files, "index.html", TEMPLATE, title="Atlas", lead=plain(atlas.lead), provenance=own,
+                   sections=sections)  # fmt: skip
 
 
 def _write_page(files: Files, atlas: Atlas, place: int) -> None:
@@ -76,8 +77,8 @@ def _write_page(files: Files, atlas: Atlas, place: int) -> None:
         heads, text = heads.take(range(SHOWN_ROWS)), f"{text} The first {SHOWN_ROWS:,} of {n:,} heads."
     sections.append(Section("Heads", text, [heads]))
     provenance = Provenance((each.read,), atlas.provenance.command, atlas.provenance.date, atlas.provenance.version)
-    write_page(files, f"{PAGES}/{member.page}.html", plain(member.name), plain(lead), sections, provenance=provenance,
-               template=TEMPLATE, back=BACK)  # fmt: skip
+    write_template(files, f"{PAGES}/{member.page}.html", TEMPLATE, title=plain(member.name), lead=plain(lead),
+                   provenance=provenance, sections=sections, back=BACK)  # fmt: skip
 
 
 RELATIVES = (

@@ -21,6 +21,9 @@ from weightscope.attention.positions import WindowBias
 from weightscope.attention.rotation import GridRotation, Rotation
 from weightscope.results import ShowsShapes
 
+NEAR = 128  # distances 0 .. 127: all of them are computed, and trends are of them
+FAST = 32  # tokens: a pair that turns once within so many tells a token from its neighbours
+
 
 class Moments(NamedTuple):
     """Mean (heads, r) and covariance (heads, r, r) of queries or keys over tokens, float64."""
@@ -174,3 +177,18 @@ def _products(a: np.ndarray, b: np.ndarray, first: np.ndarray, second: np.ndarra
 def mean_scores(layer: Layer, x: np.ndarray, weights: np.ndarray) -> Kernel:
     """The kernel where query and key are drawn from the same tokens x (n, d) with weights (n,)."""
     return kernel(layer, token_moments(layer.queries, x, weights), token_moments(layer.keys, x, weights))
+
+
+def peak_and_fast_share(layer: Layer, x: np.ndarray, distances: int = NEAR) -> tuple[np.ndarray, np.ndarray]:
+    """The distance below `distances` at which the mean score of tokens x (n, d) is highest, and the share of |q||k| in
+    pairs that turn once within `FAST` tokens: (H,), (H,), NaN where scores are no function of a distance."""
+    unknown = np.full(layer.n_heads, np.nan)
+    if why_no_kernel(layer) or (layer.rotation is None and layer.additive is None):
+        return unknown, unknown
+    scores = mean_scores(layer, x, np.full(len(x), 1 / len(x)))
+    peak = scores.mean(np.arange(distances)).argmax(axis=1).astype(float)
+    if layer.rotation is None:
+        return peak, unknown
+    fast = scores.usage[:, scores.frequencies >= 2 * np.pi / FAST].sum(axis=1)
+    with np.errstate(invalid="ignore"):
+        return peak, fast / scores.usage.sum(axis=1)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from weightscope.attention.kernel import FAST, NEAR
 from weightscope.attention.layer import Layer
 from weightscope.attention.logits import LogitBounds
 from weightscope.audit.directions import HeadDirections, directions_of, how_many_read, with_tokens
@@ -340,11 +341,15 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
     )
 
 
-def sink_columns(sinks: FirstTokenSinks) -> tuple[Column, Column]:
-    """The last columns of heads.csv."""
+def sink_columns(sinks: FirstTokenSinks) -> tuple[Column, ...]:
+    """The last columns of heads.csv, all of one pass of random tokens."""
+    peak = f"Distance, of 0 to {NEAR - 1}, with the highest mean score of random tokens; NaN as sink_share, and without"
+    fast = f"Share of the product of query and key norms in pairs of dimensions that turn once within {FAST} tokens."
     share = "Mean attention that the last of five random tokens gives the first; NaN if tokens were not followed."
     kind = "What a head that gives the first token half of that or more does with it: nop, broadcast or neither."
     return (
+        Column("kernel_peak", sinks.peak.ravel(), "distance preferred", "tokens", f"{peak} positions in the scores."),
+        Column("fast_share", sinks.fast.ravel(), "fast pairs", meaning=fast),
         Column("sink_share", sinks.share.ravel(), "attention to token 0", meaning=share),
         Column("sink_kind", sinks.kind.ravel(), "kind of sink", meaning=kind),
     )

@@ -37,7 +37,7 @@ def write_audit_page(files: Files, audit: Audit) -> None:
         files,
         "report.html",
         "audit.html",
-        {
+        numbers={
             "findings": [{**finding.as_json(), "percentile": audit.standing.of(finding)} for finding in audit.findings],
             "maps": facts,
             "measures": [{"name": m.name, "symbol": m.symbol, "meaning": m.meaning} for m in mapped],

@@ -110,10 +110,11 @@ class TensorChanges:
         ]  # fmt: skip
         return Table.of_rows(COLUMNS, rows)
 
-    def moved_most(self, n: int) -> Table:
-        """The tensors that changed most, for people."""
+    def moved_most(self, n: int, identical: int = 0) -> Table:
+        """The tensors that changed most, then some that are identical, for people."""
         order = sorted(range(len(self.changes)), key=lambda i: -np.nan_to_num(self.changes[i].change, nan=np.inf))
         shown = [i for i in order if self.changes[i].kind != "identical"][:n]
+        shown += [i for i in order if self.changes[i].kind == "identical"][:identical]
         table = self.table.select("tensor", "kind", "detail", "change", "rank").take(shown)
         names, kinds = [self.changes[i].shown_name for i in shown], [self.changes[i].shown_kind for i in shown]
         columns = [Column("tensor", names), Column("kind", kinds), *table.columns[2:]]
@@ -262,10 +263,11 @@ class OtherChanges(TensorChanges):
         """Those that a limit applies to and that changed by more than float32's rounding, or contain NaN."""
         return [change for change in self.changes if change.name in self.limited and not change.change <= UNMOVED]
 
-    def moved_most(self, n: int) -> Table:
-        """Those that changed most, for people."""
+    def moved_most(self, n: int, identical: int = 0) -> Table:
+        """Those that changed most, then some that did not, for people."""
         order = sorted(self.moved, key=lambda change: -np.nan_to_num(change.change, nan=np.inf))
-        rows = [(change.shown_name, change.change) for change in order[:n]]
+        still = [change for change in self.changes if change.name in self.limited and change.change <= UNMOVED]
+        rows = [(change.shown_name, change.change) for change in [*order[:n], *still[:identical]]]
         return Table.of_rows((Column("tensor"), Column("change", symbol="$‖ΔW‖/‖W‖$")), rows)
 
     @property

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weightscope.attention.kernel import NEAR, peak_and_fast_share
 from weightscope.attention.layer import Head, Layer
 from weightscope.circuits.passes import multiplications, wiring, wiring_by_keys
 from weightscope.circuits.stream import (
@@ -347,6 +348,8 @@ class FirstTokenSinks(ShowsShapes):
 
     share: np.ndarray  # (L, H) mean attention that the last token gives the first
     kind: np.ndarray  # (L, H) objects: nop, broadcast, neither; none below half of the attention
+    peak: np.ndarray  # (L, H) distance with the highest mean score of the tokens after the first
+    fast: np.ndarray  # (L, H) share of |q||k| in pairs of dimensions that turn fast
     note: str = ""
     massive: Massive | None = None  # the largest coordinate of the first token, if it is massive
     super_weight: "SuperWeight | None" = None  # the weight that wrote most of it
@@ -363,7 +366,8 @@ def first_token_sinks(model: Model, layers: Sequence[int], asked: bool | None = 
                 return _sinks(model, layers)
     except CheckpointError as error:
         problem = str(error)
-    return FirstTokenSinks(unknown, unknown.astype(object), f"Sinks at the first token are not known: {problem}.")
+    kinds = unknown.astype(object)
+    return FirstTokenSinks(unknown, kinds, unknown, unknown, f"Sinks at the first token are not known: {problem}.")
 
 
 def _why_no_sinks(model: Model, last: int, asked: bool | None) -> str | None:
@@ -387,13 +391,16 @@ def _sinks(model: Model, layers: Sequence[int]) -> FirstTokenSinks:
     """The measures of both ways to begin a text; the named token counts unless others get far more."""
     tokens = short_sequences(model, SHORT, DRAWS)
     starts = [slice(start, start + DRAWS) for start in range(0, len(tokens), DRAWS)]
-    shares, kinds = [], []  # by layer: (S, H)
+    shares, kinds, near = [], [], []  # by layer: (S, H); of near, (2, H)
+    distances = min(NEAR, model.config.n_positions or NEAR)
     first, medians, hidden = [], [], []  # of the first token by layer: (S, d), (S,), (S, width)
     for short in bar(follow_exactly(model, tokens, max(layers)), "sinks", "layer", total=max(layers) + 1):
         shares.append([first_token_share(short.attention[start]) for start in starts])
         if not np.isfinite(shares[-1]).all():
             raise CheckpointError(f"what random tokens become up to layer {short.layer.index} is not finite")
         kinds.append([_kinds(short, start, share) for start, share in zip(starts, shares[-1], strict=True)])
+        following = short.x[:, 1:].reshape(-1, short.x.shape[-1])  # the first is like no other
+        near.append(peak_and_fast_share(short.layer, following, distances))
         first.append([short.x[start, 0].mean(axis=0) for start in starts])
         medians.append([np.median(np.abs(short.x[start])) for start in starts])
         hidden.append([] if short.hidden is None else [short.hidden[start, 0].mean(axis=0) for start in starts])
@@ -403,7 +410,9 @@ def _sinks(model: Model, layers: Sequence[int]) -> FirstTokenSinks:
     written_by = None
     if massive is not None and massive.layer > 0:
         written_by = _super_weight(model, massive, hidden[massive.layer][chosen])
-    return FirstTokenSinks(share[chosen][list(layers)], kind[chosen][list(layers)], "", massive, written_by)
+    asked = list(layers)
+    peak, fast = np.stack(near, axis=1)[:, asked]  # (layers, H) each
+    return FirstTokenSinks(share[chosen][asked], kind[chosen][asked], peak, fast, "", massive, written_by)
 
 
 def _super_weight(model: Model, massive: Massive, hidden: np.ndarray) -> SuperWeight | None:

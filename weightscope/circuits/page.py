@@ -44,7 +44,7 @@ def write_report(files: Files, found: Circuits) -> None:
         "columns": COLUMNS,
     }
     write_template(
-        files, "report.html", "circuits.html", numbers, title=f"Circuits of {found.name}", lead=found.lead,
+        files, "report.html", "circuits.html", numbers=numbers, title=f"Circuits of {found.name}", lead=found.lead,
         provenance=found.provenance, caveats=found.caveats, facts=shown, roles=roles, kinds=READS, columns=COLUMNS,
         kind_colours=KIND_COLOURS, accuracy=accuracy, drawn=drawn, edges=edges,
         named=named.take(range(min(len(named), ROWS))), found_named=len(named), at_once=ROWS,

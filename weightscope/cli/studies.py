@@ -86,7 +86,7 @@ length_option = click.option(
 )
 
 # Options that belong to one question about sinks.
-QUESTION_OPTIONS = {"bias": ("evaluated", "thorough", "paper", "own_first"), "kind": ("images", "seed")}
+QUESTION_OPTIONS = {"bias": ("evaluated", "thorough", "paper", "own_first"), "kind": ("images", "seed", "causal")}
 
 
 def finish(study: Any, out: Path) -> None:
@@ -192,6 +192,10 @@ def outliers(
 )
 @click.option("--length", type=click.IntRange(2), help="Longest input, in tokens.  [default: bias 512, kind 256]")
 @click.option("--seed", type=click.IntRange(0), help="kind: random seed for crops and texts.  [default: 0]")
+@click.option(
+    "--causal", type=click.IntRange(1), metavar="TEXTS",
+    help="kind: also change what each sink head writes, and measure perplexity on so many texts.",
+)  # fmt: skip
 @click.option("--evaluated", type=click.IntRange(1), help="bias: number of texts for perplexity.  [default: 4]")
 @click.option("--thorough", is_flag=True, help="bias: 40 texts, 16 of them evaluated.")
 @click.option("--paper", is_flag=True, help="bias: the paper's sizes, 100 texts of 512 tokens and 100 evaluated.")
@@ -222,10 +226,20 @@ def _bias(
 
 def _kind(
     model: Any, *, text: tuple[Path, ...], images: Path | None, inputs: int | None, length: int | None,
-    seed: int | None, device: str,
+    seed: int | None, causal: int | None, device: str,
 ) -> Any:  # fmt: skip
     from weightscope.runner import open_runner
     from weightscope.sinks.mechanisms import read_inputs, sink_mechanisms
 
-    chosen = read_inputs(model, text, images, n=inputs or 64, length=length or 256, seed=seed or 0)
-    return sink_mechanisms(open_runner(model, device=device), chosen)
+    length, seed = length or 256, seed or 0
+    chosen = read_inputs(model, text, images, n=inputs or 64, length=length, seed=seed)
+    if causal is None:
+        return sink_mechanisms(open_runner(model, device=device), chosen)
+    from weightscope.runner.framing import framing_of
+    from weightscope.sinks.causal import sinks_and_changes
+    from weightscope.text.sequences import CHARACTERS_A_TOKEN, read_texts
+
+    framing_of(model)  # refuses models of images
+    texts = read_texts(text, characters=2 * CHARACTERS_A_TOKEN * causal * length)
+    runner = open_runner(model, language=True, device=device)
+    return sinks_and_changes(runner, chosen, texts, n=causal, length=length, seed=seed)

@@ -431,13 +431,14 @@ class Comparison(Result):
         first = self.measured[0]
         return [measure.name for measure in first.measures if first.table[measure.name].dtype.kind == "f"]
 
-    def moved_most(self, n: int) -> Table:
-        """The heads that moved most, without those that did not move, for people: angles in degrees, a few measures."""
+    def moved_most(self, n: int, unmoved: int = 0) -> Table:
+        """The heads that moved most, then some that did not move, for people: angles in degrees, a few measures."""
         shown = ("change", "change_rank", "left_angle", "right_angle")
         changes = [f"{name}_{change}" for name in MAPS for change in shown if f"{name}_{change}" in self.heads]
         names = [f"{name}_{which}" for name in SHOWN for which in ("a", "b")]
-        moved = np.flatnonzero(~self.unmoved.ravel()[self.by_change])
-        table = self.heads.select("layer", "head", *changes, *names).take(moved[:n])
+        still = self.unmoved.ravel()[self.by_change]
+        rows = [*np.flatnonzero(~still)[:n], *np.flatnonzero(still)[:unmoved]]
+        table = self.heads.select("layer", "head", *changes, *names).take(rows)
         columns = [
             replace(c, values=np.degrees(c.values), unit="°", format=".1f") if c.unit == "rad" else c
             for c in table.columns

@@ -1,14 +1,17 @@
 """The page of a comparison, with its figures. One file, no network."""
 
+from collections.abc import Callable
+
 from weightscope.compare import figures
 from weightscope.compare.compare import FIGURES, Comparison
 from weightscope.files import Files
 from weightscope.formulas import plain
-from weightscope.pages.page import Figure, Section, write_page
+from weightscope.pages.page import Figure, Filed, Section, write_page
 from weightscope.pages.style import Drawing, save
 from weightscope.progress import bar
+from weightscope.tables import Table
 
-LISTED = 40  # heads in the table of a comparison
+LISTED = 40  # heads or tensors in a table: the most that moved, and the most that did not
 
 
 def write_comparison_page(files: Files, comparison: Comparison) -> None:
@@ -25,11 +28,12 @@ def write_comparison_page(files: Files, comparison: Comparison) -> None:
     if circuits is not None and (len(circuits.roles) or len(circuits.edges)):
         parts = [table for table in (circuits.roles, circuits.edges) if len(table)]
         sections.append(Section("Roles and edges that moved", circuits.lead, parts))
-    if comparison.everything is None and (tensors := comparison.others[-1]).moved:
-        sections.append(Section("Other tensors", tensors.headline, [tensors.moved_most(LISTED)]))
-    if comparison.everything is not None:
-        parts = [comparison.everything.moved_most(LISTED)] if len(comparison.everything.moved_most(1)) else []
-        sections.append(Section("Everything in the files", comparison.everything.lead, parts))
+    everything = comparison.everything
+    if everything is None and (tensors := comparison.others[-1]).moved:
+        sections.append(Section("Other tensors", tensors.headline, [_changed_first(tensors.moved_most)]))
+    if everything is not None:
+        tables = [_changed_first(everything.moved_most, "tensors.csv")] if len(everything.moved_most(1)) else []
+        sections.append(Section("Everything in the files", everything.lead, tables))
     if len(comparison.labels) > 2:
         along = Figure(drawn["trajectories"], "Median of each layer at each checkpoint.")
         sections.append(Section("Along the run", ", ".join(map(plain, comparison.labels)), [along]))
@@ -37,6 +41,11 @@ def write_comparison_page(files: Files, comparison: Comparison) -> None:
         files, "report.html", f"From {first} to {last}", comparison.lead, sections, comparison.caveats, model=subject,
         provenance=comparison.provenance,
     )  # fmt: skip
+
+
+def _changed_first(moved_most: Callable[[int, int], Table], file: str = "") -> Filed:
+    """What moved most, and what did not move, which a switch shows."""
+    return Filed(moved_most(LISTED, LISTED), file, changed=len(moved_most(LISTED, 0)))
 
 
 def _how_far(comparison: Comparison, drawn: dict[str, Drawing]) -> list[Section]:
@@ -62,7 +71,7 @@ def _how_far(comparison: Comparison, drawn: dict[str, Drawing]) -> list[Section]
             "a weak direction turned.",
             [
                 Figure(drawn["spectra"], "Change of each singular value, in percent of what it was; all on one scale."),
-                comparison.moved_most(LISTED),
+                _changed_first(comparison.moved_most, "heads.csv"),
             ],
         ),
     ]

@@ -8,9 +8,10 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
+from weightscope.attention.kernel import FAST
 from weightscope.detok.first_layer import TERMS
 from weightscope.detok.heads import BigramAuroc, TokenRoc
-from weightscope.detok.kernels import FAST, PositionKernels
+from weightscope.detok.kernels import PositionKernels
 from weightscope.detok.on_text import TextCheck
 from weightscope.detok.positions import PositionTerms, spread_over_tokens
 from weightscope.pages.style import (

@@ -16,7 +16,7 @@ from scipy.special import softmax
 
 from weightscope.architectures.config import ModelConfig
 from weightscope.architectures.table import RECORD, lines, title
-from weightscope.attention.kernel import biases, mean_scores, why_no_kernel, window_of
+from weightscope.attention.kernel import FAST, NEAR, biases, mean_scores, why_no_kernel, window_of
 from weightscope.attention.layer import Layer
 from weightscope.attention.positions import Buckets
 from weightscope.checkpoint.config import Config
@@ -33,10 +33,8 @@ from weightscope.text.counts import Counts
 MOST_TOKENS = 16_384  # of the first layer: the most frequent ones, or drawn where no counts are at hand
 MOST_VALUES = 1 << 25  # of their embeddings: 128 MiB
 FEWER_TOKENS = 1024  # of later layers, drawn by the same weights, where the stream is approximated by embeddings
-NEAR = 128  # distances 0 .. 127: all of them are computed, and trends are of them
 AN_OCTAVE = 16  # further distances between one and its double
 UNSTATED = 2048  # positions, where the config says none
-FAST = 32  # tokens: a pair that turns once within so many tells a token from its neighbours
 PRINTED = 10  # heads on a terminal
 SHOWN = ("layer", "head", "peak", "previous", "position_share", "slope", "near_mass", "fast_share", "beyond_share")
 

@@ -4,12 +4,13 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from weightscope.attention.kernel import FAST
 from weightscope.detok import figures
 from weightscope.detok.first_layer import TERMS
 from weightscope.detok.heads import BigramAuroc, TokenRoc
-from weightscope.detok.kernels import FAST, PositionKernels
+from weightscope.detok.kernels import PositionKernels
 from weightscope.detok.on_text import TextCheck
-from weightscope.detok.positions import SHOWN, PositionTerms, Trends
+from weightscope.detok.positions import SHOWN, PositionTerms, Trends, near_mass
 from weightscope.files import Files
 from weightscope.formulas import plain
 from weightscope.pages.page import Figure, Filed, Section, write_page
@@ -147,7 +148,24 @@ def text_section(files: Files, check: TextCheck, terms: PositionTerms, heads: Se
         save(figures.contributions_figure(check), files, "contributions"),
         "Mean of each term's contribution over positions, in nats, by head.",
     )
-    return Section("What happens on text", text, [*fig_4, every, check.heads])
+    beside = beside_position(check, terms)
+    files.table("attention.csv", beside)
+    return Section("What happens on text", text, [*fig_4, every, check.heads, Filed(beside, "attention.csv")])
+
+
+def beside_position(check: TextCheck, terms: PositionTerms) -> Table:
+    """Every head's attention on text beside what position alone predicts: to the token before, to the nearest tenth."""
+    predicted = terms.attention()  # (n_heads, query + 1)
+    return Table(
+        [
+            Column("head", np.arange(len(predicted))),
+            Column("previous", check.attention[:, -2], meaning="attention to the token before, mean over texts"),
+            Column("previous_by_position", predicted[:, -2], meaning="what position alone gives it"),
+            Column("near_mass", near_mass(check.attention), meaning="attention to the nearest tenth, mean over texts"),
+            Column("near_mass_by_position", near_mass(predicted), meaning="what position alone gives it"),
+        ],
+        f"Attention from position {check.query} on text, and by position alone (Fig. 4, left).",
+    )
 
 
 KERNEL = "$$K(δ) = s E[q] R(δ) E[k]^⊤ + b(δ)$$"

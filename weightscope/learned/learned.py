@@ -14,6 +14,7 @@ from weightscope.changes.counterparts import counterparts
 from weightscope.changes.tensor import UNKNOWN_SIZE, Change
 from weightscope.checkpoint.adapters import is_adapter
 from weightscope.errors import CheckpointError, counted, printable
+from weightscope.files import REPORT
 from weightscope.findings import listed, spans
 from weightscope.learned.spaces import Overlap, Shared, overlap, shared_directions
 from weightscope.learned.training import Training, training_of
@@ -123,7 +124,7 @@ class Learned(Result):
         "overlaps.csv": lambda learned: learned.overlap_table,
         "directions.npz": lambda learned: learned.directions,
     }
-    FILES: ClassVar[tuple[str, ...]] = (*TABLES, "report.html", "learned.png", "learned.svg", "learned.figure.csv")
+    FILES: ClassVar[tuple[str, ...]] = (*TABLES, *REPORT, "learned.png", "learned.svg", "learned.figure.csv")
 
     @property
     def about(self) -> str:

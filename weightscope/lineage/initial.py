@@ -5,8 +5,13 @@ checkpoint before training is recognised by itself; of two trained ones the gain
 they begin at one in every model, so that only what was learnt together is alike in them.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from math import sqrt
 
+import numpy as np
+
+from weightscope.changes.pair import Pair
+from weightscope.checkpoint.blocks import Block
 from weightscope.errors import printable
 from weightscope.lineage.parts import Part
 from weightscope.lineage.shared_tensors import FEED_FORWARD, NORMS
@@ -37,6 +42,40 @@ def initial_ones(suspect: Sketches, first: Related, parts: Mapping[str, Part], k
         return f"They share an initialisation: {which} {LOOKS}."
     apart = parts[NORMS].verdict == "unrelated" and parts[FEED_FORWARD].is_shared
     return ONLY_BEGUN if apart and not any(kind.startswith(EXPLAINED_OTHERWISE) for kind in kinds) else ""
+
+
+def learnt_alike(suspect: Sketches, related: Sequence[Related]) -> tuple[str, dict[str, float]]:
+    """How alike what a suspect and other bases learnt is, where a base is as initialised: a sentence, and by base."""
+    start = next((each.base for each in related if each.match.route == "direct" and is_initial(each.base.source)), None)
+    alike = {
+        each.base.name: cosine for each in related
+        if each.base is not start and (cosine := _learnt_cosine(suspect, each.base, start)) is not None
+    }  # fmt: skip
+    if start is None or not alike:
+        return "", {}
+    cosines = " and ".join(f"{cosine:.2f} with {printable(name)}" for name, cosine in alike.items())
+    changes = f"With {printable(start.name)} taken out, the changes in the layers of {printable(suspect.name)}"
+    return f" {changes} have a cosine of {cosines} (1 if both learnt the same, 0 if nothing in common).", alike
+
+
+def _learnt_cosine(suspect: Sketches, base: Sketches, start: Sketches | None) -> float | None:
+    """The cosine of two checkpoints' changes from where they began, over the matrices of layers; None if not known."""
+    models = [each.source for each in (suspect, base, start) if each is not None and each.source is not None]
+    if len(models) < 3:
+        return None
+    sums = np.zeros((2, 2))
+    for i in range(models[0].config.n_layers):
+        for name in models[0].checkpoint.names_under(models[0].stem(i)):
+            tensors = [model.checkpoint.get(name) for model in models]
+            known = [each for each in tensors if each is not None and len(each.shape) > 1 and not why_unread(each)]
+            if len(known) < 3 or len({each.shape for each in known}) > 1:
+                continue
+            for _, first, stop in Pair(known[0], known[1]).blocks():
+                x, y, begun = (Block(each, first, stop).values().astype(np.float64).ravel() for each in known)
+                changes = np.stack([x - begun, y - begun])  # (2, n)
+                sums += changes @ changes.T
+    size = sqrt(sums[0, 0] * sums[1, 1])
+    return float(sums[0, 1] / size) if size else None
 
 
 def is_initial(model: Model | None) -> bool:

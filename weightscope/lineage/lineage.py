@@ -18,7 +18,7 @@ from weightscope.files import REPORT
 from weightscope.findings import listed, spans
 from weightscope.lineage.differences import Kind, WeightChanges, structure_kinds, weight_changes, weight_kinds
 from weightscope.lineage.direction import HOW, Proof, merge_share, prove, without_layers
-from weightscope.lineage.initial import initial_ones
+from weightscope.lineage.initial import initial_ones, learnt_alike
 from weightscope.lineage.matching import BACKGROUND, ROUTES, Match
 from weightscope.lineage.parts import CALLED, NOTHING, Part, compare_parts, unread_parts
 from weightscope.lineage.permutation_test import permutation_log_p
@@ -228,11 +228,12 @@ def _related(
     begun = initial_ones(suspect, first, parts, {kind.kind for kind in kinds})
     if begun:  # gains of one are where training began; nothing was folded
         kinds = [kind for kind in kinds if not kind.kind.startswith("norms folded")]
+    apart, learnt = learnt_alike(suspect, related)
     if verdict == "derived":
         parts = {name: replace(part, verdict=verdict) if part.is_shared else part for name, part in parts.items()}
     return Lineage(
         suspect, compared, first, verdict, p, comparisons, kinds, shares.weights, drift, [], of_layers, proof=older,
-        parts=parts, initial=begun, along=along,
+        parts=parts, initial=begun, apart=apart, learnt=learnt, along=along,
     )  # fmt: skip
 
 
@@ -386,6 +387,8 @@ class Lineage(Result):
     sharing: Sketches | None = None  # a base that shares no heads but another part
     by_neurons: dict[str, float] = field(default_factory=dict)  # p-value of the permutation test of neurons, by base
     initial: str = ""  # what speaks for an initialisation that both share, as a sentence
+    apart: str = ""  # how alike what was learnt from a base as initialised is, as a sentence
+    learnt: dict[str, float] = field(default_factory=dict)  # by base, cosine of the changes from a base as initialised
     probes: Probes = PUBLIC  # where the signs of sketches of the pairs come from whose weights are both there
     along: TensorChanges = field(
         default_factory=lambda: TensorChanges([]), repr=False
@@ -443,10 +446,10 @@ class Lineage(Result):
         if self.proof is not None:
             order = f"{base_name} can be recomputed from {name} by {self.proof.how}, so {name} came first"
         if self.initial:
-            return f"{name} and {base_name} share an origin: {numbers}. {self.initial} {what}"
+            return f"{name} and {base_name} share an origin: {numbers}. {self.initial}{self.apart} {what}"
         if len(self.weights) > 1:
             return f"{name} shares its origin with {parents}, as a merge does: {numbers}; {order}. {what}"
-        return f"{name} and {base_name} share an origin: {numbers}; {order}. {what}"
+        return f"{name} and {base_name} share an origin: {numbers}; {order}.{self.apart} {what}"
 
     def is_cleared(self, base: Sketches) -> bool:
         """Whether a base was compared wholly, and nothing is shared with it."""
@@ -560,6 +563,7 @@ class Lineage(Result):
             "likeness": match.mean if match else None, "doubt": compared.doubt,
             "known_by": "weights" if base.source is not None else "fingerprint",
             "heads_sha256": base.about.get("heads_sha256"), "permutation_p": self.by_neurons.get(base.name),
+            "learnt": self.learnt.get(base.name),
         }  # fmt: skip
 
     def printed(self) -> list[str | Table]:

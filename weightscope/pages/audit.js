@@ -288,7 +288,7 @@ function called(layer, head) {
 }
 
 // `i` is the layer's row in the maps. With `jump` the page goes to the panel where that is not in sight.
-function choose(i, head, jump = false) {
+function show(i, head) {
   const layer = facts.layers[i];
   const shared = facts.kv_heads[head];
   byId("layer").value = i;
@@ -301,6 +301,11 @@ function choose(i, head, jump = false) {
   showDirections(layer, head);
   showMeasures(i, head);
   markRow();
+}
+
+function choose(i, head, jump = false) {
+  show(i, head);
+  nameInAddress(i, head);
   if (jump && stacked.matches) byId("panel").scrollIntoView();
 }
 
@@ -357,14 +362,20 @@ const fileOf = ending => () => `layer-${facts.layers[selected()[0]]}-head-${sele
 downloads(byId("as-csv"), "text/csv", fileOf("csv"), spectraTable);
 downloads(byId("as-svg"), "image/svg+xml", fileOf("svg"), () => standalone([...document.querySelectorAll("#spectra svg")], OF_A_FILE));
 
-// A finding's button shows the head it is about; the page opens with the first of them.
+// A finding's button shows the head it is about; the page opens with the head in its address, else the first of them.
 const buttons = [...document.querySelectorAll("button.where")];
-const chooseOf = ({ dataset }) => choose(facts.layers.indexOf(Number(dataset.layer)), Number(dataset.head));
+const headOf = ({ dataset }) => [facts.layers.indexOf(Number(dataset.layer)), Number(dataset.head)];
 for (const button of buttons) {
   button.addEventListener("click", () => {
-    chooseOf(button);
+    choose(...headOf(button));
     byId("heads").scrollIntoView();
   });
 }
-if (buttons.length) chooseOf(buttons[0]);
-else choose(0, 0);
+function openAddress() {
+  const named = headInAddress();
+  if (named) show(...named);
+  if (named) byId("heads").scrollIntoView();
+  return named;
+}
+addEventListener("hashchange", openAddress);
+if (!openAddress()) show(...(buttons.length ? headOf(buttons[0]) : [0, 0]));

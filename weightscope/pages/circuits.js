@@ -141,6 +141,12 @@ function describe(head) {
 }
 
 function choose(head) {
+  show(head);
+  if (head === null) history.replaceState(null, "", " ");
+  else nameInAddress(Math.floor(head / nHeads), head % nHeads);
+}
+
+function show(head) {
   chosen = head;
   pointed = null;
   describe(head);
@@ -174,5 +180,10 @@ const OF_A_FILE = "text{font:11px sans-serif;fill:#444}.name{font-size:10px;fill
 downloads(byId("as-svg"), "image/svg+xml", () => "wiring.svg", () => standalone([diagram], OF_A_FILE));
 byId("filters").addEventListener("input", redraw);
 byId("filters").addEventListener("submit", event => event.preventDefault());
-describe(null);
-redraw();
+function openAddress() {
+  const named = headInAddress();
+  show(named && named[0] * nHeads + named[1]);
+  if (named) byId("wiring").scrollIntoView();
+}
+addEventListener("hashchange", openAddress);
+openAddress();

@@ -23,6 +23,17 @@ function sortOnClick(header, sort, descendingFirst = () => false) {
   }));
 }
 
+// The head that the address names, as report.html#L4H11 does: it survives a reload, and can be sent.
+function headInAddress() {
+  const [, layer, head] = location.hash.match(/^#L(\d+)H(\d+)$/) || [];
+  const i = head === undefined ? -1 : facts.layers.indexOf(Number(layer));
+  return i >= 0 && Number(head) < facts.heads ? [i, Number(head)] : null;
+}
+
+function nameInAddress(i, head) {
+  history.replaceState(null, "", `#L${facts.layers[i]}H${head}`);
+}
+
 // A link that downloads what `content` makes of the page as it is when it is clicked.
 function downloads(link, type, name, content) {
   link.addEventListener("click", () => {

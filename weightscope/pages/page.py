@@ -38,18 +38,20 @@ class Figure:
 
 @dataclass(frozen=True)
 class Filed:
-    """A table, and the CSV file next to the page that contains its rows."""
+    """A table, and the CSV file next to the page that contains its rows, if one does."""
 
     table: Table
     file: str
+    changed: int | None = None  # rows of what changed, which come first; a switch shows the others
 
     def html(self) -> str:
         """The table, with a link to the file."""
-        return self.table.html(file=self.file)
+        return self.table.html(file=self.file, changed=self.changed)
 
     def as_json(self) -> dict[str, Any]:
         """Its entry in the page's JSON."""
-        return {**self.table.as_json(), "file": self.file}
+        changed = {} if self.changed is None else {"changed": self.changed}
+        return {**self.table.as_json(), "file": self.file, **changed}
 
 
 class Part(Protocol):
@@ -69,6 +71,10 @@ class Section:
     title: str
     text: str = ""
     parts: Sequence[Part] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Its entry in the page's JSON."""
+        return {"title": self.title, "text": self.text, "parts": [part.as_json() for part in self.parts]}
 
 
 def report(title: str) -> Callable[[Callable[[Files, Any], Iterable[Section]]], Callable[[Files, Any], None]]:
@@ -95,19 +101,12 @@ def write_page(
     caveats: Sequence[str] = (),
     model: str = "",
     provenance: Provenance | None = None,
-    template: str = "page.html",
-    **values: Any,
 ) -> None:
-    """Write a page about a model; every figure's caption names the model. `values` are of a template of its own."""
+    """Write a page about a model; every figure's caption names the model."""
     sections = [replace(section, parts=[_captioned(part, model) for part in section.parts]) for section in sections]
-    entries = [
-        {"title": section.title, "text": section.text, "parts": [part.as_json() for part in section.parts]}
-        for section in sections
-    ]
     write_template(
-        files, name, template, {"sections": entries}, title=title, lead=lead, provenance=provenance, caveats=caveats,
-        sections=sections, **values,
-    )  # fmt: skip
+        files, name, "page.html", title=title, lead=lead, provenance=provenance, caveats=caveats, sections=sections
+    )
 
 
 def _captioned(part: Part, model: str) -> Part:
@@ -115,13 +114,18 @@ def _captioned(part: Part, model: str) -> Part:
 
 
 def write_template(
-    files: Files, name: str, template: str, numbers: Mapping[str, Any], *, title: str, lead: str,
-    provenance: Provenance | None, caveats: Sequence[str] = (), **values: Any,
+    files: Files, name: str, template: str, *, title: str, lead: str, provenance: Provenance | None,
+    caveats: Sequence[str] = (), sections: Sequence[Section] = (), numbers: Mapping[str, Any] | None = None,
+    **values: Any,
 ) -> None:  # fmt: skip
-    """Render a template of this folder and write it with its JSON, which has `numbers`: all that the page shows.
+    """Render a template of this folder and write it with its JSON, which has the sections, or `numbers` instead.
 
     The end of the page shows where the result comes from.
     """
+    if numbers is None:
+        numbers = {"sections": [section.as_json() for section in sections]}
     made, about = (provenance or Provenance()).envelope(lead), {"title": title, "caveats": list(caveats)}
     files.json(name.replace(".html", ".json"), {**made, **about, **numbers}, indent=None)
-    files.text(name, templates().get_template(template).render(values, **about, lead=lead, made=made))
+    files.text(
+        name, templates().get_template(template).render(values, **about, lead=lead, made=made, sections=sections)
+    )

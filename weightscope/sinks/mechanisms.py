@@ -171,6 +171,7 @@ class SinkMechanisms(Study):
     FIGURE, PAGE = "sinks.figures:sink_token_figure", "sinks.page:write_mechanisms_page"
     TABLES: ClassVar = {
         **{f"{name}.csv": attrgetter(name) for name in ("events", "heads", "layers")},
+        "causal.csv": attrgetter("causal"),
         "sinks.npz": lambda sinks: sinks.arrays(),
     }
 
@@ -203,6 +204,7 @@ class SinkMechanisms(Study):
     # (L, H, r): Of W_QK, at distance 0 under rotation; r is the largest rank, shorter spectra are padded with zeros.
     qk_singular_values: np.ndarray
     measures: Mapping[str, np.ndarray]  # (I, L, H): by the names of `MEASURES`
+    causal: Table | None = None  # Perplexity where sink heads are changed; None where nothing was (`sinks.causal`)
 
     @property
     def lead(self) -> str:
@@ -239,8 +241,8 @@ class SinkMechanisms(Study):
         return [self.inputs.note, *self.sentences]
 
     def shown(self) -> list[Table]:
-        """Which tokens are sinks, by layer."""
-        return [self.layers]
+        """Which tokens are sinks, by layer; and what sink heads are needed for, where that was tried."""
+        return [self.layers] if self.causal is None else [self.layers, self.causal]
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -372,7 +374,7 @@ class SinkMechanisms(Study):
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The content of sinks.npz."""
-        left_out = ("model", "source", "inputs", "layer_indices", "measures", "provenance")
+        left_out = ("model", "source", "inputs", "layer_indices", "measures", "provenance", "causal")
         named = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in left_out}
         return {"layers": self.layer_indices, "kinds": np.array(self.kinds), **named, **self.measures}
 

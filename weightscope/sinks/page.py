@@ -147,6 +147,13 @@ def _prediction(files: Files, bias: SinkBias) -> Section:
 
 # What sinks do
 
+CHANGED = (
+    "Each sink head is changed while the model predicts texts, at every query but the sink itself. zero: the sink "
+    "writes nothing. mean: it writes the mean of its updates over other texts. ordinary: it writes what a token of "
+    "another text does. redirected: its attention goes to the other keys, in proportion to theirs. Numbers are changes "
+    "in perplexity. A no-op is needed for its attention alone: zero and mean cost nothing there, ordinary and "
+    "redirected do. A broadcast is needed for its value, and if that is a constant, mean costs nothing."
+)
 HEADS_SHOWN = 24  # in the table of what sinks do
 HEADS, LAYERS = "heads.csv", "layers.csv"  # next to the page
 
@@ -156,6 +163,8 @@ def write_mechanisms_page(files: Files, sinks: SinkMechanisms) -> Iterator[Secti
     """Which tokens are sinks, what they do, what the lemmas say of it, and how they are chosen."""
     yield _tokens(files, sinks)
     yield _mechanisms(files, sinks)
+    if sinks.causal is not None:
+        yield Section("What the sinks are needed for", CHANGED, [Filed(sinks.causal, "causal.csv")])
     yield _lemmas(files, sinks)
     yield _gates(files, sinks)
 
@@ -208,7 +217,8 @@ def _norm_columns(sinks: SinkMechanisms) -> list[str]:
 def _mechanisms(files: Files, sinks: SinkMechanisms) -> Section:
     text = (
         "A sink event is a NOP where the sink's value norm is at most 0.2 of the other tokens' mean, a broadcast "
-        "where it is at least 0.5 of it and the head's update has stable rank 1.5 or less. " + _second_no_op(sinks)
+        "where it is at least 0.5 of it and the head's update has stable rank 1.5 or less. "
+        f"{_what_heads_with_nops_write(sinks)}{_second_no_op(sinks)}"
     )
     plane = Figure(
         save(figures.plane_figure(sinks), files, "plane"),
@@ -222,6 +232,20 @@ def _mechanisms(files: Files, sinks: SinkMechanisms) -> Section:
         caption = f"Fig. 8. Share of the attention by kind of token; {says}."
         parts.append(Figure(save(figures.register_figure(sinks), files, "registers"), caption))
     return Section("No-op or broadcast", text, parts)
+
+
+def _what_heads_with_nops_write(sinks: SinkMechanisms) -> str:
+    """That a NOP is said of the sink alone, and what the head still writes on those events."""
+    nop = sinks.mechanism == "nop"
+    if not nop.any():
+        return ""
+    written, rest = sinks.measures["written"], sinks.measures["residual"][nop]
+    usual = np.median(written, axis=2, keepdims=True)  # (I, L, 1): of the layer's heads on the same input
+    return (
+        "NOP is a word for what the sink writes, not for what the head does: on these events the head writes "
+        f"{np.median((written / usual)[nop]):.2f} times as much as the median head of its layer ($|Y|$), and of that "
+        f"the part $|Y - a_s u_s^⊤|/|Y|$ that other keys write is {np.median(rest):.2f} (medians). "
+    )
 
 
 def _second_no_op(sinks: SinkMechanisms) -> str:
