@@ -114,6 +114,7 @@ def test_command_lines_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     for name in ("steps.txt", "LIST.txt"):
         Path(name).write_text("step-0\nstep-1000\n")
     Path("checkpoints.csv").write_text("source\nA\nB\n")
+    Path("capitals.csv").write_text("".join(f"w{i},w{i + 10}\n" for i in range(6)))
     Path("accepted.csv").write_text("kind,layer\nlayer_off_trend,0\n")
     for name in ("earlier", "earlier-audit"):
         with undrawn():

@@ -630,6 +630,8 @@ ELSEWHERE = {
     "0.5": "chance, and the rule of a broadcast", "0.45": "untrained models of the shape", "0.55": "the same",
     "0.75": "a trial's best head",
     "4.11": "a head", "5.1": "a head", "6.9": "a head", "5.5": "a head", "7.2": "a head", "7.10": "a head",
+    "9.9": "a head", "8.10": "a head", "8.6": "a head", "7.3": "a head", "7.9": "a head",
+    "2406.09519": "a paper's number", "2412.11965": "a paper's number",
     "3.1": "a section of the paper", "3.2": "a section of the paper",
     "0.05": "an option", "0.9999": "a probability", "10 %": "the accuracy of a sketch",
     "6.4": "a section of a book", "2601.10266": "a paper's number", "1 %": "a threshold",

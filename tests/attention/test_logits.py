@@ -177,3 +177,36 @@ def test_clip_is_muonclips_factor_of_the_bound(embedded: ws.Model) -> None:
     assert 0 < heads["qk_clip"].min() < 1 == heads["qk_clip"].max()
     with pytest.raises(ws.CheckpointError, match="clip is -1; it is the largest logit to allow"):
         ws.audit(embedded, clip=-1)
+
+
+TOKENS_ALONE = [
+    "llama", "gptj", "nemotron_h", "qwen3", "gemma2", "olmo", "deepseek_v3", "t5_encoder", "llama4", "gpt_oss",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TOKENS_ALONE)
+def test_the_first_layers_tokens_reach_their_largest_score_and_no_more(name: str) -> None:
+    """Every pair of the vocabulary at many distances, by the layer itself."""
+    model = fixture(name).model
+    layer = model.layer(model.attention_layers[0])
+    bounds = LogitBounds(model.normed_layer(layer.index), model.config.n_positions)
+    x = model.into_stream(model.embeddings.tokens)
+    largest = bounds.of_tokens(x)
+    reached = np.zeros(layer.n_heads)
+    for start in (0, 1, 3, 7, 11):
+        positions = np.concatenate((np.full(len(x), start), np.zeros(len(x), int)))
+        reached = np.maximum(reached, np.abs(layer.scores(np.concatenate((x, x)), positions)).max(axis=(1, 2)))
+    assert (reached <= (1 + ROUNDING) * largest).all()
+    assert (largest <= (1 + ROUNDING) * np.array([bounds.of(head) for head in range(layer.n_heads)])).all()
+    if layer.rotation is None and layer.additive is None:
+        np.testing.assert_allclose(reached, largest, rtol=1e-5)
+    else:
+        assert (reached > 0.5 * largest).all()
+
+
+def test_an_audit_has_the_tokens_largest_score_where_they_alone_enter(embedded: ws.Model) -> None:
+    table = ws.audit(fixture("llama").model, directions=0, sinks=False).heads
+    first = table["layer"] == 0
+    assert np.isfinite(table["qk_token_logit"][first]).all() and np.isnan(table["qk_token_logit"][~first]).all()
+    assert (table["qk_token_logit"][first] < table["qk_logit_bound"][first]).all()
+    assert "qk_token_logit" not in ws.audit(embedded, directions=0, sinks=False).heads  # tokens have positions added

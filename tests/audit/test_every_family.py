@@ -62,6 +62,8 @@ def test_an_audit_ends_well_and_its_files_are_whole(name: str, tmp_path: Path) -
         if row["qk_logit_bound"] == "":
             lacking += ("qk_logit_bound",)
             assert "Nothing bounds the logits: " in (out / "report.html").read_text()
+        if int(row["layer"]) != 0:
+            lacking += ("qk_token_logit",)
         if model.layer(int(row["layer"])).sinks is None:
             lacking += ("learned_sink",)
         assert not [key for key, value in row.items() if value == "" and not key.endswith(lacking)]

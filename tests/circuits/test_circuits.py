@@ -113,11 +113,12 @@ def test_a_channel_is_the_first_singular_direction_of_what_passes_between_two_he
     a, b = embedded.layer(0).head(edge.a), embedded.layer(1).head(edge.b)
     left, s, _ = np.linalg.svd(a.vo.dense().astype(np.float64) @ b.qk.dense().T)
     passed = left[:, 0] @ a.vo.dense()
-    assert abs(channel.direction @ passed) / np.linalg.norm(passed) == pytest.approx(1, abs=1e-5)
+    assert channel.space.shape == (256, 1)
+    assert abs(channel.space[:, 0] @ passed) / np.linalg.norm(passed) == pytest.approx(1, abs=1e-5)
     assert channel.share == pytest.approx(s[0] ** 2 / (s**2).sum(), rel=1e-5)
-    (tokens,) = channel_tokens(embedded, [channel.direction])
+    (tokens,) = channel_tokens(embedded, [channel.space])
     raised, lowered = (side.split(" ") for side in tokens.split(" | "))
-    logits = np.concatenate([rows for _, rows in embedded.unembedding.blocks()]) @ channel.direction
+    logits = np.concatenate([rows for _, rows in embedded.unembedding.blocks()]) @ channel.space[:, 0]
     name = token_names(Tokenizer.at_hand(embedded))
     assert tokens.startswith(repr(name(int(logits.argmax())))) and len(raised) >= 5 <= len(lowered)
 

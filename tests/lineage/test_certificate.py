@@ -78,3 +78,23 @@ def test_levels_that_were_rounded_once_more_are_still_levels(tmp_path: Path, nam
     result = ws.lineage(tmp_path / "copy", "embedded")
     assert result.verdict == "derived", result.lead
     assert ws.lineage("embedded", tmp_path / "copy").verdict == "related"
+
+
+def test_an_original_can_be_forged_and_the_first_line_says_so(base: Path, tmp_path: Path) -> None:
+    """Noise within the steps of rounded weights makes a file from which they can be recomputed."""
+    rng, weights = np.random.default_rng(0), load_file(base / "model.safetensors")
+    bits = {name: np.ascontiguousarray(w, np.float32).view(np.uint32) & 0xFFFF0000 for name, w in weights.items()}
+    for name in ("rounded", "forged"):
+        folder = tmp_path / name
+        folder.mkdir()
+        shutil.copy(base / "config.json", folder)
+        tensors = {}
+        for tensor, whole in bits.items():
+            values = whole.view(np.float32)
+            above, below = (near.view(np.float32) for near in (whole + np.uint32(0x10000), whole - np.uint32(0x10000)))
+            steps = np.minimum(np.abs(above - values), np.abs(values - below))
+            noise = rng.uniform(-0.4999, 0.4999, values.shape) * np.where(values == 0, 0, np.nan_to_num(steps))
+            tensors[tensor] = values if name == "rounded" else (values + noise).astype(np.float32)
+        save_file(tensors, folder / "model.safetensors")
+    result = ws.lineage(tmp_path / "rounded", tmp_path / "forged")
+    assert result.verdict == "derived" and "only an original forged for this would show the same" in result.lead

@@ -1,6 +1,7 @@
 """Every matrix of a checkpoint has a row: its numbers are SciPy's, whatever fuses, stacks or packs it."""
 
 import csv
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import scipy.linalg
 import weightscope as ws
 from tests.support.audit import audit_of
 from tests.support.files import bfloat16, write
+from tests.support.other_packages import installed_beside, printed_beside
 from tests.support.stacked_experts import stacked_and_separate
 from tests.support.weights import package, shared
 from weightscope.model import Model, TensorsOnly, open_tensors
@@ -97,6 +99,14 @@ def test_what_no_row_knows_and_what_is_no_matrix(tmp_path: Path) -> None:
     assert np.isnan(rows["ids"]["sigma1"]) and rows["gain"]["rms"] > 0 and "z" not in rows
 
 
+def test_the_map_has_the_medians_of_its_places(tmp_path: Path) -> None:
+    stacked, _ = stacked_and_separate(tmp_path, count=3, inner=8)
+    measured = read_matrices(stacked)
+    layers, roles, grids = measured.grids(["snr", "alpha"])
+    rows = [row for row in rows_of(measured).values() if (row["layer"], row["role"]) == (layers[1], "expert.up")]
+    assert grids["snr"][1, roles.index("expert.up")] == np.median([row["snr"] for row in rows]) and len(rows) == 3
+
+
 def test_one_thread_and_many_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     model = ws.open_model("embedded")
     many = read_matrices(model).table.csv()
@@ -125,9 +135,47 @@ def test_audit_all_writes_a_row_for_every_matrix(tmp_path: Path) -> None:
     assert "Every value of" in audit_of("embedded", tmp_path / "out", "--all").stdout.splitlines()[0]
     with (tmp_path / "out" / "matrices.csv").open() as file:
         rows = list(csv.DictReader(file))
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "Matrices by layer and role" in page and (tmp_path / "out" / "matrices.png").exists()
     assert len(rows) == 32 and not {"tensors.csv", "roles.csv"} & {path.name for path in (tmp_path / "out").iterdir()}
     old = "tensor role dtype shape values bytes rms least most not_finite zero_rows constant_rows same_as tensors"
     assert {*old.split(), "rms_median", "rms_least", "rms_most"} <= rows[0].keys()
     (q,) = (row for row in rows if row["role"] == "q" and row["layer"] == "1")
     assert (q["tensors"], q["shape"], q["bytes"]) == ("2", "256 x 256", "131072")
     assert float(q["rms_least"]) <= float(q["rms"]) <= float(q["rms_most"])
+
+
+WEIGHTWATCHER = """
+import sys, json, logging
+import numpy as np, torch, weightwatcher
+logging.disable(logging.CRITICAL)
+arrays = np.load(sys.argv[1])
+model = torch.nn.Sequential(*[torch.nn.Linear(*arrays[name].shape[::-1], bias=False) for name in arrays])
+for layer, name in zip(model, arrays):
+    layer.weight.data = torch.from_numpy(arrays[name])
+details = weightwatcher.WeightWatcher(model=model).analyze(svd_method="accurate")
+columns = {"alpha": "alpha", "D": "alpha_distance", "sv_max": "sigma1", "stable_rank": "stable_rank"}
+print(json.dumps([{to: row[of] for of, to in columns.items()} for row in details.to_dict("records")]))
+"""
+
+
+@pytest.mark.check
+def test_the_power_law_is_weightwatchers(tmp_path: Path) -> None:
+    """Its fit is the same where no eigenvalue is below its threshold of 1e-5 and there are at least 20."""
+    pytest.importorskip("torch")
+    model = ws.open_model("embedded")
+    rows = [row for row in rows_of(read_matrices(model)).values() if row["spectrum"]]
+    arrays = {str(i): model.tensors[f"layer {r['layer']} {r['role']}" if r["layer"] != "" else r["role"]].array()
+              for i, r in enumerate(rows)}  # fmt: skip
+    np.savez(tmp_path / "arrays.npz", **arrays)
+    packages = ("weightwatcher==0.7.7", "powerlaw==2.0.0", "mpmath", "matplotlib-inline", "pandas")
+    printed = printed_beside(installed_beside(tmp_path / "ww", *packages), WEIGHTWATCHER, str(tmp_path / "arrays.npz"))
+    compared = 0
+    for row, array, theirs in zip(rows, arrays.values(), json.loads(printed.splitlines()[-1]), strict=True):
+        assert theirs["sigma1"] == pytest.approx(row["sigma1"], rel=1e-5)
+        assert theirs["stable_rank"] == pytest.approx(row["stable_rank"], rel=1e-4)
+        if scipy.linalg.svdvals(array)[-1] ** 2 > 1e-5:
+            assert theirs["alpha"] == pytest.approx(row["alpha"], abs=1e-3)
+            assert theirs["alpha_distance"] == pytest.approx(row["alpha_distance"], abs=1e-3)
+            compared += 1
+    assert compared >= 2

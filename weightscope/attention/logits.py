@@ -19,11 +19,13 @@ import numpy as np
 from weightscope.attention.factored import inner
 from weightscope.attention.layer import Layer
 from weightscope.attention.maps import Affine, InnerNorm, Latent
-from weightscope.attention.positions import RelativeKeys, Slopes, WindowBias
+from weightscope.attention.positions import NOTHING_ADDED, RelativeKeys, Slopes, WindowBias
 from weightscope.compute import lapack
+from weightscope.compute.cores import in_threads
 from weightscope.results import ShowsShapes
 
 DISTANCES_AT_ONCE = 1024  # whose vectors are met at a time
+TOKENS_AT_ONCE = 512  # whose scores with all tokens are held
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -119,9 +121,46 @@ class LogitBounds:
             return float("nan")
         known = sigma1 is not None and layer.q_norm is None and layer.k_norm is None
         product = self._product(q, k, index, layer.q.shape[1] * sigma1 if known and sigma1 is not None else None)
+        return self._logit(product, self._relative(q, k, index), index)
+
+    def of_tokens(self, x: np.ndarray) -> np.ndarray:
+        """The largest |score| of each head (H,) among pairs of tokens x (n, d), at any positions.
+
+        NaN where positions do more than turn queries and keys, and add a bias. Exact, but that a rotation is taken to
+        reach every angle of every pair of dimensions. In time n^2 r for each head, in blocks.
+        """
+        layer, (first, second) = self.layer, (np.empty(0, int), np.empty(0, int))
+        grows = self.length is None and (isinstance(layer.additive, Slopes) or layer.temperature is not None)
+        if grows or layer.relative or layer.gain is not None or layer.cross or layer.added != NOTHING_ADDED:
+            return np.full(layer.n_heads, np.nan)
+        if layer.rotation is not None:
+            first, second = (np.arange(layer.head_dim)[dims] for dims in layer.rotation.pairs)
+        free = np.setdiff1d(np.arange(layer.head_dim), (*first, *second))
+        factor = 1.0 if layer.rotation is None else layer.rotation.factor**2
+
+        def parts(made: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            """Lengths of the pairs that turn, (heads, n, m), and what does not turn, (heads, n, f)."""
+            return np.hypot(made[..., first], made[..., second]), made[..., free]
+
+        (q_turning, q_free), (k_turning, k_free) = parts(layer.queries(x)), parts(layer.keys(x))
+
+        def largest(head: int) -> float:
+            kv, product = head * layer.n_kv_heads // layer.n_heads, 0.0
+            for start in range(0, len(x), TOKENS_AT_ONCE):
+                rows = slice(start, start + TOKENS_AT_ONCE)
+                scores = np.abs(q_free[head, rows] @ k_free[kv].T)  # (rows, n)
+                scores += factor * (q_turning[head, rows] @ k_turning[kv].T)
+                product = max(product, float(scores.max()))
+            return self._logit(product, 0.0, head)
+
+        return np.array(list(in_threads(largest, range(layer.n_heads))))
+
+    def _logit(self, product: float, relative: float, index: int) -> float:
+        """The largest |score| where products of queries and keys, and terms by distance, are at most these."""
+        layer = self.layer
         if layer.temperature is not None:  # it grows or falls with position
             product *= float(np.abs(layer.temperature(np.array([0, self.length or 1]))).max())
-        bound = abs(layer.scale) * (product + self._relative(q, k, index)) + self._additive(index)
+        bound = abs(layer.scale) * (product + relative) + self._additive(index)
         return bound if layer.softcap is None else float(layer.softcap * np.tanh(bound / layer.softcap))
 
     def _queries(self, index: int, gram: np.ndarray | None) -> Reach:

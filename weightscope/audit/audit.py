@@ -33,11 +33,13 @@ from weightscope.results import Result
 from weightscope.tables import Column, Table, as_json
 from weightscope.tensors.findings import beside_findings, other_gains, tensor_findings
 from weightscope.tensors.matrices import Matrices, read_matrices
+from weightscope.tensors.neurons import network_findings
 from weightscope.tensors.untrained_parts import untrained_parts
 
 END = -1  # follows the last layer: what is read after the layers
 BASELINE = "findings.csv"  # in the folder of an earlier audit
 LONGEST_WINDOW = 131_072  # distances: each is rotated and summed by itself, and no model was trained on longer texts
+ALL_PAIRS = 4e11  # multiply-adds of the scores of all pairs of tokens in the first layer: a few seconds
 MOST_DELTAS = 256  # distances, each with spectra of its own for every head
 SUMMARY = ("qk_sigma1", "qk_effective_rank", "vo_sigma1", "vo_copying_score")  # measures that summarise a checkpoint
 
@@ -56,7 +58,10 @@ TABLES: dict[str, Callable[["Audit"], Any]] = {
     "directions.json": lambda audit: [head.as_json() for head in audit.directions] or None,
     "matrices.csv": lambda audit: None if audit.everything is None else audit.everything.table,
 }
-RESULTS = (*TABLES, *REPORT, "spectra.csv", *(f"{name}.{kind}" for name in FIGURES for kind in ("png", "svg")))
+RESULTS = (
+    *TABLES, *REPORT, "spectra.csv",
+    *(f"{name}.{kind}" for name in (*FIGURES, "matrices") for kind in ("png", "svg")),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -226,6 +231,7 @@ def measure_task(
         with fetching(model, following, tokens_read=bool(directions)):
             forms, bounds = measured_forms(model, options), logit_bounds(unchecked, index)
             measured = measured_layer(layer, forms, options, directions, bounds)
+            measured["qk_token_logit"] = token_logits(unchecked, index, bounds)
         return measured | {"broken": np.array(sorted(unchecked.checkpoint.noted or ()), dtype=str)}
 
 
@@ -252,6 +258,21 @@ def fetching(model: Model, index: int | None, tokens_read: bool = False) -> Iter
 def logit_bounds(model: Model, index: int) -> LogitBounds:
     """The bounds on the logits of a layer's heads, for the sequences that a model takes."""
     return LogitBounds(model.normed_layer(index), model.config.n_positions)
+
+
+def token_logits(model: Model, index: int, bounds: LogitBounds) -> np.ndarray:
+    """The largest |score| of each head (H,) of two tokens; NaN where more enters the layer, or they are many."""
+    unknown = np.full(model.config.n_heads, np.nan)
+    try:
+        if index != 0 or model.family.inputs.more or model.positions is not None:
+            return unknown
+        products = model.embeddings.n_tokens**2 * model.config.head_dim * model.config.n_heads
+        if products > ALL_PAIRS:
+            return unknown
+        with np.errstate(invalid="ignore", over="ignore"):  # broken weights are a finding
+            return LogitBounds(model.layer(0), bounds.length).of_tokens(model.into_stream(model.embeddings.tokens))
+    except CheckpointError:  # no token embedding, or positions that should be there
+        return unknown
 
 
 def measured_layer(
@@ -315,6 +336,7 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
         zero = {m.name for finding in findings if finding.kind == "zero_tensor" for m in finding.members}
         more = [*tensor_findings(everything, judged, model.config.get("pad_token_id"))]
         more += untrained_parts(unchecked, everything)
+        more += network_findings(unchecked, everything)
         unsaid = (f for f in more if f.kind != "zero_tensor" or {m.name for m in f.members} - zero)
         findings = Findings([*findings, *unsaid])
     lists = options.entries()

@@ -22,7 +22,12 @@ from weightscope.pages.style import (
     subplots,
     whole_numbers,
 )
+from weightscope.tensors.matrices import Matrices
 
+MAPPED_OF_MATRICES = {
+    "sigma1": r"$\sigma_1$", "stable_rank": "stable rank", "alpha": r"power-law exponent $\alpha$",
+    "snr": "signal to noise (Spectrum)",
+}  # fmt: skip
 MAPPED = ("qk_sigma1", "qk_gap", "qk_effective_rank", "vo_affine_sigma1", "vo_effective_rank", "vo_copying_score")
 TRACED = ("qk_sigma1", "vo_sigma1", "qk_effective_rank", "vo_copying_score")  # against depth and training
 MATH = {"W_QK": "$W_{QK}$", "W_VO": "$W_{VO}$", "σ₁": r"$\sigma_1$", "σ₂": r"$\sigma_2$", "f̃": r"$\tilde{f}$"}
@@ -76,6 +81,25 @@ def heat_map(axis: Axes, values: np.ndarray, layers: np.ndarray, **options: Any)
     step = max(1, -(-len(layers) // 6))
     axis.set_yticks(range(0, len(layers), step), [str(layer) for layer in layers[::step]])
     return image
+
+
+@in_our_style()
+def matrix_maps(matrices: Matrices) -> Figure:
+    """Layers against roles, one panel per measure of matrices; a mixture's experts by their median."""
+    layers, roles, grids = matrices.grids(MAPPED_OF_MATRICES)
+    figure, axes = subplots(2, 2, figsize=(2 * COLUMN, 2 * float(np.clip(0.13 * len(layers) + 0.8, 1.6, 4.0))))
+    for axis, (name, values) in zip(axes.flat, grids.items(), strict=True):
+        positive = values[np.isfinite(values) & (values > 0)]
+        norm = LogNorm(positive.min(), positive.max()) if len(positive) and positive.max() > positive.min() else None
+        image = heat_map(axis, np.where(np.isfinite(values), values, np.nan), layers, norm=norm)
+        axis.set_xticks(range(len(roles)), roles, rotation=90)
+        axis.set_title(MAPPED_OF_MATRICES[name])
+        axis.set_ylabel("layer")
+        bar = figure.colorbar(image, ax=axis, pad=0.02)
+        if norm is not None:
+            bar.locator, bar.formatter = LogLocator(subs=(1, 2, 5)), StrMethodFormatter("{x:g}")
+            bar.minorticks_off()
+    return figure
 
 
 @in_our_style()

@@ -329,6 +329,8 @@ _QK = (
     Measure("qk_logit_bound", "max |score|", "qk_logit_bound", _as_it_is,
             "No input makes a score before the softmax larger, at any distance; NaN where nothing bounds it.",
             equation="d σ_1(W_QK) scale + biases' terms"),
+    Measure("qk_token_logit", "max |score| of tokens", "qk_token_logit", _as_it_is,
+            "The largest score of two tokens of the vocabulary in the first layer, at any distance; NaN in others."),
     Measure("learned_sink", "sink", "learned_sink", _as_it_is,
             "The head's learned sink: a logit that every softmax has besides."),
     Measure("qk_route", "route of W_QK", "qk_route", _as_it_is, _ROUTE),
@@ -371,8 +373,9 @@ def measures_of(arrays: Arrays) -> tuple[Measure, ...]:
     of_forms = [measure for form in forms_of(arrays) for measure in _of("qk", form)]
     widest = arrays["qk_symmetric_eigenvalues"].shape[-1]  # 2 where heads are 1 wide
     lacking = {"qk_sym_eig3"} if widest <= 2 else set()
-    if not np.isfinite(arrays["learned_sink"]).any():
-        lacking.add("learned_sink")
+    for name in ("learned_sink", "qk_token_logit"):
+        if not np.isfinite(arrays.get(name, np.nan)).any():
+            lacking.add(name)
     return (*_of("qk"), *(measure for measure in _QK if measure.name not in lacking), *of_forms, *_of("vo"), *_VO)
 
 

@@ -9,7 +9,7 @@ from weightscope.audit.audit import FIGURES, Audit
 from weightscope.audit.measure import MeasuredHeads, forms_of, stacked
 from weightscope.files import Files
 from weightscope.findings import listed
-from weightscope.pages.page import Section, write_page, write_template
+from weightscope.pages.page import Figure, Section, write_page, write_template
 from weightscope.pages.style import save
 from weightscope.progress import bar
 from weightscope.provenance import Provenance
@@ -33,6 +33,11 @@ def write_audit_page(files: Files, audit: Audit) -> None:
         for name, (function, numbers_in, description) in bar(FIGURES.items(), "figures", "figure")
     ]
     facts, reference = _facts(audit), audit.standing.reference
+    matrices = audit.everything
+    of_matrices = None
+    if matrices is not None and any(row.spectrum and row.layer is not None for row in matrices.rows):
+        caption = "Matrices by layer and role, of a mixture's experts the median; hatched where a layer has none."
+        of_matrices = Figure(save(figures.matrix_maps(matrices), files, "matrices", "matrices.csv"), caption)
     write_template(
         files,
         "report.html",
@@ -53,6 +58,7 @@ def write_audit_page(files: Files, audit: Audit) -> None:
         maps=sorted(mapped, key=lambda measure: measure.name not in shown),  # first those that show a finding
         shown={name: listed(findings, NAMED) for name, findings in shown.items()},
         everything=audit.everything,
+        of_matrices=of_matrices,
         standing=audit.standing,
         facts=facts,
         drawn=drawn,

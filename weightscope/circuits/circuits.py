@@ -1,6 +1,6 @@
 """The circuits of one checkpoint: wiring, names of heads, and the strongest edges."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,6 +10,7 @@ import numpy as np
 
 from weightscope.attention.factored import Factored
 from weightscope.attention.layer import Layer
+from weightscope.circuits.components import Component, components, read_maps, strongest_component
 from weightscope.circuits.names import GIVEN, HeadRoles, head_roles, roles_table
 from weightscope.circuits.passes import GetModel, wiring
 from weightscope.circuits.wiring import Edge, Wiring, all_strongest, strongest
@@ -17,7 +18,7 @@ from weightscope.compute.cores import in_threads
 from weightscope.engine import Engine
 from weightscope.errors import CheckpointError, printable, wholes
 from weightscope.files import Files
-from weightscope.metrics.spaces import nearest_rows
+from weightscope.metrics.spaces import Nearest, leading_blocks, nearest_rows, shown
 from weightscope.metrics.spectra import participation_ratio
 from weightscope.model import Model, as_model
 from weightscope.progress import bar
@@ -34,7 +35,7 @@ def edges_table(model: Model, wired: Wiring, found: HeadRoles, top: int) -> Tabl
     """edges.csv: the `top` strongest pairs of each kind by PK and by CS."""
     edges = all_strongest(wired, top)
     through = channels(model, wired, edges)
-    tokens = channel_tokens(model, [channel.direction for channel in through])
+    tokens = channel_tokens(model, [channel.space for channel in through])
 
     def of(values: Callable[[Edge], Any]) -> list[Any]:
         return [values(edge) for edge in edges]
@@ -71,16 +72,25 @@ def edges_table(model: Model, wired: Wiring, found: HeadRoles, top: int) -> Tabl
             ),
             Column("cs_z", z("cs"), symbol="z of $CS²$"),
             Column(
+                "component", [channel.component.named if channel.component else "" for channel in through],
+                symbol="component", meaning="the one of W_VO(a) that is read most; near-equal ones are one space",
+            ),
+            Column(
+                "component_cs", [channel.component.cs if channel.component else np.nan for channel in through],
+                symbol="CS of it", meaning="composition score of that component alone",
+            ),
+            Column(
                 "channel_rank", [channel.rank for channel in through], symbol="rank of channel", format=".1f",
                 meaning="participation ratio of the singular values of W_VO(a) W(b): how many directions carry it",
             ),
             Column(
                 "channel_share", [channel.share for channel in through], symbol="first direction", format=".2f",
-                meaning="the first one's share in the sum of their squares",
+                meaning="share in the sum of their squares of the first, or of the first few that are near-equal",
             ),
             Column(
                 "channel_tokens", list(map(printable, tokens)), symbol="tokens of the first direction",
-                meaning="tokens whose logits it raises most | lowers most; the sign of a direction is arbitrary",
+                meaning="tokens whose logits it raises most | lowers most, its sign being arbitrary; of near-equal "
+                "directions those that lie most in their space",
             ),
             Column("from_role", of(lambda e: found.names[e.i, e.a])),
             Column("to_role", of(lambda e: found.names[e.j, e.b])),
@@ -93,8 +103,11 @@ class Channel(ShowsShapes):
     """What carries an edge: the singular directions of W_VO(a) W(b)."""
 
     rank: float  # Participation ratio of the singular values: how many directions carry it
-    share: float  # Share of the first direction in the sum of their squares
-    direction: np.ndarray  # (d,): What a writes along the first, a unit vector of the stream
+    share: float  # Share of the first direction, or of all that are near-equal with it, in the sum of their squares
+    # (d, k): What a writes along the first direction, or an orthonormal basis of what it writes along all that are
+    # near-equal with it; k = 0 where these are too many to name tokens, or nothing passes.
+    space: np.ndarray
+    component: Component | None  # of W_VO(a), the one that b reads most
 
 
 def channels(model: Model, wired: Wiring, edges: Sequence[Edge]) -> list[Channel]:
@@ -113,8 +126,7 @@ def channels(model: Model, wired: Wiring, edges: Sequence[Edge]) -> list[Channel
 
 
 def _read(layer: Layer, edge: Edge) -> Factored:
-    head = layer.head(edge.b)
-    return {"q": head.qk, "k": head.qk.T, "v": head.vo}[edge.kind]
+    return read_maps(layer, edge.b)[edge.kind]
 
 
 def _channel(vo: Factored, read: Factored) -> Channel:
@@ -122,25 +134,36 @@ def _channel(vo: Factored, read: Factored) -> Channel:
     channel = Factored(vo.left @ middle, read.right)
     if not np.isfinite(channel.left).all():  # it overflows float32
         channel = Factored(vo.left.astype(np.float64) @ (vo.right.T.astype(np.float64) @ read.left), read.right)
-    left, s, _ = channel.leading(1)  # (d, 1), (r,)
-    passed = (left[:, 0] @ vo.left) @ vo.right.T
-    length, total = np.linalg.norm(passed), (s**2).sum()
-    direction = passed / length if length > 0 else np.zeros_like(passed)
-    share = float(s[0] ** 2 / total) if total > 0 else float("nan")
-    return Channel(float(participation_ratio(s)), share, direction.astype(np.float32))
+    d = vo.shape[0]
+    left, s, _ = channel.leading(lambda s: shown(leading_blocks(s, d, 1)))  # (d, k), (r,)
+    space = np.linalg.qr(vo.right @ (vo.left.T @ left))[0]  # (d, k)
+    first, total = leading_blocks(s, d, 1), (s**2).sum()
+    share = float((first[0].values ** 2).sum() / total) if total > 0 else float("nan")
+    if space.shape[1] == 1:  # QR may turn it round
+        space *= np.sign(space[:, 0] @ (vo.right @ (vo.left.T @ left))[:, 0])
+    read_most = strongest_component(components(vo, read))
+    return Channel(float(participation_ratio(s)), share, space.astype(np.float32), read_most)
 
 
-def channel_tokens(model: Model, directions: Sequence[np.ndarray]) -> list[str]:
-    """The tokens whose logits each direction raises, and those it lowers; empty without an unembedding."""
+def channel_tokens(model: Model, spaces: Sequence[np.ndarray]) -> list[str]:
+    """The tokens whose logits a single direction raises, and those it lowers, or that lie in a space; (d, k) each.
+
+    Empty where a space is, and without an unembedding.
+    """
     try:
         unembedding = model.unembedding
     except CheckpointError:
-        return [""] * len(directions)
-    if not directions or unembedding.n_tokens * model.config.d_model * len(directions) > AFFORDABLE:
-        return [""] * len(directions)
-    nearest = nearest_rows(unembedding.blocks(), [x[:, None] for x in directions], TOKENS, by_cosine=False)
+        return [""] * len(spaces)
+    given = [space for space in spaces if space.shape[1]]
+    if not given or unembedding.n_tokens * model.config.d_model * sum(x.shape[1] for x in given) > AFFORDABLE:
+        return [""] * len(spaces)
+    nearest = iter(nearest_rows(unembedding.blocks(), given, TOKENS, by_cosine=False))
     name = token_names(Tokenizer.at_hand(model))
-    return [" | ".join(" ".join(repr(name(int(row))) for row in side.rows) for side in both) for both in nearest]
+
+    def text(sides: Iterable[Nearest]) -> str:
+        return " | ".join(" ".join(repr(name(int(row))) for row in side.rows) for side in sides if len(side.rows))
+
+    return [text(next(nearest)) if space.shape[1] else "" for space in spaces]
 
 
 TOP = 20

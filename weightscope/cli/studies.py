@@ -33,6 +33,11 @@ from weightscope.cli.terminal import headline, is_quiet, show
     "--counts", type=click.Path(dir_okay=False, path_type=Path),
     help="Bigram counts (see `weightscope bigrams`), to find detokenization heads in the first layer.",
 )  # fmt: skip
+@click.option(
+    "--reader", metavar="HEAD",
+    help="A head such as 9.9: also write which singular component of every earlier head it reads most.",
+)  # fmt: skip
+@options.file_to_read("--pairs", "CSV file of pairs, such as France,Paris: also write which heads map them.")
 @click.option("--measure", is_flag=True, help="Also run the model and report how well the names hold (PyTorch).")
 @click.option(
     "--text", "texts", type=click.Path(exists=True, path_type=Path), multiple=True,
@@ -47,6 +52,8 @@ def circuits_command(
     layers: str | None,
     top: int,
     counts: Path | None,
+    reader: str | None,
+    pairs: Path | None,
     measure: bool,
     texts: tuple[Path, ...],
     device: str,
@@ -54,7 +61,9 @@ def circuits_command(
 ) -> None:
     """Name every head by what it does and find which heads read what earlier heads write: tables and a report."""
     from weightscope.circuits.circuits import circuits
+    from weightscope.circuits.components import read_by
     from weightscope.circuits.names import GIVEN
+    from weightscope.circuits.relations import relation
     from weightscope.files import OutputFolder
 
     chosen = None if layers is None else options.whole_numbers(layers, "--layers")
@@ -62,6 +71,11 @@ def circuits_command(
     model = options.opened_model(opened)
     on_worker = opened.as_seen(model).elsewhere if engine.elsewhere else None
     with OutputFolder(out) as folder:
+        if reader is not None:
+            folder.table("components.csv", read_by(model, reader))
+        mapped = None if pairs is None else relation(model, pairs)
+        if mapped is not None:
+            folder.table("relations.csv", mapped.table)
         result = circuits(model, chosen, top, device, counts, engine, on_worker)
         if measure:
             from weightscope.circuits.measured import measured
@@ -69,6 +83,8 @@ def circuits_command(
             result = measured(model, result, texts, device)
         result.write_files(folder)
     headline(result.lead)
+    if mapped is not None:
+        headline(mapped.lead)
     for role, heads in result.named.items():
         often, scores = GIVEN[role].often, result.scores_of(role)
         scored = (f"{head} ({score})" for head, score in zip(heads, scores, strict=True))

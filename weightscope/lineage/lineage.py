@@ -48,6 +48,7 @@ BY_PRINTS = {  # by whether the signs were drawn from a key
     False: " This rests on fingerprints, and a checkpoint can be made to fit public probes; its weights would decide.",
     True: " This rests on fingerprints, drawn with a key.",
 }
+FORGEABLE = "only an original forged for this would show the same"
 UNKNOWN_ORDER = "the weights do not show which came first"
 COMPARED_TOO = "Feed-forward networks, embeddings and norms were compared too: nothing is shared."
 OUT_OF_REACH = (
@@ -441,7 +442,7 @@ class Lineage(Result):
         if self.verdict == "derived" and self.proof is not None:
             bases, them = (parents, "them") if self.weights else (base_name, base_name)
             how = f"it can be recomputed from {them} by {self.proof.how}"
-            return f"{name} was derived from {bases}: {how}, and {numbers}. {what}"
+            return f"{name} was derived from {bases}: {how}, and {numbers}; {FORGEABLE}. {what}"
         order = UNKNOWN_ORDER
         if self.proof is not None:
             order = f"{base_name} can be recomputed from {name} by {self.proof.how}, so {name} came first"

@@ -1,7 +1,7 @@
 """Every matrix of a checkpoint: its singular values, and what they say next to those of a random matrix."""
 
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, reduce
@@ -106,6 +106,23 @@ class Matrices(Everything):
             rows.append((name, role, *where, *cells, *spreads[role], *row.numbers, row.spectrum))
         return Table.of_rows(COLUMNS, rows)
 
+    def grids(self, names: Iterable[str]) -> tuple[np.ndarray, list[str], dict[str, np.ndarray]]:
+        """Layers (L,), roles (R,) and measures (L, R) of the matrices in layers; of several in one place the median."""
+        measured = [row for row in self.rows if row.spectrum and row.layer is not None]
+        layers = sorted({row.layer for row in measured if row.layer is not None})
+        roles = [*dict.fromkeys(row.facts.role for row in measured)]
+        known = [column.name for column in MEASURES]
+        grids = {}
+        for name in names:
+            cells: dict[tuple[int, int], list[float]] = defaultdict(list)
+            for row in measured:
+                place = layers.index(row.layer or 0), roles.index(row.facts.role)
+                cells[place].append(row.numbers[known.index(name)])
+            grids[name] = np.full((len(layers), len(roles)), nan)
+            for place, values in cells.items():
+                grids[name][place] = np.median(values)
+        return np.array(layers), roles, grids
+
 
 def _spread(norms: Sequence[float]) -> tuple[float, float, float]:
     """Median, least and most of the norms that are finite."""
@@ -151,7 +168,7 @@ def measured_rows(
 ) -> dict[str, list[Row]]:
     """The rows of these matrices by name in the file: one, or one for each matrix that the tensor fuses or stacks."""
     largest = LARGEST_EXACT if exact else EXACT_SIDE
-    works = [Work(tensor, _pieces(tensors, tensor), largest) for tensor in named]
+    works = [Work(tensor, pieces_of(tensors, tensor), largest) for tensor in named]
     threads = max(1, min(usable_cores(), ROOM // max((work.room for work in works), default=1)))
     rows: dict[str, list[Row]] = {}
     total = sum(work.tensor.tensor.nbytes for work in works)
@@ -186,12 +203,12 @@ def sides(shape: tuple[int, ...]) -> tuple[int, int] | None:
     return (sizes[0], prod(sizes[1:])) if len(sizes) > 1 and 0 not in sizes else None
 
 
-def _pieces(tensors: Tensors, tensor: NamedTensor) -> list[NamedTensor]:
+def pieces_of(tensors: Tensors, tensor: NamedTensor) -> list[NamedTensor]:
     """The matrices that one tensor fuses or stacks; empty where it is one itself."""
     if tensor.role.endswith(".bias"):
         return []
     if experts := tensor.experts if len(tensor.shape) > 2 else ():
-        return [piece for expert in experts for piece in (_pieces(tensors, expert) or [expert])]
+        return [piece for expert in experts for piece in (pieces_of(tensors, expert) or [expert])]
     return [part for part in tensors.parts(tensor) if sides(part.shape)]
 
 
