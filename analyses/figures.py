@@ -127,6 +127,9 @@ DRAWINGS = (
         ("torch", "transformers"),
     ),
     Drawing("lineage-null", "analyses.experiments.lineage_null --tiny {llama}/.."),
+    Drawing("atlas-losses", "analyses.experiments.atlas_losses", ("gguf",)),
+    Drawing("atlas-hub", "benchmarks.atlas --repositories 1000 --prove 0", ("distributed", "pyarrow")),
+    Drawing("atlas-hub-order", "benchmarks.atlas --repositories 100", ("distributed", "pyarrow")),
     Drawing("planted-removals", "analyses.experiments.planted_removals embedded {vit}"),
     Drawing("fine-tunes", "analyses.toys.train_tunes --text {books}"),
     Drawing(

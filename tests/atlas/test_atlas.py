@@ -129,7 +129,7 @@ def test_a_withdrawn_checkpoint_leaves_no_trace(population: Path, tmp_path: Path
     made(listing, tmp_path / "out", proved=0)
     name = str(population / "other")
     gone = made(None, tmp_path / "out", withdraw=(name,))
-    assert gone.withdrawn == 1 and len(gone.members) == 8
+    assert gone.withdrawn == 1 and len(gone.members) == 8 and gone.provenance.command is None
     files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
     text = "".join(path.read_text(errors="replace") for path in files)
     assert f"{name}\n" not in text and f"{name}," not in text and f"{name}<" not in text and f'{name}"' not in text

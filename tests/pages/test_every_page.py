@@ -19,6 +19,7 @@ pytestmark = pytest.mark.check
 TEXT = "\n\n".join(f"On day {n} the crew of the ship saw land again, and sailed on." for n in range(40))
 # Sizes at which a study of the embedded checkpoint takes a second.
 PAGES: dict[str, list[str]] = {
+    "atlas": ["atlas", "LIST.txt", "--prove", "0"],
     "audit": ["audit", "embedded", "--all"],
     "audits": ["audit", "LIST.txt"],
     "circuits": ["circuits", "embedded"],
@@ -62,7 +63,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
             with unsaved():
                 result = run(*(out / word if word in MADE else word for word in words), "--out", out / name)
             assert (out / name).exists(), result.output
-        return next(page for page in (out / name / "report.html", out / name / "summary.html") if page.exists())
+        names = ("report.html", "summary.html", "index.html")
+        return next(page for page in (out / name / page for page in names) if page.exists())
 
     return write
 

@@ -55,6 +55,12 @@ class Hub:
     ----------
     repositories : dict
         Files' contents by repository and name.
+    commits : dict
+        Where a repository's branch is, if not at COMMIT; see `push`.
+    earlier : dict
+        Files' contents by repository and commit, of commits before that.
+    slow : dict
+        Seconds before each answer about a repository.
     gated, private : set of str
         Repositories whose files are refused, or refused without the token "secret".
     redirect : bool
@@ -78,6 +84,9 @@ class Hub:
     """
 
     repositories: dict[str, dict[str, bytes | Hole]] = field(default_factory=dict)
+    commits: dict[str, str] = field(default_factory=dict)
+    earlier: dict[tuple[str, str], dict[str, bytes | Hole]] = field(default_factory=dict)
+    slow: dict[str, float] = field(default_factory=dict)
     gated: set[str] = field(default_factory=set)
     private: set[str] = field(default_factory=set)
     redirect: bool = True
@@ -96,6 +105,24 @@ class Hub:
     hub: str = ""
     storage: str = ""
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def push(self, repository: str, files: dict[str, bytes | Hole]) -> None:
+        """Move a repository's branch to a new commit with these files; the commit before stays."""
+        before = self.commits.get(repository, COMMIT)
+        self.earlier[repository, before] = self.repositories[repository]
+        self.repositories[repository] = files
+        self.commits[repository] = hashlib.sha1(f"{repository} {before}".encode()).hexdigest()
+
+    def commit(self, repository: str, revision: str) -> str | None:
+        """The commit that a revision is; None if there is no such revision."""
+        now = self.commits.get(repository, COMMIT)
+        if (repository, revision) in self.earlier:
+            return revision
+        return now if revision in {"main", now, "v1"} else None
+
+    def files(self, repository: str, revision: str) -> dict[str, bytes | Hole]:
+        """The files at a revision."""
+        return self.earlier.get((repository, revision), self.repositories[repository])
 
     def next_fault(self, path: str) -> str | None:
         with self.lock:
@@ -137,8 +164,10 @@ class _Handler(BaseHTTPRequestHandler):
             repository, _, revision = path.removeprefix("/api/").removeprefix("models/").partition("/revision/")
             return self.listing(repository, revision)
         if path.startswith("/storage/"):
-            repository, _, name = path.removeprefix("/storage/").partition("//")
-            return self.content(state.repositories[repository][name], {"ETag": '"of-the-storage"'})
+            place, _, name = path.removeprefix("/storage/").partition("//")
+            repository, _, revision = place.partition("@")
+            time.sleep(state.slow.get(repository, 0.0))
+            return self.content(state.files(repository, revision)[name], {"ETag": '"of-the-storage"'})
         repository, _, rest = path.removeprefix("/").partition("/resolve/")
         revision, _, name = rest.partition("/")
         self.file(repository, revision, name)
@@ -151,7 +180,7 @@ class _Handler(BaseHTTPRequestHandler):
         hidden = repository in state.private and self.headers.get("Authorization") != "Bearer secret"
         if repository not in state.repositories or hidden:
             self.refuse(401 if hidden else 404, "RepoNotFound")
-        elif revision not in {"main", COMMIT, "v1"}:
+        elif state.commit(repository, revision) is None:
             self.refuse(404, "RevisionNotFound")
         else:
             return False
@@ -159,8 +188,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def listing(self, repository: str, revision: str) -> None:
         if not self.refused(repository, revision):
-            siblings = [{"rfilename": name} for name in self.state.repositories[repository]]
-            commit = self.state.headers.get("X-Repo-Commit", COMMIT)
+            siblings = [{"rfilename": name} for name in self.state.files(repository, revision)]
+            commit = self.state.headers.get("X-Repo-Commit", self.state.commit(repository, revision))
             body = json.dumps({"id": repository, "sha": commit, "siblings": siblings}).encode()
             self.reply(200, {"Content-Type": "application/json"}, body)
 
@@ -172,16 +201,18 @@ class _Handler(BaseHTTPRequestHandler):
             return None
         if repository in state.gated:
             return self.refuse(403, "GatedRepo")
-        content = state.repositories[repository].get(name)
+        time.sleep(state.slow.get(repository, 0.0))
+        commit = state.commit(repository, revision)
+        content = state.files(repository, revision).get(name)
         if content is None:
             return self.refuse(404, "EntryNotFound")
         etag = content.etag if isinstance(content, Hole) else hashlib.sha256(content).hexdigest()
-        headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{etag}"'} | state.headers
+        headers = {"X-Repo-Commit": str(commit), "ETag": f'"{etag}"'} | state.headers
         if self.command == "HEAD" and state.trickles:
             return self.trickle(b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 1000)
         if name.endswith(".safetensors") and state.redirect:
             headers = {"X-Linked-Etag": f'"{etag}"', "X-Linked-Size": str(len(content))} | headers
-            headers |= {"Location": state.location or f"{state.storage}/storage/{repository}//{name}"}
+            headers |= {"Location": state.location or f"{state.storage}/storage/{repository}@{commit}//{name}"}
             return self.reply(302, headers | state.page_headers, b"a page" if state.page_headers else b"")
         return self.content(content, headers)
 

@@ -7,7 +7,7 @@ finished is kept; nothing that is wrong with a checkpoint stops the run.
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from hashlib import sha256
 from math import nan
 from pathlib import Path
@@ -19,7 +19,7 @@ from weightscope.atlas.directions import Direction, direction_of, find_direction
 from weightscope.atlas.families import Family, families_of
 from weightscope.atlas.neighbours import Neighbours, neighbours_of
 from weightscope.atlas.parquet import check_parquet, write_parquet
-from weightscope.atlas.prints import Print, make_print
+from weightscope.atlas.prints import Outline, Print, make_print
 from weightscope.atlas.sampling import MOST_WEIGHTS
 from weightscope.atlas.store import Store
 from weightscope.engine import Engine, Finished
@@ -33,6 +33,7 @@ from weightscope.tables import Column, Link, Table, as_json
 
 PROVED_BYTES = 100_000_000  # bytes of a checkpoint that is read whole, to find out whether it came first
 PAGES = "checkpoints"  # folder of the pages
+LOADED = 256  # fingerprints in memory
 TABLES: dict[str, Callable[["Atlas"], Any]] = {
     "checkpoints.csv": lambda atlas: atlas.checkpoints,
     "families.csv": lambda atlas: atlas.family_table,
@@ -41,7 +42,7 @@ TABLES: dict[str, Callable[["Atlas"], Any]] = {
     "atlas.json": lambda atlas: atlas.as_json(),
 }
 HEADS = "heads.parquet"
-RESULTS = (*TABLES, HEADS, "index.html")
+RESULTS = (*TABLES, HEADS, "index.html", "index.json")
 TWICE = "is in the list twice; the first line counts"
 
 
@@ -55,13 +56,14 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Atlas(Result):
-    """What is known of many checkpoints; `members`, `prints` and `family_of` are in the same order."""
+    """What is known of many checkpoints; `members`, `outlines` and `family_of` are in the same order."""
 
     PAGE = "atlas.site:write_site"
     TABLES, FILES = TABLES, RESULTS
 
     members: list[Member]
-    prints: list[Print]
+    outlines: list[Outline]
+    load: Callable[[int], Print] = field(repr=False)  # the whole fingerprint, from the disk
     families: list[Family]
     directions: dict[tuple[int, int], Direction]
     relatives: Neighbours  # nearest heads of other checkpoints
@@ -79,7 +81,7 @@ class Atlas(Result):
     @property
     def n_heads(self) -> int:
         """Heads that were read, of all checkpoints."""
-        return sum(len(each.sketches.layer) for each in self.prints)
+        return sum(len(each.layer) for each in self.outlines)
 
     @property
     def lead(self) -> str:
@@ -109,12 +111,12 @@ class Atlas(Result):
         """One row per checkpoint."""
         sizes = Counter(self.family_of)
         rows = []
-        for place, each in enumerate(self.prints):
+        for place, each in enumerate(self.outlines):
             about = each.about
             rows.append((
                 self.link(place, f"{PAGES}/"), each.commit, self.family_of[place], sizes[self.family_of[place]] - 1,
                 about["family"], about["layers"], about["heads"], about["kv_heads"], about["d_model"],
-                ", ".join(about["dtypes"]), about["bytes"], about["weights_read"], len(each.sketches.layer),
+                ", ".join(about["dtypes"]), about["bytes"], about["weights_read"], len(each.layer),
                 "all" if each.is_whole else "some",
             ))  # fmt: skip
         return Table.of_rows(CHECKPOINTS, rows)
@@ -125,7 +127,7 @@ class Atlas(Result):
         rows = []
         for number, family in enumerate(self.families, 1):
             if len(family.members) > 1:
-                types = dict.fromkeys(self.prints[place].about["family"] for place in family.members)
+                types = dict.fromkeys(self.outlines[place].about["family"] for place in family.members)
                 later = {self.later(edge.first, edge.second) for edge in family.edges} - {None}
                 first = [place for place in family.members if place not in later]
                 rooted = len(first) == 1 and len(later) == len(family.members) - 1
@@ -159,8 +161,8 @@ class Atlas(Result):
 
     def heads_of(self, place: int) -> dict[str, Any]:
         """The heads of a checkpoint that were read: columns by name."""
-        each, start = self.prints[place], self.starts[place]
-        s, rows = each.sketches, slice(start, start + len(each.sketches.layer))
+        each, start = self.outlines[place], self.starts[place]
+        s, rows = self.load(place).sketches, slice(start, start + len(each.layer))
         share = np.exp(s.spectra[..., 0].astype(np.float32))  # (N, 2) sigma_1 over the norm
         columns: dict[str, Any] = {
             "checkpoint": self.members[place].name, "commit": each.commit,
@@ -168,7 +170,7 @@ class Atlas(Result):
             "head": s.head.astype(np.int32), "kv_head": s.kv_head.astype(np.int32), "qk_frobenius": s.norms[:, 0],
             "qk_sigma1": share[:, 0] * s.norms[:, 0], "qk_stable_rank": 1 / share[:, 0] ** 2,
         }  # fmt: skip
-        seen = np.float32(nan if self._in_part(each) else 1)
+        seen = np.float32(nan if each.is_in_part else 1)
         columns |= {"vo_frobenius": s.norms[:, 1] * seen, "vo_sigma1": share[:, 1] * s.norms[:, 1] * seen}
         columns["vo_stable_rank"] = seen / share[:, 1] ** 2
         for name, near in (("relative", self.relatives), ("stranger", self.strangers)):
@@ -182,25 +184,20 @@ class Atlas(Result):
             }
         return columns
 
-    @staticmethod
-    def _in_part(each: Print) -> bool:
-        """Whether W_VO was seen in some of its dimensions."""
-        return len(each.sketches.layer) < each.about["heads"] * len(each.sketches.layers)
-
     @cached_property
     def starts(self) -> np.ndarray:
         """The place among all heads of each checkpoint's first one."""
-        return np.cumsum([0, *(len(each.sketches.layer) for each in self.prints)])[:-1]
+        return np.cumsum([0, *(len(each.layer) for each in self.outlines)])[:-1]
 
     @cached_property
     def all_layers(self) -> np.ndarray:
         """The layers of all heads."""
-        return np.concatenate([np.zeros(0, int), *(each.sketches.layer for each in self.prints)])
+        return np.concatenate([np.zeros(0, int), *(each.layer for each in self.outlines)])
 
     @cached_property
     def all_heads(self) -> np.ndarray:
         """The indices of all heads in their layers."""
-        return np.concatenate([np.zeros(0, int), *(each.sketches.head for each in self.prints)])
+        return np.concatenate([np.zeros(0, int), *(each.head for each in self.outlines)])
 
     def write_tables(self, files: Files) -> None:
         """Write the tables, and all heads as Parquet, a checkpoint at a time."""
@@ -316,26 +313,27 @@ def make_atlas(listing: Path | None, out: Path, engine: Engine, options: AtlasOp
         earlier, before = store.listed
         _withdraw(store, options.withdraw, {*(earlier if names is None else names), *earlier})
         gone = store.withdrawn
-        kept = [name for name in (earlier if names is None else names) if not store.is_withdrawn(name, gone)]
-        members, problems = members_of(kept, options.families)
-        prints = dict[str, Print]()
+        shown = [name for name in (earlier if names is None else names) if not store.is_withdrawn(name, gone)]
+        members, problems = members_of(shown, options.families)
+        outlines = dict[str, Outline]()
         fetched, made = 0, 0
         if names is None:
-            prints = {each.name: known for each in members if (known := store.get(each.name)) is not None}
-            missing = (each.name for each in members if each.name not in prints)
+            outlines = {each.name: kept.outline() for each in members if (kept := store.get(each.name)) is not None}
+            missing = (each.name for each in members if each.name not in outlines)
             problems |= {name: before.get(name, "was not read") for name in missing}
         else:
             for name, value, size in _prints(members, store, engine, options):
-                if isinstance(value, Print):
-                    prints[name], fetched, made = value, fetched + max(size, 0), made + (size >= 0)
+                if isinstance(value, Outline):
+                    outlines[name], fetched, made = value, fetched + max(size, 0), made + (size >= 0)
                 else:
                     problems[name] = value
-        store.remember(kept, problems)
-        members = [each for each in members if each.name in prints]
-        atlas = _of(members, [prints[each.name] for each in members], problems)
+        store.remember(shown, problems)
+        members = [each for each in members if each.name in outlines]
+        atlas = _of(members, [outlines[each.name] for each in members], _from(store, members), problems)
+        command = None if options.withdraw else atlas.provenance.command  # pages show it, and it names them
         atlas = replace(
-            atlas, fetched=fetched, made=made,
-            withdrawn=len(earlier if names is None else names) - len(kept),
+            atlas, fetched=fetched, made=made, provenance=replace(atlas.provenance, command=command),
+            withdrawn=len(earlier if names is None else names) - len(shown),
             directions=_directions(atlas, store, engine, options.proved, anew=names is not None),
         )  # fmt: skip
         atlas.write_files(folder)
@@ -353,25 +351,25 @@ def _withdraw(store: Store, wanted: Sequence[str], known: set[str]) -> None:
 
 def _prints(
     members: Sequence[Member], store: Store, engine: Engine, options: AtlasOptions
-) -> Iterator[tuple[str, Print | str, int]]:
+) -> Iterator[tuple[str, Outline | str, int]]:
     """Each checkpoint's name, its fingerprint or what was wrong, and the bytes fetched; -1 of one that was kept."""
 
     def tasks() -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...]]]:
         for each in members:
             kept = store.get(each.name)
-            yield each.name, make_print, (each.source, kept.about["state"] if kept else "", options.most)
+            yield each.name, make_print, (each.source, kept.sketches.about["state"] if kept else "", options.most)
 
     with bar(what="checkpoints", unit="checkpoint", total=len(members)) as shown:
         for ended in engine.each(tasks()):
             shown.update()
             try:
                 if ended.error is None and ended.value is None and (kept := store.get(ended.key)) is not None:
-                    yield ended.key, kept, -1
+                    yield ended.key, kept.outline(), -1
                     continue
                 arrays, size = _value_of(ended)
                 made = Print.of_arrays(arrays, printable(ended.key))
                 store.put(ended.key, arrays)
-                yield ended.key, made, size
+                yield ended.key, made.outline(), size
             except CheckpointError as error:
                 yield ended.key, one_line(error), 0
 
@@ -387,15 +385,29 @@ def _value_of(ended: Finished) -> Any:
     raise CheckpointError(f"cannot be read ({type(ended.error).__name__}: {one_line(ended.error)})") from ended.error
 
 
-def _of(members: list[Member], prints: list[Print], problems: Mapping[str, str]) -> Atlas:
+def _from(store: Store, members: Sequence[Member]) -> Callable[[int], Print]:
+    """What reads the fingerprint of a checkpoint from the disk; a few are kept in memory."""
+
+    @lru_cache(maxsize=LOADED)
+    def load(place: int) -> Print:
+        if (kept := store.get(members[place].name)) is None:
+            raise CheckpointError("a fingerprint was removed by another run; run one at a time", file=store.folder)
+        return kept
+
+    return load
+
+
+def _of(
+    members: list[Member], outlines: list[Outline], load: Callable[[int], Print], problems: Mapping[str, str]
+) -> Atlas:
     """The atlas of these fingerprints, without directions."""
     with phase("finding families"):
-        families = families_of(prints)
+        families = families_of(outlines, load)
     nothing = Neighbours(np.empty(0, int), np.empty(0))
-    provenance = Provenance().of_all(each.read for each in prints)
-    atlas = Atlas(members, prints, families, {}, nothing, nothing, dict(problems), provenance=provenance)
-    near = neighbours_of(prints, list(range(len(prints)))), neighbours_of(prints, atlas.family_of)
-    return replace(atlas, relatives=near[0], strangers=near[1])
+    provenance = Provenance().of_all(each.read for each in outlines)
+    atlas = Atlas(members, outlines, load, families, {}, nothing, nothing, dict(problems), provenance=provenance)
+    relatives, strangers = neighbours_of(outlines, load, range(len(outlines)), atlas.family_of)
+    return replace(atlas, relatives=relatives, strangers=strangers)
 
 
 def _directions(
@@ -406,7 +418,7 @@ def _directions(
     for family in atlas.families:
         for edge in family.edges:
             pair = edge.first, edge.second
-            is_small = max(atlas.prints[place].about["bytes"] for place in pair) <= most
+            is_small = max(atlas.outlines[place].about["bytes"] for place in pair) <= most
             kept = store.direction(*_named(atlas, pair)) if is_small or not anew else None
             if kept is not None:
                 known[pair] = kept
@@ -416,7 +428,7 @@ def _directions(
     def tasks() -> Iterator[tuple[tuple[int, int], Callable[..., Any], tuple[Any, ...]]]:
         for pair in left:
             sources = (atlas.members[place].source for place in pair)
-            yield pair, find_direction, (*sources, tuple(atlas.prints[place].about["state"] for place in pair))
+            yield pair, find_direction, (*sources, tuple(atlas.outlines[place].about["state"] for place in pair))
 
     with bar(what="pairs", unit="pair", total=len(left)) as shown:
         for ended in engine.each(tasks()):
@@ -429,4 +441,4 @@ def _directions(
 
 def _named(atlas: Atlas, pair: tuple[int, int]) -> list[str]:
     """What a pair is kept under: both names and states."""
-    return [text for place in pair for text in (atlas.members[place].name, atlas.prints[place].about["state"])]
+    return [text for place in pair for text in (atlas.members[place].name, atlas.outlines[place].about["state"])]

@@ -7,14 +7,14 @@ tree keeps the nearest pairs that join all (a minimum spanning tree): bits first
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from math import nan
 from typing import NamedTuple
 
 import numpy as np
 
-from weightscope.atlas.prints import Print
+from weightscope.atlas.prints import Outline, Print
 from weightscope.errors import CheckpointError
 from weightscope.lineage.matching import matches
 from weightscope.progress import bar
@@ -41,18 +41,17 @@ class Family(NamedTuple):
     edges: list[Edge]
 
 
-def families_of(prints: Sequence[Print]) -> list[Family]:
-    """The families, the largest first; every checkpoint is in one, perhaps alone."""
-    forest = _Forest(len(prints))
-    near = sorted(_near_in_bits(prints), key=lambda pair: (pair.bits, pair.first, pair.second))
+def families_of(outlines: Sequence[Outline], load: Callable[[int], Print]) -> list[Family]:
+    """The families, the largest first; every checkpoint is in one, perhaps alone. `load` gives a whole fingerprint."""
+    forest = _Forest(len(outlines))
+    near = sorted(_near_in_bits(outlines), key=lambda pair: (pair.bits, pair.first, pair.second))
     for _, equal in groupby(near, key=lambda pair: pair.bits):
         left = [pair for pair in equal if forest.root(pair.first) != forest.root(pair.second)]
-        known = [pair._replace(likeness=_in_place(prints[pair.first], prints[pair.second])) for pair in left]
+        known = [pair._replace(likeness=_in_place(load(pair.first), load(pair.second))) for pair in left]
         for pair in sorted(known, key=lambda pair: -pair.likeness):
             forest.join(pair)
-    alike = [pair for pair in _candidates(prints) if forest.root(pair[0]) != forest.root(pair[1])]
-    edges = [Edge(i, j, nan, likeness) for i, j in bar(alike, "pairs by heads", "pair")
-             if forest.root(i) != forest.root(j) and (likeness := _by_heads(prints[i], prints[j]))]  # fmt: skip
+    edges = [Edge(i, j, nan, likeness) for i, j in bar(_candidates(outlines, forest), "pairs by heads", "pair")
+             if (likeness := _by_heads(load(i), load(j)))]  # fmt: skip
     for edge in sorted(edges, key=lambda edge: (-edge.likeness, edge.first, edge.second)):
         forest.join(edge)
     return forest.families()
@@ -89,13 +88,13 @@ class _Forest:
         return sorted(found.values(), key=lambda family: (-len(family.members), family.members[0]))
 
 
-def _near_in_bits(prints: Sequence[Print]) -> Iterator[Edge]:
+def _near_in_bits(outlines: Sequence[Outline]) -> Iterator[Edge]:
     """Pairs of one shape whose blocks differ in few bits."""
     of_shape: dict[tuple[object, ...], list[int]] = defaultdict(list)
-    for place, each in enumerate(prints):
+    for place, each in enumerate(outlines):
         of_shape[each.shape].append(place)
     for places in bar([each for each in of_shape.values() if len(each) > 1], "pairs by bits", "shape"):
-        blocks = np.stack([prints[place].blocks for place in places])  # (n, B, V)
+        blocks = np.stack([outlines[place].blocks for place in places])  # (n, B, V)
         told = np.array([[len(np.unique(block)) >= DISTINCT for block in each] for each in blocks])  # (n, B)
         for i in range(len(places) - 1):
             differ = np.bitwise_count(blocks[i + 1 :] ^ blocks[i]).sum(axis=2, dtype=np.int64)  # (n - i - 1, B)
@@ -118,19 +117,20 @@ def _in_place(a: Print, b: Print) -> float:
     return float(np.vecdot(x, y).mean())
 
 
-def _candidates(prints: Sequence[Print]) -> list[tuple[int, int]]:
-    """Pairs of one width whose layers' sums are alike, each with its counterpart: the most alike of each."""
+def _candidates(outlines: Sequence[Outline], forest: _Forest) -> list[tuple[int, int]]:
+    """Pairs of one width, not in one family yet, whose layers' sums are alike: the most alike of each."""
     of_width: dict[int, list[int]] = defaultdict(list)
-    for place, each in enumerate(prints):
+    for place, each in enumerate(outlines):
         of_width[each.about["d_model"]].append(place)
     pairs: set[tuple[int, int]] = set()
     for places in bar(list(of_width.values()), "candidates by layers", "width"):
-        rows = [prints[place].sketches.of_layers("direct") for place in places]
+        roots = np.array([forest.root(place) for place in places])
+        rows = [outlines[place].sums for place in places]
         starts = np.cumsum([0, *map(len, rows)])[:-1]
         stacked = np.concatenate(rows)  # (layers of all, 2 K)
         for i, mine in enumerate(rows):
             score = np.maximum.reduceat(stacked @ mine.T, starts, axis=0).mean(axis=1)  # (n,)
-            score[i] = -1
+            score[roots == roots[i]] = -1
             best = [j for j in np.argsort(-score, kind="stable")[:COMPARED].tolist() if score[j] >= CANDIDATE]
             pairs |= {(min(places[i], places[j]), max(places[i], places[j])) for j in best}
     return sorted(pairs)

@@ -1,14 +1,14 @@
 """For every head the most similar head of another checkpoint, and of another family, by their sketches."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import log, sqrt
 
 import numpy as np
 
-from weightscope.atlas.prints import Print
-from weightscope.lineage.sketches import SKETCH
+from weightscope.atlas.prints import Outline, Print
+from weightscope.lineage.sketches import SKETCH, as_bytes, unit_length
 from weightscope.progress import bar
 from weightscope.results import ShowsShapes
 
@@ -25,34 +25,41 @@ class Neighbours(ShowsShapes):
     likeness: np.ndarray  # (N,) mean cosine of W_QK and of W_VO
 
 
-def neighbours_of(prints: Sequence[Print], apart: Sequence[int]) -> Neighbours:
-    """The nearest head of a checkpoint with another number in `apart`, of the same width."""
-    sizes = [len(each.sketches.layer) for each in prints]
+def neighbours_of(
+    outlines: Sequence[Outline], load: Callable[[int], Print], *apart: Sequence[int]
+) -> list[Neighbours]:  # fmt: skip
+    """For each list of numbers, the nearest heads of checkpoints of the same width with another number.
+
+    The sketches of all heads of a width are in memory, 256 bytes each.
+    """
+    sizes = [len(each.layer) for each in outlines]
     starts = np.cumsum([0, *sizes])
-    place, likeness = np.full(starts[-1], -1), np.full(starts[-1], np.nan)
+    found = [Neighbours(np.full(starts[-1], -1), np.full(starts[-1], np.nan)) for _ in apart]
     of_width: dict[int, list[int]] = defaultdict(list)
-    for k, each in enumerate(prints):
+    for k, each in enumerate(outlines):
         of_width[each.about["d_model"]].append(k)
     for chosen in bar(list(of_width.values()), "neighbours of heads", "width"):
         heads = np.concatenate([np.arange(starts[k], starts[k + 1]) for k in chosen])
-        groups = np.concatenate([np.full(sizes[k], apart[k]) for k in chosen])
-        rows = np.concatenate([prints[k].sketches.direct.reshape(sizes[k], -1) for k in chosen]) / sqrt(2)  # (n, 2 K)
-        best, score = _nearest(rows, groups)
+        sketches = np.concatenate([as_bytes(load(k).sketches.direct) for k in chosen])  # (n, 2, K)
         # The mean of two cosines has a standard deviation of 1 / sqrt(2 K) among strangers.
-        least = LUCK * sqrt(2 * log(max(2, len(rows)))) / sqrt(2 * SKETCH)
-        known = score >= least
-        place[heads[known]], likeness[heads[known]] = heads[best[known]], score[known]
-    return Neighbours(place, likeness)
+        least = LUCK * sqrt(2 * log(max(2, len(sketches)))) / sqrt(2 * SKETCH)
+        for numbers, near in zip(apart, found, strict=True):
+            groups = np.concatenate([np.full(sizes[k], numbers[k]) for k in chosen])
+            best, score = _nearest(sketches, groups)
+            known = score >= least
+            near.place[heads[known]], near.likeness[heads[known]] = heads[best[known]], score[known]
+    return found
 
 
-def _nearest(rows: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The row of another group with the largest product, the first of equal ones, and the product: (n,), (n,)."""
-    best, score = np.zeros(len(rows), np.int64), np.full(len(rows), -np.inf)
-    for i in range(0, len(rows), ROWS):
-        mine = slice(i, i + ROWS)
-        for j in range(0, len(rows), COLUMNS):
-            theirs = slice(j, j + COLUMNS)
-            products = np.rint(rows[mine] @ rows[theirs].T * PLACES) / PLACES
+def _nearest(sketches: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The head of another group with the highest mean cosine, the first of equal ones, and that: (n,), (n,)."""
+    n = len(sketches)
+    best, score = np.zeros(n, np.int64), np.full(n, -np.inf)
+    for j in range(0, n, COLUMNS):
+        theirs, columns = slice(j, j + COLUMNS), _rows(sketches[j : j + COLUMNS])
+        for i in range(0, n, ROWS):
+            mine = slice(i, i + ROWS)
+            products = np.rint(_rows(sketches[mine]) @ columns.T * PLACES) / PLACES
             products[groups[mine][:, None] == groups[theirs]] = -np.inf
             column = products.argmax(axis=1)
             value = products[np.arange(len(column)), column]
@@ -60,3 +67,8 @@ def _nearest(rows: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarr
             best[mine] = np.where(nearer, column + j, best[mine])
             score[mine] = np.where(nearer, value, score[mine])
     return best, score
+
+
+def _rows(sketches: np.ndarray) -> np.ndarray:
+    """Stored sketches (n, 2, K) as rows whose products are mean cosines (n, 2 K)."""
+    return unit_length(sketches.astype(np.float32)).reshape(len(sketches), -1) / np.float32(sqrt(2))

@@ -46,17 +46,15 @@ FORMS = {  # arrays of a fingerprint: dtype and shape, N heads in B blocks
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Print(ShowsShapes):
-    """A checkpoint's fingerprint."""
+class Outline(ShowsShapes):
+    """What is kept in memory of a checkpoint's fingerprint: all but the sketches of its N heads."""
 
-    sketches: Sketches
+    about: dict[str, Any]  # sizes, and what tells whether the checkpoint is still the same
     blocks: np.ndarray  # (B, VALUES) bits of bfloat16
+    sums: np.ndarray  # (L, 2 K) sums of sketches over the heads of each layer
+    layer: np.ndarray  # (N,)
+    head: np.ndarray  # (N,)
     read: dict[str, Any] = field(default_factory=dict)  # the files that it was made from; see `source_of`
-
-    @property
-    def about(self) -> dict[str, Any]:
-        """Sizes, and what tells whether the checkpoint is still the same."""
-        return self.sketches.about
 
     @property
     def shape(self) -> tuple[Any, ...]:
@@ -72,6 +70,26 @@ class Print(ShowsShapes):
     def commit(self) -> str:
         """The commit on the Hub; empty for another place."""
         return str(next((file["commit"] for file in self.read.get("files", ()) if "commit" in file), ""))
+
+    @property
+    def is_in_part(self) -> bool:
+        """Whether of its layers some heads were read, and of these W_VO in some dimensions."""
+        return len(self.layer) < self.about["heads"] * len(self.sums)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Print(ShowsShapes):
+    """A checkpoint's fingerprint."""
+
+    sketches: Sketches
+    blocks: np.ndarray  # (B, VALUES) bits of bfloat16
+    read: dict[str, Any] = field(default_factory=dict)  # as of an `Outline`
+
+    def outline(self) -> Outline:
+        """All but the sketches of heads."""
+        s = self.sketches
+        layer, head = s.layer.astype(np.int16), s.head.astype(np.int16)  # fewer than MOST_HEADS
+        return Outline(s.about, self.blocks, s.of_layers("direct"), layer, head, self.read)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The fingerprint as plain arrays, as it is sent and kept."""

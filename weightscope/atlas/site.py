@@ -11,7 +11,8 @@ from weightscope.progress import bar
 from weightscope.provenance import Provenance
 from weightscope.tables import Column, Link, Table
 
-AT_ONCE = 256  # pages written together
+TEMPLATE = "atlas.html"
+AT_ONCE = 256  # files written together
 SHOWN_ROWS = 2_000  # heads on a page; heads.parquet has all
 BACK = Link("../index.html", "all checkpoints")
 
@@ -21,12 +22,14 @@ def write_site(files: Files, atlas: Atlas) -> None:
     pages = Files()
     for place in bar(range(len(atlas.members)), "pages", "page"):
         _write_page(pages, atlas, place)
-        if len(pages.contents) == AT_ONCE or place == len(atlas.members) - 1:
+        if len(pages.contents) >= AT_ONCE or place == len(atlas.members) - 1:
             files.add(pages.contents)
             pages = Files()
     sections = [Section("Checkpoints", parts=[Table(atlas.checkpoints.columns, "A name leads to its page.")])]
     if len(atlas.family_table):
-        sections.append(Section("Families", parts=[atlas.family_table]))
+        sections.append(
+            Section("Families", parts=[atlas.family_table.select("family", "checkpoints", "architectures", "first")])
+        )
         sections.append(Section(
             "Trees", "Of each family the nearest pairs that join all. A pair has an order only where the weights prove "
             "which came first.", [atlas.tree],
@@ -34,15 +37,15 @@ def write_site(files: Files, atlas: Atlas) -> None:
     if len(atlas.errors):
         sections.append(Section("Not read", parts=[atlas.errors]))
     own = replace(atlas.provenance, sources=())  # each page has its checkpoint's
-    write_template(files, "index.html", "atlas.html", title="Atlas", lead=plain(atlas.lead), provenance=own,
+    write_template(files, "index.html", TEMPLATE, title="Atlas", lead=plain(atlas.lead), provenance=own,
                    sections=sections)  # fmt: skip
 
 
 def _write_page(files: Files, atlas: Atlas, place: int) -> None:
     """The page of one checkpoint."""
-    member, each = atlas.members[place], atlas.prints[place]
-    facts = atlas.checkpoints.take([place])
-    facts = Table([facts.columns[1], *facts.columns[2:]])
+    member, each = atlas.members[place], atlas.outlines[place]
+    row = atlas.checkpoints.take([place])
+    facts = [(column.heading, column.shown(column.values[0])) for column in row.columns[1:]]
     family = atlas.families[atlas.family_of[place] - 1]
     rows = []
     for edge in family.edges:
@@ -52,10 +55,10 @@ def _write_page(files: Files, atlas: Atlas, place: int) -> None:
             order = "" if later is None else "later" if later == relative else "earlier"
             how, differs = (known.how, known.differs) if known else ("", "")
             rows.append((atlas.link(relative), edge.bits, edge.likeness, order, how, differs))
-    n = len(each.sketches.layer)
+    n = len(each.layer)
     of_all = "" if each.is_whole else f" of {each.about['heads'] * each.about['layers']:,}"
     lead = f"{counted(n, 'head')} read{of_all}; {counted(len(family.members) - 1, 'relative')}."
-    sections = [Section("Checkpoint", parts=[facts])]
+    sections = [Section("Checkpoint", parts=[Table.of_rows(("what", "value"), facts)])]
     if rows:
         sections.append(Section("Nearest relatives", "The neighbours in its family's tree.",
                                 [Table.of_rows(RELATIVES, rows)]))  # fmt: skip
@@ -74,7 +77,7 @@ def _write_page(files: Files, atlas: Atlas, place: int) -> None:
         heads, text = heads.take(range(SHOWN_ROWS)), f"{text} The first {SHOWN_ROWS:,} of {n:,} heads."
     sections.append(Section("Heads", text, [heads]))
     provenance = Provenance((each.read,), atlas.provenance.command, atlas.provenance.date, atlas.provenance.version)
-    write_template(files, f"{PAGES}/{member.page}.html", "atlas.html", title=plain(member.name), lead=plain(lead),
+    write_template(files, f"{PAGES}/{member.page}.html", TEMPLATE, title=plain(member.name), lead=plain(lead),
                    provenance=provenance, sections=sections, back=BACK)  # fmt: skip
 
 

@@ -1,0 +1,130 @@
+"""What an atlas loses by reading little: planted derivations at several budgets, and strangers that must stay apart.
+
+    python -m analyses.experiments.atlas_losses --out out/atlas-losses
+
+Every derivation of derivations.py of a random Llama of 8 layers x 16 heads and of the embedded GPT-2. Each is compared
+with its base alone, as an atlas would: by bits of blocks, then by sketches of heads. The smallest budget leaves one
+head a layer with 64 of 256 rows of the output projection, 7 % of attention (150 MB of a 7B are 3 %); of GPT-2, whose
+heads do not lie together, one of two layers. Strangers: checkpoints drawn anew in the base's shape, all against all.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from math import isnan
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+import weightscope as ws
+from analyses.experiments.derivations import redrawn, same_spectra, shuffled, those_for
+from analyses.experiments.named_parts import Weights, read_weights, write_weights
+from analyses.inputs import out_option
+from benchmarks.synthetic import Sizes, write
+from weightscope.atlas.families import families_of
+from weightscope.atlas.prints import Print, make_print
+from weightscope.atlas.sampling import MOST_WEIGHTS, sample_of
+from weightscope.cli.command import EndsInOneLine
+from weightscope.files import Folder, scratch_folder
+from weightscope.progress import bar
+from weightscope.sources import Source
+from weightscope.tables import Table
+
+SIZES = Sizes(layers=8, width=256, heads=16, head_dim=16, kv_heads=16, vocabulary=512, inner=320)
+STRANGERS = 40
+HEADER = ("base", "derivation", "planted", "share_read", "joined_by", "bits", "likeness")
+
+
+def print_of(folder: Path, most: int) -> Print:
+    """The fingerprint of a checkpoint from so many weights."""
+    answer = make_print(Source.named(str(folder)), most=most)
+    assert answer is not None
+    return Print.of_arrays(answer[0], folder.name)
+
+
+def budgets_of(folder: Path) -> dict[str, int]:
+    """Weights to read: all of attention, a quarter, and the least that gives one head or layer."""
+    model = ws.open_model(folder)
+    whole = sample_of(model, MOST_WEIGHTS).weights
+    quarter = sample_of(model, whole // 4).weights if model.family.name == "llama" else whole // 2
+    least = whole // 15 if model.family.name == "llama" else whole // 2
+    return {share(weights, whole): weights for weights in (whole, quarter, least)}
+
+
+def share(weights: int, whole: int) -> str:
+    """How much of attention that is."""
+    return f"{100 * weights / whole:.0f} %"
+
+
+def joined(prints: list[Print]) -> tuple[str, float, float]:
+    """How an atlas joins two checkpoints: by "bits" or "heads", or "" where it does not; bits and likeness."""
+    families = families_of([each.outline() for each in prints], prints.__getitem__)
+    edges = [edge for family in families for edge in family.edges]
+    if not edges:
+        return "", float("nan"), float("nan")
+    return "heads" if isnan(edges[0].bits) else "bits", edges[0].bits, edges[0].likeness
+
+
+def rows_of(title: str, base: Weights, work: Path) -> Iterator[tuple[Any, ...]]:
+    """Every derivation of a base at every budget."""
+    folder = work / title
+    write_weights(base, folder)
+    budgets = budgets_of(folder)
+    of_base = {budget: print_of(folder, most) for budget, most in budgets.items()}
+    for number, (name, row) in enumerate(bar(list(those_for(base).items()), f"derivations of {title}", "derivation")):
+        place = work / f"{title}-{number}"
+        write_weights(row.change(base), place)
+        for budget, most in budgets.items():
+            try:
+                made = print_of(place, most)
+            except ws.CheckpointError as error:
+                yield title, name, "; ".join(row.kinds), budget, f"not read: {error}", float("nan"), float("nan")
+                continue
+            yield title, name, "; ".join(row.kinds), budget, *joined([of_base[budget], made])
+
+
+def strangers_of(base: Weights, work: Path) -> list[Path]:
+    """Checkpoints of the base's shape that share nothing with it or each other."""
+    folders = []
+    for number in range(STRANGERS):
+        rng = np.random.default_rng([3, number])
+        drawn = {part: (w.std() * rng.standard_normal(w.shape)).astype(np.float32)
+                 for part, w in sorted(base.parts.items(), key=str) if w.ndim == 2}  # fmt: skip
+        folders.append(work / f"stranger-{number}")
+        write_weights(base.but(drawn), folders[-1])
+    for change in (shuffled, redrawn, same_spectra):
+        folders.append(work / f"stranger-{change.__name__}")
+        write_weights(change(base), folders[-1])
+    return folders
+
+
+@click.command(cls=EndsInOneLine)
+@out_option("out/atlas-losses")
+def main(out: Path) -> None:
+    """Write losses.csv, one row per derivation and budget, and strangers.csv, one row per budget."""
+    folder = Folder(out)
+    with scratch_folder() as work:
+        drawn = read_weights(str(write(work / "drawn", SIZES)))
+        llama = redrawn(drawn)
+        rows = [*rows_of("llama", llama, work), *rows_of("gpt2", read_weights("embedded"), work)]
+        folder.table("losses.csv", Table.of_rows(HEADER, rows))
+        places, table = strangers_of(llama, work), []
+        for budget, most in budgets_of(work / "llama").items():
+            prints = [print_of(place, most) for place in bar(places, "strangers", "checkpoint")]
+            families = families_of([each.outline() for each in prints], prints.__getitem__)
+            pairs = len(prints) * (len(prints) - 1) // 2
+            false = sum(len(family.edges) for family in families)
+            bits = [np.bitwise_count(a.blocks ^ b.blocks).mean() for k, a in enumerate(prints) for b in prints[:k]]
+            table.append((budget, len(prints), pairs, false, float(np.min(bits)), float(np.mean(bits))))
+        header = ("share_read", "strangers", "pairs", "joined", "least_bits", "mean_bits")
+        folder.table("strangers.csv", Table.of_rows(header, table))
+    counts: dict[tuple[Any, ...], list[bool]] = defaultdict(list)
+    for base, _, _, budget, by, _, _ in rows:
+        counts[base, budget].append(by in ("bits", "heads"))
+    for (base, budget), found in counts.items():
+        click.echo(f"{base}, {budget} of attention: {sum(found)} of {len(found)} derivations joined with their base")
+
+
+if __name__ == "__main__":
+    main()
