@@ -34,13 +34,10 @@ def write_audit_page(files: Files, audit: Audit) -> None:
     ]
     facts, reference = _facts(audit), audit.standing.reference
     matrices = audit.everything
-    of_matrices = mapped_matrices = None
+    of_matrices = None
     if matrices is not None and any(row.spectrum and row.layer is not None for row in matrices.rows):
         caption = "Matrices by layer and role, of a mixture's experts the median; hatched where a layer has none."
         of_matrices = Figure(save(figures.matrix_maps(matrices), files, "matrices", "matrices.csv"), caption)
-        layers, roles, grids = matrices.grids(figures.MAPPED_OF_MATRICES)
-        maps = {name: _plain(grid, 6) for name, grid in grids.items()}  # (layers, roles)
-        mapped_matrices = {"layers": layers.tolist(), "roles": roles, **maps}
     write_template(
         files,
         "report.html",
@@ -49,7 +46,6 @@ def write_audit_page(files: Files, audit: Audit) -> None:
             "findings": [{**finding.as_json(), "percentile": audit.standing.of(finding)} for finding in audit.findings],
             "maps": facts,
             "measures": [{"name": m.name, "symbol": m.symbol, "meaning": m.meaning} for m in mapped],
-            "matrices": mapped_matrices,
             "everything": None if audit.everything is None else audit.everything.roles.as_json(),
             "matrices": None if of_matrices is None else of_matrices.as_json(),
             "reference": {"described": audit.standing.described, **reference.table.as_json()},
