@@ -38,7 +38,7 @@ NO_LIMITS = {
     "checkpoint.storage.LARGEST_READ", "circuits.passes.MOST_PAIRS", "detok.on_text.MOST_DIFFERENCE",
     "findings.MOST_OPEN", "metrics.auroc.MOST_SCORES", "metrics.spectra.MOST_RANK",
     "outliers.figures.MOST_IN_LEGEND", "outliers.figures.MOST_DRAWN", "outliers.figures.MOST_NAMED",
-    "pages.style.MOST_DESCRIBED", "sarif.MOST_PLACED",
+    "pages.style.MOST_DESCRIBED", "pages.sarif.MOST_PLACED",
     "runner.runner.LARGEST_ERROR", "tensors.findings.LARGEST_RMS", "tensors.matrices.LARGEST_EXACT",
     "text.sandbox.MOST_CHILDREN",
 }  # fmt: skip

@@ -52,7 +52,7 @@ def test_every_json_has_the_envelope(command: str, digest: bool, pair: tuple[Pat
     folders = pair[: 1 if "B" not in JSON[command] else 2]
     envelope_in(result.stdout, arguments, *folders, digest=digest)
     with_json = {name for name, each in main.commands.items() if "as_json" in {o.name for o in each.params}}
-    assert {*JSON, "verify"} == with_json  # verify: tests/claims
+    assert {*JSON, "verify", "atlas"} == with_json  # the last two: tests/claims, tests/atlas
     if command == "lineage":
         envelope_in((tmp_path / "out" / "lineage.json").read_text(), arguments, *folders, digest=digest)
 

@@ -45,8 +45,8 @@ STUDIES: dict[str, Callable[[], Study]] = {  # they run the model
 
 def test_every_result_is_tried_here() -> None:
     sources = "\n".join(path.read_text() for path in Path(weightscope.__file__).parent.rglob("*.py"))
-    # A verification has no figure and no page: tests/claims has its own.
-    for base, tried in {"Result": {*RESULTS, "Study", "Verification"}, "Study": {*STUDIES}}.items():
+    # A verification has no figure and no page, an atlas a site: tests/claims and tests/atlas have their own.
+    for base, tried in {"Result": {*RESULTS, "Study", "Verification", "Atlas"}, "Study": {*STUDIES}}.items():
         assert {*re.findall(rf"^class (\w+)\(.*\b{base}\):", sources, re.M)} == tried
 
 

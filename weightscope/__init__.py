@@ -45,8 +45,8 @@ is below it.
     tensors                     every tensor of a file by role, attention or not
     circuits                    what each head does, and which heads read what others write
     detok                       the first layer as a function of tokens and positions
-    written sarif               results read back from the folders that commands wrote; findings for code scanning
-    pages findings              what all reports and figures share; findings and their kinds
+    written                     results read back from the folders that commands wrote
+    pages findings              what all reports and figures share, findings for code scanning; findings and their kinds
     adopting                    find and verify a row for an unknown architecture (PyTorch)
     runner                      load a model, observe it, patch it (PyTorch)
     sources text                SOURCE as a user writes it; corpora, tokenizers, bigrams

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from weightscope.atlas.directions import Direction
+from weightscope.atlas.descent import Direction
 from weightscope.atlas.prints import Print, make_print
 from weightscope.atlas.store import Store
 from weightscope.errors import CheckpointError

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from weightscope.atlas.directions import Direction, direction_of, find_direction
+from weightscope.atlas.descent import Direction, direction_of, find_direction
 from weightscope.atlas.families import Family, families_of
 from weightscope.atlas.neighbours import Neighbours, neighbours_of
 from weightscope.atlas.parquet import check_parquet, write_parquet

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import weightscope
-from weightscope.atlas.directions import Direction, direction_of
+from weightscope.atlas.descent import Direction, direction_of
 from weightscope.atlas.prints import Print
 from weightscope.checkpoint.config import MAX_BYTES, parse_json, read_small
 from weightscope.errors import CheckpointError

@@ -33,8 +33,8 @@ from weightscope.results import Result
 from weightscope.tables import Column, Table, as_json
 from weightscope.tensors.findings import beside_findings, other_gains, tensor_findings
 from weightscope.tensors.matrices import Matrices, read_matrices
-from weightscope.tensors.neurons import network_findings
 from weightscope.tensors.untrained_parts import untrained_parts
+from weightscope.tensors.unused_neurons import network_findings
 
 END = -1  # follows the last layer: what is read after the layers
 BASELINE = "findings.csv"  # in the folder of an earlier audit

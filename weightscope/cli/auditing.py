@@ -154,7 +154,7 @@ def _gate(*problems: str) -> None:
 
 def _write_sarif(file: Path, *results: Any) -> None:
     """Write the findings of results, as --json prints them."""
-    from weightscope.sarif import sarif_log
+    from weightscope.pages.sarif import sarif_log
 
     write_text(json.dumps(sarif_log(results), indent=1) + "\n", file)
 

@@ -30,9 +30,10 @@ from weightscope.rank.choices import BY, TOOLS
 @click.option("--exact", is_flag=True, help="All singular values of matrices whose smaller side is above 2048 too.")
 @options.tower
 @options.families
+@options.digest
 def rank_command(
     source: str, by: str, base: str | None, top: float, tool: str, out: Path | None, csv_file: Path | None, exact: bool,
-    tower: str | None, families: str | None,
+    tower: str | None, families: str | None, digest: bool,
 ) -> None:  # fmt: skip
     """Rank the matrices of every layer within their role and choose the highest, from the weights alone.
 
@@ -40,6 +41,7 @@ def rank_command(
     merge that takes the chosen ones from SOURCE and everything else from BASE. One comment says what the choice rests
     on. Whether it trains better than random layers is another question; see the documentation.
     """
+    from weightscope.provenance import source_of
     from weightscope.rank.rank import rank
     from weightscope.sources import Source
 
@@ -47,8 +49,10 @@ def rank_command(
         raise click.UsageError("--for mergekit needs --base: everything that is not chosen is taken from it")
     if by == "change" and base is None:
         raise click.UsageError("--by change needs --base, the model that SOURCE was tuned from")
-    opened = {each: options.opened_model(Source.named(each, tower=tower, families=families))
+    opened = {each: options.opened_model(Source.named(each, tower=tower, families=families, digest=digest))
               for each in (source, base) if each is not None}  # fmt: skip
+    for model in opened.values():
+        options.say_digests(source_of(model.checkpoint))
     ranking = rank(opened[source], by, top, opened[base] if base is not None else None, exact)
     text = ranking.written_for(tool)
     if csv_file is not None:

@@ -16,9 +16,9 @@ from weightscope.checkpoint.adapters import is_adapter
 from weightscope.errors import CheckpointError, counted, printable
 from weightscope.files import REPORT
 from weightscope.findings import listed, spans
+from weightscope.learned.changed_matrices import INTRUDER, TOP, Update, updates_of
 from weightscope.learned.spaces import Overlap, Shared, overlap, shared_directions
 from weightscope.learned.training import Training, training_of
-from weightscope.learned.updates import INTRUDER, TOP, Update, updates_of
 from weightscope.learned.words import Words, why_no_words, words
 from weightscope.model import Model, TensorsOnly, open_tensors
 from weightscope.progress import bar, progress_shown

@@ -6,7 +6,7 @@ from math import sqrt
 
 import numpy as np
 
-from weightscope.learned.updates import Update
+from weightscope.learned.changed_matrices import Update
 from weightscope.results import ShowsShapes
 
 FROM = 1.5  # times the strength that random directions reach, from which one is called shared

@@ -15,7 +15,7 @@ from weightscope.checkpoint import Checkpoint, Tensor
 from weightscope.checkpoint.blocks import NATIVE, batches, blocks_of
 from weightscope.compute.cores import in_threads, usable_cores
 from weightscope.errors import CheckpointError
-from weightscope.metrics.matrices import (
+from weightscope.metrics.matrix_spectra import (
     Sketch,
     beyond_edge,
     condition,

@@ -5,7 +5,7 @@ import pytest
 import scipy.linalg
 
 from weightscope.metrics import matrices
-from weightscope.metrics.matrices import (
+from weightscope.metrics.matrix_spectra import (
     Sketch,
     beyond_edge,
     condition,

@@ -7,8 +7,8 @@ import pytest
 
 from weightscope.changes.counterparts import counterparts
 from weightscope.changes.tensor import compare_pairs
+from weightscope.learned.changed_matrices import TOP, Update, intruders_of, leading, updates_of
 from weightscope.learned.spaces import overlap, shared_directions
-from weightscope.learned.updates import TOP, Update, intruders_of, leading, updates_of
 from weightscope.model import open_model
 
 RNG = np.random.default_rng(0)

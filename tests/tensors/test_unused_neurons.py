@@ -14,7 +14,7 @@ from tests.support.weights import package, shared
 from weightscope.embedded import FOLDER
 from weightscope.findings import Finding
 from weightscope.tensors.matrices import read_matrices
-from weightscope.tensors.neurons import network_findings
+from weightscope.tensors.unused_neurons import network_findings
 
 Weights = dict[str, np.ndarray]
 UP, DOWN = "transformer.h.1.mlp.c_fc.weight", "transformer.h.1.mlp.c_proj.weight"  # stored (in, out)

@@ -20,7 +20,7 @@ from tests.support.commands import run
 from tests.support.environments import ROOT
 from tests.support.figures import undrawn
 from weightscope.embedded import FOLDER
-from weightscope.sarif import sarif_log
+from weightscope.pages.sarif import sarif_log
 
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text())
 
