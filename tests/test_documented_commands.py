@@ -71,7 +71,7 @@ ELSEWHERE = {
     "adopt", "draft", "row.toml", "newcomer", "norms", "outliers", "sinks", "QUANTISED.gguf", "embedded",
     "issuer.pem", "issuer.pub", "--measure", "--on-text", "--engine", "--jobs", "--device", "--new",
 }  # fmt: skip
-TOKENS = {" Jackson": "w5"}  # of the tiny models' tokenizer
+TOKENS = {"owner/name": "step-1000", " Jackson": "w5"}  # of the tiny models' tokenizer
 GOLDEN = ROOT / "tests" / "checkpoint" / "golden" / "adapters" / "llama"
 FOLDERS = (
     "SOURCE", "A", "B", "out/checkpoint", "org/large-model",
