@@ -114,7 +114,7 @@ def sample_of(model: Model, most: int = MOST_WEIGHTS) -> Sample:
 
 
 def read_sample(model: Model, sample: Sample) -> Iterator[SampledLayer]:
-    """The layers of a sample in order, those of heads several at a time; nothing that is fetched is cached."""
+    """The layers of a sample in order, single heads several at a time; nothing that is fetched is cached."""
     for file in model.checkpoint.files:
         file.keeps = False
     if sample.groups is None:

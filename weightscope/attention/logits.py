@@ -60,7 +60,7 @@ def _root(gram: np.ndarray) -> float:
 
 
 def fixed_bound(q: Reach, k: Reach, sigma1: float | None = None) -> float:
-    """A bound on |q k'|; sigma1 is that of A B', where it is known."""
+    """A bound on |q k'|; sigma1: of A B', where it is known."""
     if sigma1 is None:
         values, vectors = lapack.eigh(q.gram)
         factor = vectors * np.sqrt(np.maximum(values, 0.0))  # of q's Gram matrix

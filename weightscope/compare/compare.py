@@ -421,7 +421,7 @@ class Comparison(Result):
         bounds = np.stack([table["qk_logit_bound"] for table in tables])  # (checkpoints, heads)
         with np.errstate(divide="ignore", invalid="ignore"):
             growth = np.concatenate((np.ones_like(bounds[:1]), bounds[1:] / bounds[:-1]))
-        meaning = "The bound on the head's logits over that of the checkpoint before."
+        meaning = "The bound on the head's logits over the bound at the checkpoint before."
         grown = Column("qk_logit_bound_growth", growth.ravel(), "growth of max |score|", meaning=meaning)
         return Table([*labels, *changes, *measures, grown])
 

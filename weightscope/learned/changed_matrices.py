@@ -92,7 +92,7 @@ def _parts(role: str) -> set[str]:
 
 
 def updates_of(entry: Counterparts, change: Change, *, exact: bool = False) -> list[Update]:
-    """The change of a matrix, or of each expert of a stack; memory is that of a few such matrices."""
+    """The change of a matrix, or of each expert of a stack; memory: a few such matrices."""
     a, b = entry.a, entry.b
     assert a is not None
     assert b is not None

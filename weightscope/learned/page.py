@@ -51,5 +51,5 @@ WORDS = (
 SHARED = "Strength is the mean squared cosine with the leading directions of each matrix that changed."
 COLLISIONS = (
     "How much of the smaller space that two tunes read, or write, lies in the larger, and what random spaces would "
-    "give. The cosine is that of the changes themselves: 1 where they add up, -1 where they cancel."
+    "give. The cosine compares the changes themselves: 1 where they add up, -1 where they cancel."
 )

@@ -114,12 +114,12 @@ def replacements(
 
 
 def changing(change: Change, heads: Heads, given: Mapping[tuple[int, int], Replacements]) -> Observer:
-    """An observer that changes what these heads write; sinks are those of the running model."""
+    """An observer that changes what these heads write, at the sinks that the running model has."""
     by_layer = _by_layer(heads)
 
     def observer(seen: Activations) -> np.ndarray:
         new, chosen, index = seen.output.copy(), by_layer[seen.layer.index], seen.layer.index
-        assert seen.tokens is not None  # losses are those of texts
+        assert seen.tokens is not None  # only texts have losses
         for output, tokens, (x, attention) in zip(new, seen.tokens, seen.each(), strict=True):
             for head, sink in zip(chosen, sinks_of(seen.layer, chosen, x, attention), strict=True):
                 output += change(sink, given[index, head], int(tokens.sum()))
@@ -155,12 +155,12 @@ def groups(sinks: SinkMechanisms) -> list[Group]:
     sinking = np.flatnonzero(mechanism != "")
     single = [Group(f"{layer[row]}.{head[row]}", str(mechanism[row]), chosen(np.array([row]))) for row in sinking]
     same = {name: np.flatnonzero(mechanism == name) for name in MECHANISMS}
-    beside = [
+    of_layers = [
         rest[np.argsort(table["strength"][rest], kind="stable")][: (layer[sinking] == index).sum()]
         for index in dict.fromkeys(layer[sinking].tolist())
         if len(rest := np.flatnonzero((layer == index) & (mechanism == "")))
     ]
-    weakest = np.concatenate(beside) if beside else np.zeros(0, int)
+    weakest = np.concatenate(of_layers) if of_layers else np.zeros(0, int)
     together = [
         *(Group(f"every {MECHANISM_NAMES[name]}", name, chosen(rows)) for name, rows in same.items()),
         Group("every sink head", "", chosen(sinking)),

@@ -1,4 +1,4 @@
-"""Every matrix of a checkpoint: its singular values, and what they say next to those of a random matrix."""
+"""Every matrix of a checkpoint: its singular values, and how they differ from a random matrix's."""
 
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -236,7 +236,7 @@ class Matrix(NamedTuple):
 
 
 def _matrices(checkpoint: Checkpoint, works: Sequence[Work]) -> Iterator[Matrix]:
-    """Every matrix in turn; parts are read here, in one thread, as neighbours share what is read of them."""
+    """Every matrix in turn; parts are read here, in one thread, as neighbours share one reading."""
     for batch in batches(works, lambda work: work.tensor.tensor.nbytes):
         checkpoint.prefetch([work.tensor.name for work in batch])
         for tensor, pieces, _ in batch:
