@@ -172,10 +172,11 @@ def _cut(weights: Weights, cut: int) -> Weights:
 
 @lru_cache(2)
 def windows(source: str, text: str) -> np.ndarray:
-    """Tokens of a text, (WINDOWS, LENGTH)."""
+    """Tokens of a text, of a folder the first, (WINDOWS, LENGTH)."""
     from weightscope.runner.framing import tokenizer_of
 
-    ids = tokenizer_of(ws.open_model(source)).encode(Path(text).read_text()[: WINDOWS * LENGTH * 12])
+    file = min(Path(text).glob("*.txt")) if Path(text).is_dir() else Path(text)
+    ids = tokenizer_of(ws.open_model(source)).encode(file.read_text()[: WINDOWS * LENGTH * 12])
     starts = np.linspace(0, len(ids) - LENGTH, WINDOWS).astype(int)
     return np.stack([ids[start : start + LENGTH] for start in starts])
 
