@@ -146,7 +146,7 @@ def test_another_project_of_the_name_in_our_folder_is_named(wheel: Path, tmp_pat
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     command = [python.parent / "weightscope", "inspect", "embedded"]
     done = subprocess.run(command, cwd=tmp_path, env=clean, capture_output=True, text=True)
-    mixed = "files of another project named weightscope are mixed into this installation; pip uninstall"
+    mixed = "files of another project named weightscope are mixed into this installation; remove both"
     assert done.returncode == 0 and done.stderr.startswith(f"weightscope: {mixed}") and done.stderr.count("\n") == 1
 
 

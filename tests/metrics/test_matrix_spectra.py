@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 
-from weightscope.metrics import matrices
+from weightscope.metrics import matrix_spectra
 from weightscope.metrics.matrix_spectra import (
     Sketch,
     beyond_edge,
@@ -32,7 +32,7 @@ def cut(w: np.ndarray, length: int) -> list[np.ndarray]:
 @pytest.mark.parametrize("shape", [(300, 40), (40, 300), (64, 64), (7, 2), (2, 900)], ids=str)
 @pytest.mark.parametrize("length", [17, 10**6])
 def test_singular_values_are_scipys(shape: tuple[int, int], length: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matrices, "GRAM_ROWS", 11)
+    monkeypatch.setattr(matrix_spectra, "GRAM_ROWS", 11)
     w = (RNG.standard_normal(shape) * np.exp(RNG.standard_normal(shape[1]))).astype(np.float32)
     np.testing.assert_allclose(singular_values(cut(w, length), shape), scipys(w), rtol=1e-9)
 

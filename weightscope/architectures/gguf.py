@@ -629,10 +629,14 @@ class HeaderTensor(WholeTensor):
     name: str
     file: Storage
     value: float
-    shape: tuple[int, ...]  # type: ignore[assignment]
+    sizes: tuple[int, ...]
     noted: set[str] | None = field(default=None, compare=False)
     dtype = "F32"
     parts = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.sizes
 
     def unchecked(self, noted: set[str]) -> Tensor:
         return replace(self, noted=noted)

@@ -231,8 +231,9 @@ def measure_task(
         with fetching(model, following, tokens_read=bool(directions)):
             forms, bounds = measured_forms(model, options), logit_bounds(unchecked, index)
             measured = measured_layer(layer, forms, options, directions, bounds)
+            broken = sorted(unchecked.checkpoint.noted or ())  # in the layer; embeddings are judged by themselves
             measured["qk_token_logit"] = token_logits(unchecked, index, bounds)
-        return measured | {"broken": np.array(sorted(unchecked.checkpoint.noted or ()), dtype=str)}
+        return measured | {"broken": np.array(broken, dtype=str)}
 
 
 @contextmanager

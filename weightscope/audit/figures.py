@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
-from matplotlib.ticker import LogLocator, StrMethodFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, StrMethodFormatter
 
 from weightscope.audit.audit import Audit
 from weightscope.audit.measure import Measure, MeasuredHeads
@@ -24,6 +24,7 @@ from weightscope.pages.style import (
 )
 from weightscope.tensors.matrices import Matrices
 
+A_DECADE = 10  # times the least value: a wider range is drawn on a logarithmic scale
 MAPPED_OF_MATRICES = {
     "sigma1": r"$\sigma_1$", "stable_rank": "stable rank", "alpha": r"power-law exponent $\alpha$",
     "snr": "signal to noise (Spectrum)",
@@ -90,15 +91,15 @@ def matrix_maps(matrices: Matrices) -> Figure:
     figure, axes = subplots(2, 2, figsize=(2 * COLUMN, 2 * float(np.clip(0.13 * len(layers) + 0.8, 1.6, 4.0))))
     for axis, (name, values) in zip(axes.flat, grids.items(), strict=True):
         positive = values[np.isfinite(values) & (values > 0)]
-        norm = LogNorm(positive.min(), positive.max()) if len(positive) and positive.max() > positive.min() else None
+        wide = len(positive) > 0 and positive.max() > A_DECADE * positive.min()
+        norm = LogNorm(positive.min(), positive.max()) if wide else None
         image = heat_map(axis, np.where(np.isfinite(values), values, np.nan), layers, norm=norm)
         axis.set_xticks(range(len(roles)), roles, rotation=90)
         axis.set_title(MAPPED_OF_MATRICES[name])
         axis.set_ylabel("layer")
         bar = figure.colorbar(image, ax=axis, pad=0.02)
-        if norm is not None:
-            bar.locator, bar.formatter = LogLocator(subs=(1, 2, 5)), StrMethodFormatter("{x:g}")
-            bar.minorticks_off()
+        bar.locator, bar.formatter = LogLocator(subs=(1, 2, 5)) if wide else MaxNLocator(3), StrMethodFormatter("{x:g}")
+        bar.minorticks_off()
     return figure
 
 

@@ -80,8 +80,10 @@ def measure_layer(
     squares = [np.sum(rows, axis=0) for rows in zip(*(rows for _, _, rows in parts), strict=True)]  # four of (d,)
     if columns.sum() == 0 and any(head["qk_route"] == "none" for head in heads):
         columns = np.full_like(columns, np.nan)  # no head is finite, so the shares are unknown
+    with np.errstate(invalid="ignore"):
+        shares = columns / columns.sum() if columns.sum() > 0 else columns
     return {name: stacked([head[name] for head in heads]) for name in heads[0]} | {
-        "qk_column_share": columns / columns.sum() if columns.sum() > 0 else columns,
+        "qk_column_share": shares,
         "kv_head": np.repeat(np.arange(n_kv), shared_by),
         "caveats": np.array(layer.caveats, dtype=str),
         "unbounded": np.array([bounds.reason], dtype=str),

@@ -157,7 +157,7 @@ def mixed_installation() -> str:
     packages = Path(__file__).parents[2]
     if next(packages.glob("weightscope-[0-9]*.dist-info"), None) is None:
         return ""
-    again = "pip uninstall weightscope weightscope-attention, then pip install weightscope-attention"
+    again = "remove both packages with pip, then install weightscope-attention"
     return f"files of another project named weightscope are mixed into this installation; {again}"
 
 
