@@ -37,7 +37,8 @@ def write_audit_page(files: Files, audit: Audit) -> None:
     of_matrices = None
     if matrices is not None and any(row.spectrum and row.layer is not None for row in matrices.rows):
         caption = "Matrices by layer and role, of a mixture's experts the median; hatched where a layer has none."
-        of_matrices = Figure(save(figures.matrix_maps(matrices), files, "matrices", "matrices.csv"), caption)
+        drawing = save(figures.matrix_maps(matrices), files, "matrices", "matrices.csv")
+        of_matrices = Figure(drawing, caption, audit.name)
     write_template(
         files,
         "report.html",
