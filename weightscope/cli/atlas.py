@@ -7,7 +7,7 @@ import click
 
 from weightscope.cli import options
 from weightscope.cli.command import command
-from weightscope.cli.terminal import is_quiet, print_json, show
+from weightscope.cli.terminal import end_with
 
 
 @command(
@@ -45,9 +45,4 @@ def atlas_command(
         raise click.UsageError("LIST is missing; only --withdraw works without it")
     chosen = AtlasOptions(megabytes * 500_000, prove * 1_000_000, families, resume, withdraw)
     atlas = make_atlas(listing, out, engine, chosen)
-    if as_json:
-        print_json(atlas.as_json())
-        return
-    if not is_quiet():
-        show(*atlas.printed())
-    click.echo(out / "index.html")
+    end_with(atlas, out, as_json, "index.html")

@@ -7,7 +7,7 @@ import click
 
 from weightscope.cli import options
 from weightscope.cli.command import command
-from weightscope.cli.terminal import print_json, show
+from weightscope.cli.terminal import folder_for, hand_over
 from weightscope.same.verdicts import UP_TO
 
 
@@ -45,25 +45,13 @@ def same_command(
     Verdicts, from strong to weak: same bytes, same values, rounded, quantised, same function; different; undecided.
     Exit status 0 up to --up-to, 3 beyond it, 2 if a checkpoint cannot be read.
     """
-    from weightscope.files import OutputFolder
     from weightscope.same.same import Same, same
     from weightscope.sources import Source
 
-    folder = None
-    if out is not None:
-        folder = OutputFolder(out, names=Same.FILES)
-        folder.refuse_foreign()
+    folder = folder_for(Same, out)
     sources = [Source.named(each, tower=tower, families=families, digest=digest) for each in (a, b)]
     models = [options.opened_model(source, tensors_suffice=True) for source in sources]
     result = same(*models, sample=sample, progress=True)
-    if folder is not None:
-        with folder:
-            result.write_files(folder)
-    if as_json:
-        print_json(result.as_json())
-    else:
-        show(*result.printed())
-        if out is not None:
-            click.echo(out / "report.html")
+    hand_over(result, folder, as_json)
     if not result.holds(up_to):
         sys.exit(3)

@@ -11,6 +11,7 @@ import click
 from weightscope.progress import progress_hidden
 
 if TYPE_CHECKING:
+    from weightscope.files import OutputFolder
     from weightscope.tables import Table
 
 QUIET = "weightscope.quiet"  # in click's context
@@ -53,14 +54,38 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(value, allow_nan=False))
 
 
-def end_with(result: Any, out: Path, as_json: bool = False) -> None:
-    """Print a result as JSON, or its lines and tables and where its report is."""
+def end_with(result: Any, out: Path, as_json: bool = False, page: str = "report.html") -> None:
+    """Print a result as JSON, or its lines and tables and where its page is."""
     if as_json:
         print_json(result.as_json())
         return
     if not is_quiet():
         show(*result.printed())
-    click.echo(out / "report.html")
+    click.echo(out / page)
+
+
+def folder_for(result: Any, out: Path | None) -> "OutputFolder | None":
+    """The folder for the files of a kind of result, if one is asked for; refused before any work if it is another's."""
+    from weightscope.files import OutputFolder
+
+    if out is None:
+        return None
+    folder = OutputFolder(out, names=result.FILES)
+    folder.refuse_foreign()
+    return folder
+
+
+def hand_over(result: Any, folder: "OutputFolder | None", as_json: bool) -> None:
+    """Write a result into its folder, if it has one, and print all of it: an answer, which --quiet does not hide."""
+    if folder is not None:
+        with folder:
+            result.write_files(folder)
+    if as_json:
+        print_json(result.as_json())
+        return
+    show(*result.printed())
+    if folder is not None:
+        click.echo(folder.path / "report.html")
 
 
 class Listed(NamedTuple):

@@ -6,7 +6,7 @@ import click
 
 from weightscope.cli import options
 from weightscope.cli.command import command
-from weightscope.cli.terminal import print_json, show
+from weightscope.cli.terminal import folder_for, hand_over
 
 
 @command(
@@ -36,26 +36,14 @@ def learned_command(
     TUNED is a checkpoint of BASE's shapes, or a LoRA adapter for it. Of several, the page also says which collide.
     """
     from weightscope.checkpoint.adapters import is_adapter
-    from weightscope.files import OutputFolder
     from weightscope.learned.learned import Learned, learned
     from weightscope.sources import Source
 
-    folder = None
-    if out is not None:
-        folder = OutputFolder(out, names=Learned.FILES)
-        folder.refuse_foreign()
+    folder = folder_for(Learned, out)
     sources = [Source.named(a, tower=tower, families=families, digest=digest)]
     for each in tuned:
         on = a if is_adapter(each) else None
         sources.append(Source.named(each, tower=tower, families=families, digest=digest, base=on))
     models = [options.opened_model(source, tensors_suffice=True) for source in sources]
     result = learned(*models, exact=exact, progress=True)
-    if folder is not None:
-        with folder:
-            result.write_files(folder)
-    if as_json:
-        print_json(result.as_json())
-    else:
-        show(*result.printed())
-        if out is not None:
-            click.echo(out / "report.html")
+    hand_over(result, folder, as_json)
