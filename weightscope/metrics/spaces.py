@@ -247,15 +247,10 @@ class _Strip:
     def nearest(self) -> Iterator[tuple[Nearest, Nearest]]:
         """What lies along each space, and against it where it is a single direction."""
         for place, single in enumerate(self.single):
-            along, against = (
-                Nearest(rows[place][known], scores[place][known])
-                for rows, scores in (self.along, self.against)
-                for known in [np.isfinite(scores[place])]
-            )
-            yield (
-                along,
-                Nearest(against.rows, -against.scores) if single else Nearest(against.rows[:0], against.scores[:0]),
-            )
+            rows, scores = (part[place] for part in self.along)
+            opposite_rows, opposite = (part[place] for part in self.against)
+            known, also = np.isfinite(scores), np.isfinite(opposite) & single
+            yield Nearest(rows[known], scores[known]), Nearest(opposite_rows[also], -opposite[also])
 
 
 def _merged(

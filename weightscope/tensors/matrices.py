@@ -36,6 +36,7 @@ from weightscope.tensors.measure import (
     by_role,
     facts_of_values,
     read_facts,
+    spread_of,
     unreadable,
     with_twins,
 )
@@ -98,7 +99,7 @@ class Matrices(Everything):
     def table(self) -> Table:
         """One row per matrix, and per vector; its csv() is matrices.csv."""
         roles = by_role(row.facts for row in self.rows)
-        spreads = {role: (len(tensors), *_spread([each.rms for each in tensors])) for role, tensors in roles.items()}
+        spreads = {role: (len(tensors), *spread_of(tensors)) for role, tensors in roles.items()}
         rows = []
         for row in self.rows:
             where = ("" if place is None else place for place in (row.layer, row.expert))
@@ -122,12 +123,6 @@ class Matrices(Everything):
             for place, values in cells.items():
                 grids[name][place] = np.median(values)
         return np.array(layers), roles, grids
-
-
-def _spread(norms: Sequence[float]) -> tuple[float, float, float]:
-    """Median, least and most of the norms that are finite."""
-    known = np.array(norms)[np.isfinite(norms)]
-    return (float(np.median(known)), float(known.min()), float(known.max())) if len(known) else (nan, nan, nan)
 
 
 COLUMNS = (

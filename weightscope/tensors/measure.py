@@ -184,16 +184,21 @@ class Everything:
         """One row per role, in the order of the file."""
         rows = []
         for role, members in by_role(self.facts).items():
-            norms = np.array([tensor.rms for tensor in members])
-            known = norms[np.isfinite(norms)] if np.isfinite(norms).any() else np.array([np.nan])
             dtypes = dict.fromkeys(tensor.dtype for tensor in members)
             shapes = dict.fromkeys(shown_shape(tensor.shape) for tensor in members)
             n_bytes, *totals = (
                 sum(getattr(t, name) for t in members) for name in ("nbytes", "not_finite", "zero_rows")
             )
-            spread = float(np.median(known)), known.min(), known.max()
+            spread = spread_of(members)
             rows.append((role, len(members), ", ".join(dtypes), ", ".join(shapes), n_bytes, *spread, *totals))
         return Table.of_rows(ROLE_COLUMNS, rows)
+
+
+def spread_of(tensors: Collection[TensorFacts]) -> tuple[float, float, float]:
+    """Median, least and most of the norms that are finite; NaN where none is."""
+    norms = np.array([tensor.rms for tensor in tensors])
+    known = norms[np.isfinite(norms)] if np.isfinite(norms).any() else np.array([np.nan])
+    return float(np.median(known)), float(known.min()), float(known.max())
 
 
 TENSOR_COLUMNS = (
