@@ -25,7 +25,7 @@ from weightscope.compute.cores import in_threads
 from weightscope.results import ShowsShapes
 
 DISTANCES_AT_ONCE = 1024  # whose vectors are met at a time
-TOKENS_AT_ONCE = 512  # whose scores with all tokens are held
+SCORE_BYTES = 16 << 20  # of the scores of some tokens with all of them, in float64
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -146,8 +146,9 @@ class LogitBounds:
 
         def largest(head: int) -> float:
             kv, product = head * layer.n_kv_heads // layer.n_heads, 0.0
-            for start in range(0, len(x), TOKENS_AT_ONCE):
-                rows = slice(start, start + TOKENS_AT_ONCE)
+            step = max(1, SCORE_BYTES // (8 * len(x)))
+            for start in range(0, len(x), step):
+                rows = slice(start, start + step)
                 scores = np.abs(q_free[head, rows] @ k_free[kv].T)  # (rows, n)
                 scores += factor * (q_turning[head, rows] @ k_turning[kv].T)
                 product = max(product, float(scores.max()))

@@ -40,6 +40,7 @@ END = -1  # follows the last layer: what is read after the layers
 BASELINE = "findings.csv"  # in the folder of an earlier audit
 LONGEST_WINDOW = 131_072  # distances: each is rotated and summed by itself, and no model was trained on longer texts
 ALL_PAIRS = 4e11  # multiply-adds of the scores of all pairs of tokens in the first layer: a few seconds
+A_SCORE = 64  # multiply-adds in the time that a score takes besides its products
 MOST_DELTAS = 256  # distances, each with spectra of its own for every head
 SUMMARY = ("qk_sigma1", "qk_effective_rank", "vo_sigma1", "vo_copying_score")  # measures that summarise a checkpoint
 
@@ -267,8 +268,8 @@ def token_logits(model: Model, index: int, bounds: LogitBounds) -> np.ndarray:
     try:
         if index != 0 or model.family.inputs.more or model.positions is not None:
             return unknown
-        products = model.embeddings.n_tokens**2 * model.config.head_dim * model.config.n_heads
-        if products > ALL_PAIRS:
+        cost = max(model.config.head_dim, A_SCORE)  # of one pair of tokens
+        if model.embeddings.n_tokens**2 * model.config.n_heads * cost > ALL_PAIRS:
             return unknown
         with np.errstate(invalid="ignore", over="ignore"):  # broken weights are a finding
             return LogitBounds(model.layer(0), bounds.length).of_tokens(model.into_stream(model.embeddings.tokens))

@@ -6,6 +6,7 @@ the limits takes less than a second and 200 MB.
 """
 
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -35,7 +36,8 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_small(path: Path, limit: int) -> bytes:
     """All bytes of a regular file of at most `limit` bytes."""
     with regular_file(path) as file:
-        text = file.read(limit + 1)
+        size = os.fstat(file.fileno()).st_size
+        text = file.read(min(size, limit) + 1)  # that many bytes are set aside before any is read
     if len(text) > limit:
         raise CheckpointError(f"has more than {limit} bytes; no more are read", file=path)
     refuse_pointer(text, path)
