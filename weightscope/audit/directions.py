@@ -21,7 +21,7 @@ from weightscope.text.tokenizer import Tokenizer, token_names
 
 DEFAULT = 2  # directions or blocks of each map for which tokens are found, unless another number is requested
 AFFORDABLE = 4e11  # multiply-adds, a few seconds; for a larger model tokens are found on request only
-VECTOR_BYTES = 16 << 20  # of singular vectors in memory at a time
+VECTOR_BYTES = 32 << 20  # of singular vectors in memory at a time
 TOKENS = 8  # named per side
 TOKENS_IN_FINDING = 3
 WRITES = "writes"

@@ -9,7 +9,7 @@ from scipy.linalg import solve_triangular
 
 from weightscope.attention.factored import Factored, combined, orthonormal, signs_of
 from weightscope.compute import lapack
-from weightscope.compute.cores import in_threads
+from weightscope.compute.cores import in_threads, usable_cores
 from weightscope.metrics.spectra import near_equal_blocks, null_tolerance
 from weightscope.results import ShowsShapes
 
@@ -318,7 +318,7 @@ def nearest_rows(
             divisors = np.where(np.isfinite(lengths), np.maximum(lengths, 1e-30), np.nan)
         return first, [strip.hits(rows, divisors) for strip in strips]
 
-    for first, of_block in in_threads(hits, blocks):
+    for first, of_block in in_threads(hits, blocks, ahead=usable_cores()):
         for strip, of_strip in zip(strips, of_block, strict=True):
             strip.add(first, of_strip)
     return [pair for strip in strips for pair in strip.nearest()]
