@@ -139,7 +139,7 @@ def directions_of(
 
 def token_rows(model: Model) -> tuple[TokenRows | None, TokenRows | None, str]:
     """The rows for what heads read and for what they write, None where the checkpoint has neither, and a note."""
-    norm = copy(model).layer(model.attention_layers[-1]).norm  # a copy, because a model caches its last layer
+    norm = model.family.norm_of(model.attention_layers[-1])
     centred = norm is not None and norm.centred
     read = written = None
     described, problems = "", []

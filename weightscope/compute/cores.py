@@ -111,7 +111,8 @@ def in_threads(
     """The results of `function` for each item, in order, computed in threads with one BLAS thread each.
 
     Results are the same bits on any number of cores. Each call has the caller's context, such as `numpy.errstate`. Only
-    a few items are taken `ahead` (two for each thread), as they may be large. After an error, or when the caller stops, no item is begun.
+    a few items are taken `ahead` (two for each thread), as they may be large. After an error, or when the caller stops,
+    no item is begun.
     """
     threads = threads or usable_cores()
     ahead = 2 * threads if ahead is None else ahead

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from scipy.linalg import solve_triangular
@@ -220,10 +221,31 @@ class Nearest(ShowsShapes):
     scores: np.ndarray
 
 
-class _Strip:
-    """Some spaces, beside each other, and the rows that are known to lie most along each, or against a single direction.
+class Hits(NamedTuple):
+    """Rows that may be among the highest of some lines."""
 
-    A line is a space, then those that are single once more, the other way.
+    lines: np.ndarray  # (hits,)
+    rows: np.ndarray
+    scores: np.ndarray
+
+    @classmethod
+    def joined(cls, *parts: "Hits") -> "Hits":
+        """All of them."""
+        return cls(*map(np.concatenate, zip(*parts, strict=True)))
+
+    def highest(self, how_many: int) -> "Hits":
+        """The highest of each line in order; ties go to the lower row."""
+        order = np.lexsort((self.rows, -self.scores, self.lines))
+        counts = np.bincount(self.lines)
+        places = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)  # in its own line
+        order = order[places < how_many]
+        return Hits(self.lines[order], self.rows[order], self.scores[order])
+
+
+class _Strip:
+    """Some spaces, side by side, and the rows that are known to lie most along each, or against a single direction.
+
+    A line is a space, then each that is single once more, the other way.
     """
 
     def __init__(self, spaces: Sequence[np.ndarray], how_many: int) -> None:
@@ -231,12 +253,12 @@ class _Strip:
         self.columns = np.concatenate(spaces, axis=1).astype(np.float32).T.copy()  # (sum of k, d)
         self.starts = np.cumsum(widths) - widths
         self.single = widths == 1
-        self.lines, self.how_many = len(spaces) + np.count_nonzero(self.single), how_many
-        self.known: Hits = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32)
-        self.low = np.full(self.lines, -np.inf, np.float32)  # a further row has to score more
+        self.how_many = how_many
+        self.known = Hits(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))
+        self.low = np.full(len(spaces) + int(self.single.sum()), -np.inf, np.float32)  # a further row has to score more
 
-    def hits(self, rows: np.ndarray, divisors: np.ndarray | None) -> "Hits":
-        """Those of some rows (n, d) that may be among the first; products are divided by `divisors` (n,)."""
+    def hits(self, rows: np.ndarray, divisors: np.ndarray | None) -> Hits:
+        """Those of some rows (n, d) that may be among the highest; products are divided by `divisors` (n,)."""
         with np.errstate(invalid="ignore"):  # an infinity in a row; some kernels report it, others do not
             scores = self.columns @ rows.T  # (sum of k, n)
             if divisors is not None:
@@ -244,42 +266,28 @@ class _Strip:
             if not self.single.all():
                 sizes = np.sqrt(np.add.reduceat(scores**2, self.starts))  # (spaces, n)
                 scores = np.where(self.single[:, None], scores[self.starts], sizes)
-            n, opposite = len(scores), np.flatnonzero(self.single)
-            along = _beyond(scores, self.low[:n], self.how_many)
-            if len(opposite) < n:
-                scores = scores[opposite]
-            lines, *others = _beyond(np.negative(scores, out=scores), self.low[n:], self.how_many)
-        lines = lines + n
-        return tuple(map(np.concatenate, zip(along, (lines, *others), strict=True)))
+            along = _above(scores, self.low[: len(scores)], self.how_many)
+            lines, rows, opposite = _above(-scores[self.single], self.low[len(scores) :], self.how_many)
+        return Hits.joined(along, Hits(lines + len(scores), rows, opposite))
 
-    def add(self, first: int, hits: "Hits") -> None:
-        """Keep the highest of what is known and of hits among rows numbered from `first`; ties go to the lower row."""
-        lines, rows, scores = hits
-        lines, rows, scores = map(np.concatenate, zip(self.known, (lines, rows + first, scores), strict=True))
-        order = np.lexsort((rows, -scores, lines))
-        counts = np.bincount(lines, minlength=self.lines)
-        starts = np.cumsum(counts) - counts
-        order = order[np.arange(len(order)) - np.repeat(starts, counts) < self.how_many]
-        self.known = lines[order], rows[order], scores[order]
-        counts = np.bincount(self.known[0], minlength=self.lines)
+    def add(self, first: int, hits: Hits) -> None:
+        """Keep the highest of what is known and of hits among rows numbered from `first`."""
+        self.known = Hits.joined(self.known, hits._replace(rows=hits.rows + first)).highest(self.how_many)
+        counts = np.bincount(self.known.lines, minlength=len(self.low))
         full = counts == self.how_many
-        self.low[full] = self.known[2][np.cumsum(counts)[full] - 1]
+        self.low[full] = self.known.scores[np.cumsum(counts)[full] - 1]
 
     def nearest(self) -> Iterator[tuple[Nearest, Nearest]]:
         """What lies along each space, and against it where it is a single direction."""
-        ends = np.cumsum(np.bincount(self.known[0], minlength=self.lines))[:-1]
-        rows, scores = (np.split(part, ends) for part in self.known[1:])
-        opposite = iter(range(len(self.single), self.lines))
-        for place, single in enumerate(self.single):
-            other = next(opposite) if single else None
-            against = Nearest(rows[0][:0], scores[0][:0]) if other is None else Nearest(rows[other], -scores[other])
-            yield Nearest(rows[place], scores[place]), against
+        cuts = np.searchsorted(self.known.lines, np.arange(1, len(self.low)))
+        by_line = [*zip(np.split(self.known.rows, cuts), np.split(self.known.scores, cuts), strict=True)]
+        opposite = iter(by_line[len(self.single) :])
+        for (rows, scores), single in zip(by_line, self.single, strict=False):
+            against, lengths = next(opposite) if single else (rows[:0], scores[:0])
+            yield Nearest(rows, scores), Nearest(against, -lengths)
 
 
-Hits = tuple[np.ndarray, np.ndarray, np.ndarray]  # lines, rows and scores (hits,)
-
-
-def _beyond(scores: np.ndarray, low: np.ndarray, how_many: int) -> Hits:
+def _above(scores: np.ndarray, low: np.ndarray, how_many: int) -> Hits:
     """Finite scores (m, n) above `low` (m,), or among the highest of their line where nothing is known of it yet."""
     new = np.flatnonzero(np.isneginf(low))
     if len(new):
@@ -287,10 +295,8 @@ def _beyond(scores: np.ndarray, low: np.ndarray, how_many: int) -> Hits:
         kept = min(how_many, finite.shape[1])
         low = low.copy()
         low[new] = np.nextafter(np.partition(finite, -kept, axis=1)[:, -kept], np.float32(-np.inf))
-    lines, rows = np.divmod(np.flatnonzero(scores > low[:, None]), scores.shape[1])
-    found = scores[lines, rows]
-    finite = np.isfinite(found)
-    return lines[finite], rows[finite], found[finite]
+    lines, rows = np.divmod(np.flatnonzero((scores > low[:, None]) & (scores < np.inf)), scores.shape[1])
+    return Hits(lines, rows, scores[lines, rows])
 
 
 def nearest_rows(
