@@ -21,7 +21,7 @@ from scipy.linalg import LinAlgError, cholesky, solve_triangular
 from weightscope.architectures.layouts import conv1d_crossing, conv1d_fused
 from weightscope.audit.directions import TOKENS_IN_FINDING, token_rows
 from weightscope.checkpoint import Tensor
-from weightscope.compute.cores import in_threads
+from weightscope.compute.cores import hand_back, in_threads
 from weightscope.compute.half import Half
 from weightscope.errors import CheckpointError, printable
 from weightscope.findings import Finding, Member, finding, indexed
@@ -428,6 +428,7 @@ def judge(side: Side, d: int, centred: bool) -> SideResult:
         total = np.zeros((d, d), np.float32)
         for place in places:
             side.add(total, layers[place], ROWS * d / len(places), wide=True)
+        hand_back()  # this sum and its Cholesky factor are the most that an audit holds
         return total
 
     def least_in(places: tuple[int, ...]) -> Least | None:
