@@ -38,6 +38,7 @@ SEEDS = {"llama": 6, "qwen2": 3, "gpt2": 5}  # models of analyses.toys.train_lin
 EXISTING = click.Path(exists=True, resolve_path=True, path_type=Path)
 TABLES = {".csv", ".json", ".npz"}
 LARGE = ("*.figure.csv", "spectra.csv", "events.csv", "kernel.csv")  # the data of a figure, one row per point
+DATED = "report.json"  # next to each page; it has the date, so that no two runs write the same
 EARLIER = "before.csv"  # what an earlier version of weightscope said; nothing draws it again
 TRAINED = "sink-toys/"  # its JSON and NPZ are the results of an hour of training, so they are kept too
 
@@ -280,10 +281,8 @@ def pictures_shown() -> set[str]:
 
 def hashes(folder: str) -> dict[str, str]:
     """Hash of every table that was drawn in a folder, by its path under out/figures/."""
-    tables = [
-        path for path in (DRAWN / folder).rglob("*") if path.suffix in TABLES and ".weightscope" not in path.parts
-    ]
-    return {path.relative_to(DRAWN).as_posix(): hash_of(path) for path in tables}
+    tables = [path for path in (DRAWN / folder).rglob("*") if path.suffix in TABLES and path.name != DATED]
+    return {path.relative_to(DRAWN).as_posix(): hash_of(path) for path in tables if ".weightscope" not in path.parts}
 
 
 def hash_of(path: Path) -> str:
