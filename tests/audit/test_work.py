@@ -28,7 +28,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ws.Model:
 def counted(
     monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, cost: Callable[..., dict[str, int]]
 ) -> Counter[str]:
-    """What the calls of a function cost, while it still does what it did."""
+    """What the calls of a function cost, which still run."""
     costs: Counter[str] = Counter()
     function = getattr(owner, name)
 
@@ -41,8 +41,8 @@ def counted(
 
 
 def test_a_head_costs_twelve_decompositions_of_its_own_width(model: ws.Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spectra of W_QK as stored, at distance one and averaged, and of W_VO: four. Its eigenvalues; those of the
-    symmetric part of W_QK; the least of four factors; two of its bound.
+    """Spectra of W_QK as stored, at distance one and averaged, and of W_VO: four. The eigenvalues of W_VO and of the
+    symmetric part of W_QK; the least of four factors; two of the bound on logits.
     """
     monkeypatch.setattr(audit, "affordable_names", lambda model: {})  # small models get their heads' wiring, too
     calls = counted(monkeypatch, lapack, "_run", lambda name, *_: {name: 1})

@@ -6,8 +6,8 @@ weight however many heads it has: a value above all heads of 13 of 14 checkpoint
 at the 96th percentile. Equal values count half. Ranks are compared as shares of a head's width, which bounds them;
 everything else is compared as it is, whatever the model's width.
 
-Matrices (of `audit --all`) are ranked in the same way, each among those of its role: ranks, and the number of singular
-values beyond the edge, as shares of the smaller side. Embeddings have no depth, and count as the middle third.
+Matrices (of `audit --all`) are ranked in the same way, each among the matrices of its role: ranks, and the number of
+singular values beyond the edge, as shares of the smaller side. Embeddings have no depth, and count as the middle third.
 """
 
 import json
@@ -78,7 +78,7 @@ class Reference(ShowsShapes):
 
     @classmethod
     def of(cls, parts: Iterable[tuple[Known, Mapping[str, np.ndarray]]]) -> "Reference":
-        """The reference of checkpoints, each with its `distribution`, that of its matrices included."""
+        """The reference of checkpoints, each with its `distribution`, its matrices' included."""
         known, distributions = zip(*parts, strict=True)
         measures = tuple(dict.fromkeys(name for quantiles in distributions for name in quantiles))
         unknown = np.full((len(THIRDS), len(SHARES)), np.nan, np.float32)
@@ -253,7 +253,7 @@ class ComparableMatrices(NamedTuple):
         }
 
     def percentiles(self, reference: Reference) -> Iterator[Column]:
-        """The columns of matrices.csv that say where a matrix lies among those of its role elsewhere."""
+        """The columns of matrices.csv that say where a matrix lies among others of its role."""
         among, percentiles = np.zeros(len(self.roles), int), np.full(self.values.shape, np.nan)
         for role, third, rows in self.groups:
             for i, name in enumerate(OF_MATRICES):

@@ -230,7 +230,7 @@ class Hits(NamedTuple):
 
     @classmethod
     def joined(cls, *parts: "Hits") -> "Hits":
-        """All of them."""
+        """All parts as one."""
         return cls(*map(np.concatenate, zip(*parts, strict=True)))
 
     def highest(self, how_many: int) -> "Hits":
