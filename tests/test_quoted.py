@@ -351,6 +351,7 @@ QUOTED: dict[str, list[float]] = {
         cell("gpt2-detok/heads.csv", "auroc_by_frequency", head=5), cell("gpt2-detok/heads.csv", "auroc", head=0),
         cell("gpt2-detok/heads.csv", "auroc_by_frequency", head=0),
     ],
+    "in which {:,d} of the 8,000 tokens follow another": [int(cell("gpt2-detok/heads.csv", "tokens_scored", head=6))],
     "before a token above those that do not with AUROC {:.3f}": [cell("gpt2-detok/heads.csv", "auroc", head=6)],
     "6 1 {:.3f} ' respons' responsibility": [cell("gpt2-detok/neighbours.csv", "score", joined=" responsibility")],
     "6 2 {:.3f} ' insens' insensibility": [cell("gpt2-detok/neighbours.csv", "score", joined=" insensibility")],

@@ -2,7 +2,7 @@
 
     python -m analyses.experiments.learned_claims --text BOOKS/ --tiny FOLDER --out out/figures/learned
 
-Runs are those of `analyses.toys.train_learned`, which are trained first where they are missing (`--as-trained` takes
+Runs come from `analyses.toys.train_learned`, which are trained first where they are missing (`--as-trained` takes
 those that are there). Tables: topics.csv (the tokens that are said more often, against the log-odds of the training
 text), training.csv (LoRA or full), regimes.csv and auc.csv (supervised or reinforced), triggers.csv, summary.csv.
 

@@ -48,7 +48,7 @@ class Run:
     Attributes
     ----------
     model : str
-        `embedded`, or a folder in that of the tiny models.
+        `embedded`, or a folder in the tiny models' folder.
     way : str
         `supervised`, `reinforced` or `trigger`.
     subject : str
