@@ -130,6 +130,11 @@ DRAWINGS = (
         "analyses.experiments.lineage_attacks --tiny {llama}/.. --model embedded --text {books}",
         ("torch", "transformers"),
     ),
+    Drawing(
+        "lineage-attacks-smollm2",
+        f"analyses.experiments.lineage_attacks --model {SMOLLM2} --text {{books}} --only hiding:.rotated.*,.noise.0%",
+        ("torch", "transformers"),
+    ),
     Drawing("lineage-null", "analyses.experiments.lineage_null --tiny {llama}/.."),
     Drawing("atlas-losses", "analyses.experiments.atlas_losses", ("gguf",)),
     Drawing("atlas-hub", "benchmarks.atlas --repositories 1000 --prove 0", ("distributed", "pyarrow")),

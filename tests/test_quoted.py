@@ -867,6 +867,22 @@ def test_pairs_that_were_judged_again_are_those_of_the_files() -> None:
     assert groups[-1]["derived"] == kinds[-1]["unrelated"] == kinds[-1]["undecided"] == "0"
 
 
+def test_what_attacks_on_smollm2_cost_is_that_of_the_file() -> None:
+    tried = rows("lineage-attacks-smollm2/attacks.csv")
+    assert {(row["verdict"], row["base"], row["strength"][1:]) for row in tried} == {
+        ("related", "victim", " cut, noise 0%")
+    }
+    cuts, kl, kept = (
+        "{}, {} and {}".format(*cells)
+        for cells in zip(
+            *((row["strength"][0], f"{float(row['kl']):.2g}", f"{float(row['first_kept']):.0%}") for row in tried),
+            strict=True,
+        )
+    )
+    text = words(ROOT / "docs" / "lineage.md")
+    assert f"With {cuts} singular values of each head cut, the KL divergence is {kl}, and {kept} of the first" in text
+
+
 def test_the_tables_of_lineage_are_those_of_the_files() -> None:
     page = (ROOT / "docs" / "lineage.md").read_text(encoding="utf-8")
     for row in lineage_rows():
