@@ -331,8 +331,11 @@ class TokenList(Tokenizer):
 
     def single_tokens(self, texts: Sequence[str]) -> list[int | None]:
         """The token that each text is in the list's spelling; None for a text that is not in it."""
-        kind = self.facts["model"][0]
-        spell = {"BPE": symbols_of, "Unigram": lambda text: text.replace(" ", BEGINS_A_WORD)}.get(kind, str)
+        spelled: dict[str, Callable[[str], str]] = {
+            "BPE": symbols_of,
+            "Unigram": lambda text: text.replace(" ", BEGINS_A_WORD),
+        }
+        spell = spelled.get(self.facts["model"][0], str)
         return [self.ids.get(spell(text)) for text in texts]
 
     def _refuse(self, problem: str) -> NoReturn:
