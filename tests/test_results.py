@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 
 import weightscope
 import weightscope as ws
+from tests.support.bigram_counts import embedded_counts
 from tests.support.tiny_models import fixture
 from weightscope.detok.kernels import position_kernels
-from weightscope.embedded import FOLDER
 from weightscope.files import Files
 from weightscope.norms.measure import study_norms
 from weightscope.outliers.measure import study_outliers
@@ -20,7 +20,6 @@ from weightscope.results import Result, function_at
 from weightscope.runner.runner import Study
 from weightscope.sinks.bias import Sizes, sink_bias
 from weightscope.sinks.mechanisms import read_inputs, sink_mechanisms
-from weightscope.text.counts import load_counts
 from weightscope.text.sequences import read_sentences, read_texts
 
 MODEL = ws.open_model("embedded")
@@ -31,7 +30,7 @@ RESULTS: dict[str, Callable[[], Result]] = {
     "Same": lambda: ws.same("embedded", "embedded"),
     "Learned": lambda: ws.learned("embedded", "embedded"),
     "Circuits": lambda: ws.circuits("embedded"),
-    "BigramAuroc": lambda: ws.bigram_auroc("embedded", load_counts(FOLDER / "counts.npz"), sample=100),
+    "BigramAuroc": lambda: ws.bigram_auroc("embedded", embedded_counts(), sample=100),
     "PositionTerms": lambda: ws.first_layer("embedded").positions(),
     "PositionKernels": lambda: position_kernels(fixture("llama").model),
 }

@@ -10,14 +10,14 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
+from tests.support.bigram_counts import embedded_counts
 from tests.support.figures import undrawn
 from tests.support.tiny_models import fixture
 from weightscope.detok.kernels import position_kernels
-from weightscope.embedded import COUNTS, FOLDER
+from weightscope.embedded import FOLDER
 from weightscope.files import HIDDEN, OutputFolder
 from weightscope.results import Result
 from weightscope.tables import Column, Link, Table
-from weightscope.text.counts import load_counts
 from weightscope.written import Written
 
 OLD = Path(__file__).parent / "fixtures" / "written"  # by 0.1.0; make_written.py says how
@@ -27,7 +27,7 @@ RESULTS: dict[str, Callable[[Path], Result]] = {  # of the embedded checkpoint w
     "lineage": lambda broken: ws.lineage(broken, "embedded"),
     "same": lambda broken: ws.same("embedded", broken),
     "circuits": lambda broken: ws.circuits(broken),
-    "detok": lambda broken: ws.bigram_auroc(broken, load_counts(COUNTS), sample=100),
+    "detok": lambda broken: ws.bigram_auroc(broken, embedded_counts(), sample=100),
     "positions": lambda broken: position_kernels(fixture("llama").model),
 }
 

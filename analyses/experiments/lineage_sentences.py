@@ -4,7 +4,7 @@
 
 TRAINED holds checkpoints of toys/train_lineage.py: llama-0 and llama-1; llama-0-init, with which llama-0 began;
 llama-0-otherdata, of the same seed, trained on another text; and llama-0-tuned-a and llama-0-tuned-b, two tunes of
-llama-0. sentences.csv has the verdict on each pair and its first line; learnt.csv that of pairs with llama-0-init given
+llama-0. sentences.csv has the verdict on each pair and its first line; learnt.csv the verdict with llama-0-init given
 as one more base, and the cosine of what both learnt.
 """
 

@@ -1,4 +1,4 @@
-"""`sink_share` on models that no choice was made on, beside the layer's index: `figures/sinks-held-out`.
+"""`sink_share` on models that no choice was made on, and the layer's index: `figures/sinks-held-out`.
 
     python -m analyses.experiments.sinks_held_out embedded trained/llama-0 trained/qwen2-0 ... --text books/
 

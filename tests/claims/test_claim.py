@@ -82,7 +82,8 @@ def test_python_makes_the_same_claim(models: Path, claims: Path) -> None:
     ("arguments", "expected"),
     [
         (["base.wsf", "base", "--attest", "x.json"], "base.wsf: is a fingerprint; --attest and --sbom are about files"),
-        (["base", ".", "--sbom", "spdx"], "is a folder of fingerprints; for --attest and --sbom, name each BASE"),
+        (["base", ".", "--sbom", "spdx"], "is a folder of fingerprints; a claim or an SBOM names a file"),
+        ([".", "base", "--attest", "x.json"], "is a folder of fingerprints; a claim or an SBOM names a file"),
     ],
 )
 def test_what_a_claim_cannot_be_about_is_refused(
@@ -110,5 +111,5 @@ def test_an_adapter_is_merged_first(tmp_path: Path) -> None:
     arguments = ["lineage", folder / "adapter", folder / "base", "--base", folder / "base", "--out", tmp_path / "out"]
     for option in (["--attest", tmp_path / "claim.json"], ["--sbom", "spdx"]):
         result = run(*arguments, *option)
-        assert is_one_line(result) and "is read from several folders" in result.stderr
+        assert is_one_line(result) and "is an adapter: merge the adapter for a claim or an SBOM" in result.stderr
     assert not (tmp_path / "out" / "lineage.json").exists()

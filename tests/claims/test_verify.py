@@ -18,6 +18,7 @@ from weightscope.claims.verify import _same_text
 from weightscope.lineage.sketches import Sketches, load
 from weightscope.lineage.verdict import ComparedBase, judge
 
+ADAPTER = min((Path(__file__).parents[1] / "checkpoint" / "golden" / "adapters").iterdir()) / "adapter"
 Edit = Callable[[dict[str, Any]], None]
 
 
@@ -344,6 +345,16 @@ def test_a_fingerprint_that_does_not_say_what_it_was_made_of_is_refused(models: 
 def test_a_suspect_must_have_weights(models: Path, claims: Path) -> None:
     result = run("verify", claims / "bfloat16.json", models / "base.wsf", models / "base")
     assert is_one_line(result) and "the suspect's weights are needed" in result.stderr
+
+
+@pytest.mark.parametrize("places", [("base", "{}"), ("{}", "base")])
+def test_folders_of_fingerprints_and_adapters_are_refused(
+    places: tuple[str, str], models: Path, claims: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(models)
+    for source, expected in ((".", "give the .wsf file of each BASE"), (ADAPTER, "is an adapter: merge the adapter")):
+        result = run("verify", claims / "bfloat16.json", *(place.format(source) for place in places))
+        assert is_one_line(result) and expected in result.stderr
 
 
 def forged(path: Path, named: Path, made: Path) -> Path:

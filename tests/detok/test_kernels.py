@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
+from tests.support.bigram_counts import embedded_counts
 from tests.support.small_llama import write_small_llama
 from tests.support.tiny_models import FIXTURES, fixture
 from tests.support.weights import package
@@ -98,7 +99,7 @@ def test_the_context_is_what_was_trained_first() -> None:
 
 
 def test_tokens_are_weighted_by_how_often_they_occur() -> None:
-    counts = ws.load_counts(Path(ws.__file__).parent / "embedded" / "counts.npz")
+    counts = embedded_counts()
     tokens = tokens_of(ws.open_model("embedded"), counts)
     assert tokens.weights.sum() == pytest.approx(1)
     np.testing.assert_allclose(tokens.weights, counts.occurrences[tokens.ids] / counts.occurrences.sum())

@@ -7,12 +7,12 @@ import pytest
 from click.testing import CliRunner
 
 import weightscope as ws
+from tests.support.bigram_counts import embedded_counts
 from tests.support.tiny_models import fixture
 from weightscope.cli import main
 from weightscope.detok import heads
 from weightscope.detok.first_layer import FirstLayer
 from weightscope.detok.heads import BigramAuroc, Stratified, seconds_of_all
-from weightscope.embedded import COUNTS
 
 DRAWS = 300
 
@@ -40,7 +40,7 @@ def test_values_are_those_of_the_whole_and_means_say_how_sure_they_are(embedded:
 
 
 def test_intervals_cover_each_head_s_exact_value_95_times_in_100(embedded: ws.Model, exact: BigramAuroc) -> None:
-    counts = ws.load_counts(COUNTS).matrix(embedded.embeddings.n_tokens)
+    counts = embedded_counts().matrix(embedded.embeddings.n_tokens)
     scored = np.flatnonzero(np.diff(counts.indptr))
     often = np.asarray(counts.sum(axis=1)).ravel()[scored]
     all_tokens, hits = exact.heads["auroc"], np.zeros(8)
@@ -70,11 +70,11 @@ def test_the_command_takes_a_sample_and_refuses_one_that_is_too_small(tmp_path: 
 def test_long_runs_are_told_beforehand_and_short_ones_are_not(
     embedded: ws.Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    first, counts = FirstLayer(embedded), ws.load_counts(COUNTS)
+    first, counts = FirstLayer(embedded), embedded_counts()
     assert seconds_of_all(first, counts) == 0
     monkeypatch.setattr(heads, "SURELY_SHORT", 0)
     assert 0 < seconds_of_all(first, counts) < 100
-    monkeypatch.setattr(heads, "products_a_second", lambda r: 8 * 7853 * 8000 * 32 / 1000)
+    monkeypatch.setattr(heads, "products_a_second", lambda r: 8 * 6656 * 8000 * 32 / 1000)
 
     def measured(*_: object) -> None:
         raise ws.CheckpointError("enough")

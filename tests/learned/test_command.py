@@ -1,4 +1,4 @@
-"""`weightscope learned` as a user types it: planted updates are named, and words are those of the eager model."""
+"""`weightscope learned` as a user types it: planted updates are named, and words agree with the eager model."""
 
 import json
 from collections.abc import Callable

@@ -1,6 +1,7 @@
 """Documents come out of files whole and in order, and a bad file says where it is bad."""
 
 import builtins
+import bz2
 import gzip
 import json
 import os
@@ -19,6 +20,7 @@ from weightscope.text.tokenizer import GPT2, SAFE_CUTS
 pyarrow = pytest.importorskip("pyarrow", reason="needs the 'bigrams' extra")
 parquet = pytest.importorskip("pyarrow.parquet", reason="needs the 'bigrams' extra")
 zstandard = pytest.importorskip("zstandard", reason="needs the 'bigrams' extra")
+COMPRESS = {".gz": gzip.compress, ".bz2": bz2.compress, ".zst": zstandard.compress}
 
 
 def read(*paths: Path) -> list[str]:
@@ -43,14 +45,13 @@ def test_a_file_named_twice_is_read_once(tmp_path):
     assert read(tmp_path, tmp_path / "a.txt", tmp_path) == ["once"]
 
 
-@pytest.mark.parametrize("ending", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("ending", ["", *COMPRESS])
 def test_a_long_text_is_read_in_parts(tmp_path, monkeypatch, ending):
     """Characters of one to four bytes, cut anywhere."""
     monkeypatch.setattr(corpus, "BLOCK", 5)
     monkeypatch.setattr(corpus, "ZSTD_BLOCK", 3)
     text = "aé東🐈" * 50
-    compress = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}[ending]
-    (tmp_path / f"a.txt{ending}").write_bytes(compress(text.encode()))
+    (tmp_path / f"a.txt{ending}").write_bytes(COMPRESS.get(ending, bytes)(text.encode()))
     assert read(tmp_path) == [text]
 
 
@@ -75,7 +76,7 @@ def test_parquet_strings_of_every_kind(tmp_path, kind):
     assert read(tmp_path) == ["one", "two"]
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.parquet"])
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.jsonl.gz", "a.jsonl.bz2", "a.jsonl.zst", "a.parquet"])
 def test_progress_adds_up_to_the_size_on_disk(tmp_path, monkeypatch, name):
     monkeypatch.setattr(corpus, "BLOCK", 1000)
     monkeypatch.setattr(corpus, "ROWS", 7)
@@ -83,8 +84,7 @@ def test_progress_adds_up_to_the_size_on_disk(tmp_path, monkeypatch, name):
     if name.endswith(".parquet"):
         parquet.write_table(pyarrow.table({"text": lines.decode().split("\n")}), tmp_path / name)
     else:
-        compress = {".gz": gzip.compress, ".zst": zstandard.compress}.get(Path(name).suffix, bytes)
-        (tmp_path / name).write_bytes(compress(lines))
+        (tmp_path / name).write_bytes(COMPRESS.get(Path(name).suffix, bytes)(lines))
     read_bytes: list[int] = []
     for document in documents(corpus_files([tmp_path]), read_bytes.append):
         list(document)
@@ -108,6 +108,9 @@ ATTACKS = {
     "gzip cut short": ("a.txt.gz", gzip.compress(WHOLE)[:-9], "a.txt.gz: cannot be read"),
     "gzip damaged": ("a.txt.gz", gzip.compress(WHOLE)[:20] + bytes(99), "a.txt.gz: cannot be read"),
     "not gzip": ("a.txt.gz", WHOLE, "Not a gzipped file"),
+    "bzip2 cut short": ("a.txt.bz2", bz2.compress(WHOLE)[:-9], "a.txt.bz2: cannot be read"),
+    "bzip2 damaged": ("a.txt.bz2", bz2.compress(WHOLE)[:20] + bytes(99), "a.txt.bz2: cannot be read"),
+    "not bzip2": ("a.txt.bz2", WHOLE, "a.txt.bz2: cannot be read: Invalid data stream"),
     "zstd cut short": ("a.txt.zst", zstandard.compress(WHOLE)[:-1], "the last zstd frame is cut short"),
     "not zstd": ("a.txt.zst", WHOLE, "a.txt.zst: cannot be read"),
     "not JSON": ("a.jsonl", b'{"text": "a"}\n{"text": \n', "a.jsonl:2: not JSON"),
@@ -136,6 +139,7 @@ PLAIN = ZSTD | {"use_dictionary": False}
 BOMBS = {
     "a long word": ("a.txt", LONG.encode(), "more than 33554432 characters without a place"),
     "a long run of spaces": ("a.txt.gz", gzip.compress(b" " * len(LONG)), "33554432 characters without a place"),
+    "bzip2 of one letter": ("a.txt.bz2", bz2.compress(b"a " * 40_000_000), "a.txt.bz2: unpacks to more than 200 times"),
     "a long line": ("a.jsonl.gz", gzip.compress(b"\n" + LONG.encode()), "a.jsonl.gz:2: has more than 33554432 bytes"),
     "short words": ("a.txt.zst", zstandard.compress(b"a " * 2_000_000), "a.txt.zst: unpacks to more than 200 times"),
     "a long row": ("a.parquet", table(ZSTD, text=[LONG]), "a.parquet:1: has more than 33554432 bytes in a row"),

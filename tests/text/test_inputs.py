@@ -1,6 +1,6 @@
 """Which texts an analysis reads, in order: those given, the works in the package, OpenWebText on the Hub."""
 
-import gzip
+import bz2
 import io
 from pathlib import Path
 
@@ -9,7 +9,7 @@ import pytest
 from tests.support.hub_server import Hub
 from weightscope.errors import CheckpointError
 from weightscope.text import sequences
-from weightscope.text.sequences import OPENWEBTEXT, WORKS, read_sentences, read_texts
+from weightscope.text.sequences import OPENWEBTEXT, WORKS, read_sentences, read_texts, works
 
 
 def test_given_texts_are_read_and_named(tmp_path: Path) -> None:
@@ -32,11 +32,11 @@ def test_default_texts_are_the_included_works() -> None:
 
 
 def test_the_works_are_small_and_each_has_its_source() -> None:
-    assert sum(path.stat().st_size for path in WORKS.iterdir()) < 300_000
+    assert sum(path.stat().st_size for path in WORKS.iterdir()) < 230_000
     sources = (WORKS / "SOURCES.md").read_text()
-    for path in WORKS.glob("*.txt.gz"):
+    for path in works():
         title, author = (
-            line.partition(": ")[2] for line in gzip.decompress(path.read_bytes()).decode().split("\n\n")[:2]
+            line.partition(": ")[2] for line in bz2.decompress(path.read_bytes()).decode().split("\n\n")[:2]
         )
         assert f"| {title} | {author} (" in sources
 

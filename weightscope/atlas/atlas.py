@@ -375,7 +375,7 @@ def _prints(
 
 
 def _value_of(ended: Finished) -> Any:
-    """A task's value; what it raised as one clear error, whatever it was."""
+    """A task's value; any exception as one clear error."""
     if ended.error is None:
         if not isinstance(ended.value, tuple) or len(ended.value) != 2 or type(ended.value[1]) is not int:
             raise CheckpointError("a worker answers with something else than a fingerprint")

@@ -1,6 +1,6 @@
 """How large a head's logits can become: a bound on |score| for every input, at every distance, from the weights alone.
 
-A norm bounds what it gives: |x / rms(x)| < sqrt(d), and likewise for a LayerNorm, whose output is centred. Queries and
+A norm bounds its output: |x / rms(x)| < sqrt(d), and likewise for a LayerNorm, whose output is centred. Queries and
 keys are therefore q = u A + a and k = v B + b with |u|, |v| <= 1 (`Reach`), and without rotation
 
     |q k'| <= sigma_1(A B') + |a B'| + |A b'| + |a b'|.

@@ -140,7 +140,7 @@ class RelativeKeys(ShowsShapes):
 
     @classmethod
     def of_table(cls, table: np.ndarray, row: Callable[[np.ndarray], np.ndarray], *, of_keys: bool = False) -> Self:
-        """Keys that stand in a table (1 or H, D, r), each distance's in the `row` of it."""
+        """Keys in a table (1 or H, D, r), each distance's in the `row` of it."""
         return cls(lambda distances: table[:, row(distances)], of_keys=of_keys, every=table)
 
     def apart(self, positions: np.ndarray) -> np.ndarray:

@@ -17,7 +17,7 @@ from weightscope.audit.directions import HeadDirections, directions_of, how_many
 from weightscope.audit.findings import findings_of, positions_of, with_roles
 from weightscope.audit.known_findings import Entry, read_entries, unmatched, with_known
 from weightscope.audit.measure import UNSCALED, Arrays, MeasuredHeads, measure_layer
-from weightscope.audit.reference import OWN, Reference, Standing
+from weightscope.audit.reference import OWN, ComparableMatrices, Reference, Standing
 from weightscope.audit.removed_directions import Removed, removed_directions, removed_findings
 from weightscope.checkpoint import Checkpoint
 from weightscope.circuits.names import FirstTokenSinks, Roles, affordable_names, first_token_sinks
@@ -333,7 +333,8 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
         with_tokens_read = tensors_of_heads(unchecked, heads.layers.tolist(), tokens_read=bool(directions))
         coverage = attention_only(model.checkpoint, {*with_tokens_read, *other_gains(model)}, ", embeddings included")
     else:
-        coverage = everything.lead
+        of_matrices = ComparableMatrices.of(everything).percentiles(standing.reference)
+        everything, coverage = replace(everything, percentiles=tuple(of_matrices)), everything.lead
         judged = [*read, *(m.name for finding in findings for m in finding.members if m.what == "tensor")]
         zero = {m.name for finding in findings if finding.kind == "zero_tensor" for m in finding.members}
         more = [*tensor_findings(everything, judged, model.config.get("pad_token_id"))]

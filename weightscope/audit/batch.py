@@ -23,7 +23,7 @@ import numpy as np
 
 from weightscope.audit.audit import END, RESULTS, AuditOptions, conclude, measure_task
 from weightscope.audit.measure import Arrays, MeasuredHeads
-from weightscope.audit.reference import OWN, Known, Reference
+from weightscope.audit.reference import OWN, ComparableMatrices, Known, Reference, distribution
 from weightscope.engine import Engine, unexpected
 from weightscope.errors import CheckpointError, counted, one_line, printable
 from weightscope.files import HIDDEN, Files, OutputFolder, regular_file, writing
@@ -43,6 +43,7 @@ from weightscope.run_identity import (
 )
 from weightscope.sources import RESERVED, Source, folder_names, read_list
 from weightscope.tables import Column, Link, Table
+from weightscope.tensors.matrices import read_matrices
 from weightscope.text.tokenizer import Tokenizer
 
 
@@ -508,12 +509,14 @@ def read_checkpoints(path: Path) -> list[dict[str, str]]:
     ]
 
 
-def make_reference(path: Path) -> Reference:
-    """The reference of the checkpoints in a list."""
-    return Reference.of(list(_measured(read_checkpoints(path))))
+def make_reference(path: Path, all_tensors: bool = False) -> Reference:
+    """The reference of the checkpoints in a list, with `all_tensors` of their matrices too."""
+    return Reference.of(list(_distributions(read_checkpoints(path), all_tensors)))
 
 
-def _measured(rows: Sequence[dict[str, str]]) -> Iterator[tuple[Known, MeasuredHeads]]:
+def _distributions(
+    rows: Sequence[dict[str, str]], all_tensors: bool
+) -> Iterator[tuple[Known, Mapping[str, np.ndarray]]]:
     models = [
         Source.named(row["source"]).open() for row in rows
     ]  # so that a missing one is noticed before the first is measured
@@ -529,7 +532,9 @@ def _measured(rows: Sequence[dict[str, str]]) -> Iterator[tuple[Known, MeasuredH
             for index in model.attention_layers:
                 measured[index] = measure_task(lambda model=model: model, index, MEASURED)  # type: ignore[misc]
                 layers.update()
-            yield known, MeasuredHeads(measured, model.config.d_model)
+            of_heads = distribution(MeasuredHeads(measured, model.config.d_model))
+            of_matrices = ComparableMatrices.of(read_matrices(model)).distribution() if all_tensors else {}
+            yield known, of_heads | of_matrices
 
 
 def _known(row: dict[str, str], model: Model) -> Known:

@@ -21,7 +21,7 @@ from weightscope.text.tokenizer import Tokenizer, token_names
 
 DEFAULT = 2  # directions or blocks of each map for which tokens are found, unless another number is requested
 AFFORDABLE = 4e11  # multiply-adds, a few seconds; for a larger model tokens are found on request only
-VECTOR_BYTES = 16 << 20  # of singular vectors in memory at a time
+VECTOR_BYTES = 32 << 20  # of singular vectors in memory at a time
 TOKENS = 8  # named per side
 TOKENS_IN_FINDING = 3
 WRITES = "writes"
@@ -139,7 +139,7 @@ def directions_of(
 
 def token_rows(model: Model) -> tuple[TokenRows | None, TokenRows | None, str]:
     """The rows for what heads read and for what they write, None where the checkpoint has neither, and a note."""
-    norm = copy(model).layer(model.attention_layers[-1]).norm  # a copy, because a model caches its last layer
+    norm = model.family.norm_of(model.attention_layers[-1])
     centred = norm is not None and norm.centred
     read = written = None
     described, problems = "", []

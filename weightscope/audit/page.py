@@ -1,5 +1,6 @@
 """The pages of an audit and of a list of audits, with their figures. One file each, no network."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from weightscope.pages.style import save
 from weightscope.progress import bar
 from weightscope.provenance import Provenance
 from weightscope.tables import Column, Table, crossed
+from weightscope.tensors.matrices import MEASURES, Matrices
 
 NAMED = 3  # findings that a map's caption names
 SINGULAR_VALUES = 250_000  # on a page, 2 MB of it; spectra.npz and spectra.csv have all
@@ -34,7 +36,7 @@ def write_audit_page(files: Files, audit: Audit) -> None:
     ]
     facts, reference = _facts(audit), audit.standing.reference
     matrices = audit.everything
-    of_matrices = None
+    of_matrices, ranks = None, None if matrices is None else ranks_by_role(matrices)
     if matrices is not None and any(row.spectrum and row.layer is not None for row in matrices.rows):
         caption = "Matrices by layer and role, of a mixture's experts the median; hatched where a layer has none."
         drawing = save(figures.matrix_maps(matrices), files, "matrices", "matrices.csv")
@@ -49,6 +51,7 @@ def write_audit_page(files: Files, audit: Audit) -> None:
             "measures": [{"name": m.name, "symbol": m.symbol, "meaning": m.meaning} for m in mapped],
             "everything": None if audit.everything is None else audit.everything.roles.as_json(),
             "matrices": None if of_matrices is None else of_matrices.as_json(),
+            "ranks": None if ranks is None else ranks.as_json(),
             "reference": {"described": audit.standing.described, **reference.table.as_json()},
         },
         title=f"The heads of {audit.name}",
@@ -61,10 +64,27 @@ def write_audit_page(files: Files, audit: Audit) -> None:
         shown={name: listed(findings, NAMED) for name, findings in shown.items()},
         everything=audit.everything,
         of_matrices=of_matrices,
+        ranks=ranks,
         standing=audit.standing,
         facts=facts,
         drawn=drawn,
     )
+
+
+def ranks_by_role(matrices: Matrices) -> Table | None:
+    """One row per role: the median of its matrices' percentiles in each measure; None where nothing is known."""
+    table = matrices.table
+    if "compared_with" not in table.names or not (ranked := table.where(table["compared_with"] > 0)):
+        return None
+    known = [column for column in MEASURES if f"{column.name}_percentile" in table.names]
+    rows = []
+    for role in dict.fromkeys(ranked["role"]):
+        same = ranked.where(ranked["role"] == role)
+        medians = (np.median(same[f"{column.name}_percentile"]) for column in known)
+        rows.append((role, len(same), same["compared_with"].max(), *medians))
+    columns = [replace(column, format=".0f") for column in known]
+    caption = "Percentile of each measure among the matrices of the role in other checkpoints, the median over layers."
+    return Table.of_rows(["role", "matrices", Column("checkpoints", meaning="At most."), *columns], rows, caption)
 
 
 def _shown_by_maps(audit: Audit) -> dict[str, list[str]]:

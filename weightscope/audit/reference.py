@@ -5,15 +5,20 @@ heads in the same third of its layers; the percentile is the mean of these share
 weight however many heads it has: a value above all heads of 13 of 14 checkpoints and half of the last one's is
 at the 96th percentile. Equal values count half. Ranks are compared as shares of a head's width, which bounds them;
 everything else is compared as it is, whatever the model's width.
+
+Matrices (of `audit --all`) are ranked in the same way, each among the matrices of its role: ranks, and the number of
+singular values beyond the edge, as shares of the smaller side. Embeddings have no depth, and count as the middle third.
 """
 
 import json
 import re
 import zipfile
 import zlib
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,10 +30,13 @@ from weightscope.model import Model
 from weightscope.results import ShowsShapes
 from weightscope.run_identity import weights_digest, weights_size
 from weightscope.tables import Column, Table
+from weightscope.tensors.matrices import MEASURES, Matrices, sides
 
 THIRDS = ("first", "middle", "last")  # of a checkpoint's attention layers
 SHARES = np.linspace(0, 1, 21)  # of a checkpoint's heads: the quantiles that are kept
 OF_WIDTH = ("stable_rank", "effective_rank", "participation_ratio")  # compared as shares of a head's width
+OF_MATRICES = ("sigma1", "stable_rank", "effective_rank", "beyond_edge", "alpha", "snr")  # what matrices are ranked by
+OF_SIDE = ("stable_rank", "effective_rank", "beyond_edge")  # compared as shares of a matrix's smaller side
 OWN = Path(__file__).with_name("reference.npz")  # comes with the package; reference.csv lists its checkpoints
 LARGEST = 64 << 20  # bytes of such a file, packed and unpacked
 SHA256 = re.compile("[0-9a-f]{64}")
@@ -62,16 +70,16 @@ class Known:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Reference(ShowsShapes):
-    """How the measures of heads are distributed in some checkpoints, by third of their layers."""
+    """How the measures of heads, and of matrices, are distributed in some checkpoints, by third of their layers."""
 
     checkpoints: tuple[Known, ...]
-    measures: tuple[str, ...]
-    quantiles: np.ndarray  # (checkpoints, measures, 3, 21) at `SHARES` by third; NaN where no head has the measure
+    measures: tuple[str, ...]  # of heads, and as `up.alpha` of the matrices of a role
+    quantiles: np.ndarray  # (checkpoints, measures, 3, 21) at `SHARES` by third; NaN where nothing has the measure
 
     @classmethod
-    def of(cls, parts: Iterable[tuple[Known, MeasuredHeads]]) -> "Reference":
-        """The reference of checkpoints that have been measured."""
-        known, distributions = zip(*((checkpoint, distribution(heads)) for checkpoint, heads in parts), strict=True)
+    def of(cls, parts: Iterable[tuple[Known, Mapping[str, np.ndarray]]]) -> "Reference":
+        """The reference of checkpoints, each with its `distribution`, its matrices' included."""
+        known, distributions = zip(*parts, strict=True)
         measures = tuple(dict.fromkeys(name for quantiles in distributions for name in quantiles))
         unknown = np.full((len(THIRDS), len(SHARES)), np.nan, np.float32)
         rows = [[quantiles.get(name, unknown) for name in measures] for quantiles in distributions]
@@ -144,7 +152,8 @@ def _problem(known: Sequence[Known], measures: Sequence[str], quantiles: np.ndar
             return f"the SHA-256 '{checkpoint.sha256[:64]}' of '{checkpoint.name}', which is not valid"
     if len({checkpoint.sha256 for checkpoint in known}) < len(known):
         return "a checkpoint twice"
-    if not all(name.isidentifier() for name in measures) or len(set(measures)) < len(measures):
+    words = [word for name in measures for word in name.split(".")]
+    if not all(map(str.isidentifier, words)) or len(set(measures)) < len(measures):
         return f"the measures '{', '.join(measures)}', which are not plain names, each once"
     unknown = np.isnan(quantiles)
     if (unknown.any(axis=-1) != unknown.all(axis=-1)).any():
@@ -179,16 +188,81 @@ def thirds_of(layers: Sequence[int], every: Sequence[int]) -> list[int]:
 
 def distribution(heads: MeasuredHeads) -> dict[str, np.ndarray]:
     """Quantiles of every measure by third of the layers, (3, 21) each; NaN for a third without a known value."""
-    layers, distributions = heads.layers.tolist(), {}
+    layers = heads.layers.tolist()
     thirds = np.array(thirds_of(layers, layers))
-    for name in compared(heads):
-        values, quantiles = comparable(heads, name), np.full((len(THIRDS), len(SHARES)), np.nan, np.float32)
-        for third in range(len(THIRDS)):
-            known = values[thirds == third]
-            if (known := known[~np.isnan(known)]).size:
-                quantiles[third] = np.quantile(known, SHARES, method="nearest")  # does not average finite with infinite
-        distributions[name] = quantiles
-    return distributions
+    return {name: quantiles_of(comparable(heads, name), thirds) for name in compared(heads)}
+
+
+def quantiles_of(values: np.ndarray, thirds: np.ndarray) -> np.ndarray:
+    """The quantiles at `SHARES` of values (n, ...) whose thirds (n,) are known: (3, 21)."""
+    quantiles = np.full((len(THIRDS), len(SHARES)), np.nan, np.float32)
+    for third in range(len(THIRDS)):
+        known = values[thirds == third]
+        if (known := known[~np.isnan(known)]).size:
+            quantiles[third] = np.quantile(known, SHARES, method="nearest")  # does not average finite with infinite
+    return quantiles
+
+
+def stack_of(role: str) -> str:
+    """The name of the stack that a role of matrices.csv begins with; empty for the audited one."""
+    return role.rpartition(" ")[0]
+
+
+class ComparableMatrices(NamedTuple):
+    """The rows of matrices.csv in the unit in which checkpoints are compared."""
+
+    roles: np.ndarray  # (n,) empty where no row of the table of architectures names it
+    thirds: np.ndarray  # (n,) of the layers of the row's stack
+    values: np.ndarray  # (n, 6) `OF_MATRICES`; NaN for vectors
+
+    @classmethod
+    def of(cls, matrices: Matrices) -> "ComparableMatrices":
+        """Of all rows."""
+        places = [(row.facts.known_as, row.layer) for row in matrices.rows]
+        layers: dict[str, set[int]] = defaultdict(set)  # by stack, whose name precedes the role
+        for role, layer in places:
+            if layer is not None:
+                layers[stack_of(role)].add(layer)
+        thirds = {
+            (stack, layer): third
+            for stack, every in layers.items()
+            for layer, third in zip(sorted(every), thirds_of(sorted(every), sorted(every)), strict=True)
+        }
+        in_order = [MEASURES.index(column) for name in OF_MATRICES for column in MEASURES if column.name == name]
+        values = np.array([row.numbers for row in matrices.rows]).reshape(len(places), -1)[:, in_order]
+        smaller = np.array([min(sides(row.facts.shape) or (1,)) for row in matrices.rows])
+        values[:, [OF_MATRICES.index(name) for name in OF_SIDE]] /= smaller[:, None]
+        middle = THIRDS.index("middle")
+        depths = [middle if layer is None else thirds[stack_of(role), layer] for role, layer in places]
+        return cls(np.array([role for role, _ in places], dtype=str), np.array(depths, int), values)
+
+    @property
+    def groups(self) -> Iterator[tuple[str, int, np.ndarray]]:
+        """Role, third and mask (n,) of the rows that are ranked together."""
+        for role, third in dict.fromkeys(zip(self.roles.tolist(), self.thirds.tolist(), strict=True)):
+            yield role, third, (self.roles == role) & (self.thirds == third)
+
+    def distribution(self) -> dict[str, np.ndarray]:
+        """Quantiles of every measure by role and third of the layers, (3, 21) each, as `up.alpha`."""
+        roles = [role for role in dict.fromkeys(self.roles.tolist()) if all(map(str.isidentifier, role.split(".")))]
+        return {
+            f"{role}.{name}": quantiles
+            for role in roles
+            for name, column in zip(OF_MATRICES, self.values[self.roles == role].T, strict=True)
+            if not np.isnan(quantiles := quantiles_of(column, self.thirds[self.roles == role])).all()
+        }
+
+    def percentiles(self, reference: Reference) -> Iterator[Column]:
+        """The columns of matrices.csv that say where a matrix lies among others of its role."""
+        among, percentiles = np.zeros(len(self.roles), int), np.full(self.values.shape, np.nan)
+        for role, third, rows in self.groups:
+            for i, name in enumerate(OF_MATRICES):
+                percentiles[rows, i], count = reference.percentiles(f"{role}.{name}", third, self.values[rows, i])
+                among[rows] = np.maximum(among[rows], count)
+        for name, column in zip(OF_MATRICES, percentiles.T, strict=True):
+            meaning = f"Of {name} among matrices of the role in other checkpoints, at this depth."
+            yield Column(f"{name}_percentile", np.round(column, 1), format=".0f", meaning=meaning)
+        yield Column("compared_with", among, "compared with", "checkpoints", "How many the percentiles are of.")
 
 
 def share_below(quantiles: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -197,8 +271,8 @@ def share_below(quantiles: np.ndarray, values: np.ndarray) -> np.ndarray:
         rounded = np.asarray(values, np.float32)  # as quantiles are, so that equal values compare equal
     left, right = (np.searchsorted(quantiles, rounded, side) for side in ("left", "right"))
     low, high = np.maximum(left - 1, 0), np.minimum(left, len(quantiles) - 1)
-    step = quantiles[high] - quantiles[low]
     with np.errstate(invalid="ignore", divide="ignore"):
+        step = quantiles[high] - quantiles[low]
         within = np.where(np.isfinite(step) & (step > 0), (rounded - quantiles[low]) / step, 0.0)
     between = SHARES[low] + within * (SHARES[high] - SHARES[low])
     equal = (SHARES[np.minimum(left, len(SHARES) - 1)] + SHARES[np.maximum(right - 1, 0)]) / 2
@@ -265,7 +339,8 @@ class Standing:
             f"Percentiles are of {counted(count, 'checkpoint')}.{few}{itself} A percentile is the share of their heads "
             "with a lower value, in the same third of the layers; every checkpoint has the same weight, however many "
             "heads it has. Ranks are compared as shares of a head's "
-            "width; norms are not scaled, and grow with a model's width."
+            "width; norms are not scaled, and grow with a model's width. Matrices are ranked in the same way among "
+            "those of their role."
         )
 
 

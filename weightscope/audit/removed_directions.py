@@ -21,7 +21,7 @@ from scipy.linalg import LinAlgError, cholesky, solve_triangular
 from weightscope.architectures.layouts import conv1d_crossing, conv1d_fused
 from weightscope.audit.directions import TOKENS_IN_FINDING, token_rows
 from weightscope.checkpoint import Tensor
-from weightscope.compute.cores import in_threads
+from weightscope.compute.cores import hand_back, in_threads
 from weightscope.compute.half import Half
 from weightscope.errors import CheckpointError, printable
 from weightscope.findings import Finding, Member, finding, indexed
@@ -124,8 +124,8 @@ def least_eigenvectors(gram: np.ndarray, count: int, steps: int = STEPS) -> tupl
     block = np.random.default_rng(d).standard_normal((d, BLOCK), dtype=np.float32)
     basis = np.empty((d, 0), np.float32)
     for _ in range(steps):
-        block = solve_triangular(root, block, lower=True, check_finite=False)
-        block = solve_triangular(root, block, lower=True, trans="T", check_finite=False)
+        block = solve_triangular(root, block, trans="T", check_finite=False)
+        block = solve_triangular(root, block, check_finite=False)
         for _ in range(2):
             block = np.linalg.qr(block - basis @ (basis.T @ block))[0]
         basis = np.hstack([basis, block])
@@ -135,12 +135,12 @@ def least_eigenvectors(gram: np.ndarray, count: int, steps: int = STEPS) -> tupl
 
 
 def _root(gram: np.ndarray) -> np.ndarray:
-    """The Cholesky factor of a Gram matrix, shifted by no more than float32's rounding makes necessary."""
+    """The upper Cholesky factor of a Gram matrix, shifted by no more than float32's rounding makes necessary."""
     diagonal = np.diag(gram).copy()
     for shift in (SHIFT, 100 * SHIFT, 1e4 * SHIFT, 1.0):
         gram[np.diag_indices(len(gram))] = diagonal + np.float32(shift)
         try:
-            root: np.ndarray = cholesky(gram, lower=True, check_finite=False)
+            root: np.ndarray = cholesky(gram.T, check_finite=False)  # symmetric, and in LAPACK's order
         except LinAlgError:
             continue
         gram[np.diag_indices(len(gram))] = diagonal
@@ -270,7 +270,7 @@ class Side:
             return
         starts = range(0, len(total), STRIP)
         for rows in parts:
-            rows = rows / np.float32(sqrt(squares))
+            rows = np.divide(rows, np.float32(sqrt(squares)), out=rows if rows.flags.writeable else None)
 
             def add(start: int, rows: np.ndarray = rows) -> None:  # the lower half, a few columns at a time
                 strip = slice(start, start + STRIP)
@@ -428,6 +428,7 @@ def judge(side: Side, d: int, centred: bool) -> SideResult:
         total = np.zeros((d, d), np.float32)
         for place in places:
             side.add(total, layers[place], ROWS * d / len(places), wide=True)
+        hand_back()  # this sum and its Cholesky factor are the most that an audit holds
         return total
 
     def least_in(places: tuple[int, ...]) -> Least | None:

@@ -161,7 +161,8 @@ def sixes_of_16(blocks: np.ndarray) -> Scales:
 
 def sixes_of_32(blocks: np.ndarray) -> Scales:
     """Q4_K and Q5_K: scale and minimum of each 32 weights, six bits each."""
-    a, b, c = np.split(_words(blocks, 4, 16, np.uint32), 3, axis=1)
+    words = _words(blocks, 4, 16, np.uint32)
+    a, b, c = words[:, :1], words[:, 1:2], words[:, 2:]
     four = np.uint32(4)
     scale = np.concatenate([a & 0x3F3F3F3F, (c & 0x0F0F0F0F) | ((a >> 2) & 0x30303030)], axis=1)
     minimum = np.concatenate([b & 0x3F3F3F3F, ((c >> four) & 0x0F0F0F0F) | ((b >> 2) & 0x30303030)], axis=1)

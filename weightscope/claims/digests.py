@@ -5,16 +5,19 @@ in the order of paths (model_signing/_signing/signing.py, Payload). Here the fil
 config. A model card may change without a claim becoming void.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path, PurePath
 from typing import Any
 
+from weightscope.checkpoint.adapters import is_adapter
 from weightscope.errors import CheckpointError
 from weightscope.lineage.sketches import stored
+from weightscope.lineage.verdict import prints_in
 from weightscope.model import Model
 from weightscope.provenance import read_digests, source_of
 
+MERGE = "merge the adapter for a claim or an SBOM"
 SERIALIZATION = {"method": "files", "hash_type": "sha256"}  # as Model Signing names it
 
 
@@ -36,10 +39,20 @@ def digests_of_print(path: Path) -> tuple[dict[str, str], str]:
     return {path.name: file.sha256}, str(about.get("heads_sha256", ""))
 
 
+def refuse_nameless(sources: Iterable[str]) -> None:
+    """Refuse local sources whose files a claim cannot name; nothing of them is read."""
+    for source in sources:
+        if prints_in(source):
+            problem = "is a folder of fingerprints; a claim or an SBOM names a file: give the .wsf file of each BASE"
+            raise CheckpointError(problem, file=source)
+        if is_adapter(source):
+            raise CheckpointError(f"is an adapter: {MERGE}", file=source)
+
+
 def refuse_several_folders(model: Model) -> None:
     """Refuse a model that is put together from several folders: a claim names the files of one."""
     if len({file.path.parent for file in model.checkpoint.files}) > 1:
-        problem = "is read from several folders, as an adapter on its base is: merge the adapter for a claim or an SBOM"
+        problem = f"is read from several folders, as an adapter on its base is: {MERGE}"
         raise CheckpointError(problem, file=model.checkpoint.name)
 
 

@@ -95,15 +95,13 @@ def lineage_command(
 
 def _refuse_prints(suspect: str, bases: Sequence[str]) -> None:
     """Refuse what a claim or an SBOM cannot be about."""
+    from weightscope.claims.digests import refuse_nameless
     from weightscope.lineage.sketches import is_fingerprint
-    from weightscope.lineage.verdict import prints_in
 
     if is_fingerprint(suspect):
         problem = "is a fingerprint; --attest and --sbom are about files, so the suspect's weights are needed"
         raise CheckpointError(problem, file=suspect)
-    if registry := next(filter(prints_in, bases), None):
-        problem = "is a folder of fingerprints; for --attest and --sbom, name each BASE"
-        raise CheckpointError(problem, file=registry)
+    refuse_nameless((suspect, *bases))
 
 
 @command(
@@ -178,11 +176,13 @@ def verify_command(
     CLAIM is what `weightscope lineage --attest` wrote, signed or not. A BASE may be a fingerprint file (.wsf): then the
     claim is "indexed", not "verified by weights". Exit status 0 if it holds, 3 if not, 2 if something cannot be read.
     """
+    from weightscope.claims.digests import refuse_nameless
     from weightscope.claims.verify import read_claim, verify
     from weightscope.lineage.sketches import is_fingerprint
     from weightscope.sources import Source
 
     made_with = read_claim(claim)[0].options
+    refuse_nameless((suspect, *bases))
 
     def opened(source: str) -> Any:
         if is_fingerprint(source):

@@ -333,10 +333,11 @@ def _tensors_alone(named: Sequence["Source"], folder: "OutputFolder") -> bool:
     ["weightscope reference checkpoints.txt --out reference.npz"],
 )
 @click.argument("listed", metavar="LIST", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--all", "all_tensors", is_flag=True, help="Record every matrix too, for the percentiles of audit --all.")
 @options.file_to_write(
     "--out", required=True, help="REF.npz to write; REF.csv, written next to it, lists the checkpoints it is made from."
 )
-def reference_command(listed: Path, out: Path) -> None:
+def reference_command(listed: Path, all_tensors: bool, out: Path) -> None:
     """Record how each measure is distributed over the heads of the checkpoints in LIST, for `audit --reference`.
 
     LIST is a text file with one source per line, or a .csv with the column source and, optionally, name, licence,
@@ -344,7 +345,7 @@ def reference_command(listed: Path, out: Path) -> None:
     """
     from weightscope.audit.batch import make_reference
 
-    reference = make_reference(listed)
+    reference = make_reference(listed, all_tensors)
     reference.save(out)
     write_text(reference.table.csv(), out.with_suffix(".csv"))
     if not is_quiet():

@@ -270,7 +270,7 @@ def _say_bare(first: Any) -> None:
 )  # fmt: skip
 @options.file_to_write("--out", required=True, help="COUNTS.npz to write.")
 def bigrams(corpus: tuple[str, ...], tokenizer: str, out: Path) -> None:
-    """Count the bigrams of a corpus: text, JSON lines (.gz, .zst) and Parquet files, or folders with such files."""
+    """Count the bigrams of a corpus: text, JSON lines (.gz, .bz2, .zst) and Parquet files, or folders of them."""
     from weightscope.text.bigrams import count_bigrams
     from weightscope.text.tokenizer import Tokenizer
 

@@ -106,20 +106,22 @@ def _loaded_blas(with_torch: bool) -> ThreadpoolController:
 
 
 def in_threads(
-    function: Callable[[Item], Result], items: Iterable[Item], threads: int | None = None
+    function: Callable[[Item], Result], items: Iterable[Item], threads: int | None = None, ahead: int | None = None
 ) -> Iterator[Result]:
     """The results of `function` for each item, in order, computed in threads with one BLAS thread each.
 
     Results are the same bits on any number of cores. Each call has the caller's context, such as `numpy.errstate`. Only
-    a few items are taken ahead, as they may be large. After an error, or when the caller stops, no item is begun.
+    a few items are taken `ahead` (two for each thread), as they may be large. After an error, or when the caller stops,
+    no item is begun.
     """
     threads = threads or usable_cores()
+    ahead = 2 * threads if ahead is None else ahead
     with one_blas_thread(), ThreadPoolExecutor(threads) as pool:
         under_way: deque[Future[Result]] = deque()
         try:
             for item in items:
                 under_way.append(pool.submit(copy_context().run, function, item))
-                if len(under_way) > 2 * threads:
+                if len(under_way) > ahead:
                     yield under_way.popleft().result()
             while under_way:
                 yield under_way.popleft().result()

@@ -17,7 +17,6 @@ import numpy as np
 from weightscope.compute.cores import in_threads, one_blas_thread, usable_cores
 from weightscope.compute.device import open_device
 from weightscope.detok.first_layer import FirstLayer, bare_embeddings
-from weightscope.embedded import COUNTS, FOLDER
 from weightscope.engine import Engine, ThisProcess, array_of
 from weightscope.errors import CheckpointError, TooLargeError, printable
 from weightscope.metrics.auroc import auroc_by_token, mean_auroc, mean_by_frequency, roc_curve
@@ -303,8 +302,8 @@ def bigram_auroc(
     model : Model, str or Path
         A model, or what `open_model` opens.
     counts : Counts or path, optional
-        Bigrams by the model's own tokenizer, or their file. By default those that come with the embedded checkpoint;
-        for another, its tokenizer counts the works in the public domain that come with weightscope.
+        Bigrams by the model's own tokenizer, or their file. By default the tokenizer counts the works in the public
+        domain that come with weightscope.
     layer, delta, device
         As in `FirstLayer`.
     progress : bool
@@ -323,7 +322,7 @@ def bigram_auroc(
     >>> import weightscope as ws
     >>> auroc = ws.bigram_auroc(ws.open_model("embedded"))
     >>> auroc
-    BigramAuroc(embedded, layer 0: 8 heads, the best is head 6 with 0.80)
+    BigramAuroc(embedded, layer 0: 8 heads, the best is head 6 with 0.81)
     >>> auroc.auroc.shape
     (8, 8000)
     """
@@ -336,10 +335,10 @@ def bigram_auroc(
 def counts_for(model: Model, counts: Counts | str | Path | None) -> Counts:
     """The bigram counts, after checking that they are for this model's tokens."""
     n_tokens = model.embeddings.n_tokens
-    if counts is None and model.checkpoint.folder != FOLDER:
+    if counts is None:
         counts = _of_works(model)
-    if not isinstance(counts, Counts):
-        counts = load_counts(counts or COUNTS)
+    elif not isinstance(counts, Counts):
+        counts = load_counts(counts)
     try:
         tokenizer = Tokenizer.load(model.tokenizer)
     except CheckpointError:

@@ -5,7 +5,6 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import softmax
 
 from weightscope.attention.factored import Factored
 from weightscope.detok.sigma import SigmaStatistics
@@ -50,6 +49,8 @@ class PositionTerms(ShowsShapes, Result):
 
     def attention(self) -> np.ndarray:
         """softmax_j((T^p + T^pp) / sqrt(d')) over j = 0 .. i, averaged over what tokens may stand at i and j."""
+        from scipy.special import softmax  # SciPy takes a while to import
+
         return softmax((self.t_p + self.t_pp)[:, : self.query + 1] * self.scale, axis=-1)
 
     def at_sigma(self, head: int, which: str) -> "AtSigma":
@@ -67,6 +68,8 @@ class PositionTerms(ShowsShapes, Result):
         ValueError
             There is no sigma.
         """
+        from scipy.special import softmax
+
         if self.sigma is None:
             raise ValueError("position terms without sigma have no attention")
         inverse = self.sigma.inverse_mean if which == "mean" else 1 / getattr(self.sigma, which)

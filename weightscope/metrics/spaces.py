@@ -2,14 +2,15 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from scipy.linalg import solve_triangular
 
 from weightscope.attention.factored import Factored, combined, orthonormal, signs_of
 from weightscope.compute import lapack
-from weightscope.compute.cores import in_threads
+from weightscope.compute.cores import in_threads, usable_cores
 from weightscope.metrics.spectra import near_equal_blocks, null_tolerance
 from weightscope.results import ShowsShapes
 
@@ -220,50 +221,82 @@ class Nearest(ShowsShapes):
     scores: np.ndarray
 
 
+class Hits(NamedTuple):
+    """Rows that may be among the highest of some lines."""
+
+    lines: np.ndarray  # (hits,)
+    rows: np.ndarray
+    scores: np.ndarray
+
+    @classmethod
+    def joined(cls, *parts: "Hits") -> "Hits":
+        """All parts as one."""
+        return cls(*map(np.concatenate, zip(*parts, strict=True)))
+
+    def highest(self, how_many: int) -> "Hits":
+        """The highest of each line in order; ties go to the lower row."""
+        order = np.lexsort((self.rows, -self.scores, self.lines))
+        counts = np.bincount(self.lines)
+        places = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)  # in its own line
+        order = order[places < how_many]
+        return Hits(self.lines[order], self.rows[order], self.scores[order])
+
+
 class _Strip:
-    """Some spaces, and the rows that are known to lie most along and against each of them."""
+    """Some spaces, side by side, and the rows that are known to lie most along each, or against a single direction.
+
+    A line is a space, then each that is single once more, the other way.
+    """
 
     def __init__(self, spaces: Sequence[np.ndarray], how_many: int) -> None:
         widths = np.array([space.shape[1] for space in spaces])
-        self.columns = np.concatenate(spaces, axis=1).astype(np.float32)  # (d, sum of k)
+        self.columns = np.concatenate(spaces, axis=1).astype(np.float32).T.copy()  # (sum of k, d)
         self.starts = np.cumsum(widths) - widths
         self.single = widths == 1
         self.how_many = how_many
-        none = np.empty((len(spaces), 0), np.int64), np.empty((len(spaces), 0), np.float32)
-        self.along, self.against = none, none
+        self.known = Hits(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32))
+        self.low = np.full(len(spaces) + int(self.single.sum()), -np.inf, np.float32)  # a further row has to score more
 
-    def add(self, first: int, rows: np.ndarray, divisors: np.ndarray | None) -> None:
-        """Look at further rows (n, d), numbered from `first`; products are divided by `divisors` (n,)."""
+    def hits(self, rows: np.ndarray, divisors: np.ndarray | None) -> Hits:
+        """Those of some rows (n, d) that may be among the highest; products are divided by `divisors` (n,)."""
         with np.errstate(invalid="ignore"):  # an infinity in a row; some kernels report it, others do not
-            scores = (rows @ self.columns).T  # (sum of k, n)
+            scores = self.columns @ rows.T  # (sum of k, n)
             if divisors is not None:
                 scores /= divisors
             if not self.single.all():
                 sizes = np.sqrt(np.add.reduceat(scores**2, self.starts))  # (spaces, n)
                 scores = np.where(self.single[:, None], scores[self.starts], sizes)
-        self.along = _merged(*self.along, first, scores, self.how_many)
-        self.against = _merged(*self.against, first, -scores, self.how_many)
+            along = _above(scores, self.low[: len(scores)], self.how_many)
+            lines, rows, opposite = _above(-scores[self.single], self.low[len(scores) :], self.how_many)
+        return Hits.joined(along, Hits(lines + len(scores), rows, opposite))
+
+    def add(self, first: int, hits: Hits) -> None:
+        """Keep the highest of what is known and of hits among rows numbered from `first`."""
+        self.known = Hits.joined(self.known, hits._replace(rows=hits.rows + first)).highest(self.how_many)
+        counts = np.bincount(self.known.lines, minlength=len(self.low))
+        full = counts == self.how_many
+        self.low[full] = self.known.scores[np.cumsum(counts)[full] - 1]
 
     def nearest(self) -> Iterator[tuple[Nearest, Nearest]]:
         """What lies along each space, and against it where it is a single direction."""
-        for place, single in enumerate(self.single):
-            rows, scores = (part[place] for part in self.along)
-            opposite_rows, opposite = (part[place] for part in self.against)
-            known, also = np.isfinite(scores), np.isfinite(opposite) & single
-            yield Nearest(rows[known], scores[known]), Nearest(opposite_rows[also], -opposite[also])
+        cuts = np.searchsorted(self.known.lines, np.arange(1, len(self.low)))
+        by_line = [*zip(np.split(self.known.rows, cuts), np.split(self.known.scores, cuts), strict=True)]
+        opposite = iter(by_line[len(self.single) :])
+        for (rows, scores), single in zip(by_line, self.single, strict=False):
+            against, lengths = next(opposite) if single else (rows[:0], scores[:0])
+            yield Nearest(rows, scores), Nearest(against, -lengths)
 
 
-def _merged(
-    rows: np.ndarray, scores: np.ndarray, first: int, more: np.ndarray, how_many: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """The highest of what is known (m, k) and of a new block's scores (m, n); ties go to the lower row, NaN is last."""
-    more = np.where(np.isfinite(more), more, -np.inf).astype(np.float32, copy=False)
-    kept = min(how_many, more.shape[1])
-    candidates = np.argpartition(-more, kept - 1, axis=1)[:, :kept]
-    rows = np.concatenate([rows, candidates + first], axis=1)
-    scores = np.concatenate([scores, np.take_along_axis(more, candidates, axis=1)], axis=1)
-    order = np.lexsort((rows, -scores), axis=1)[:, :how_many]
-    return np.take_along_axis(rows, order, axis=1), np.take_along_axis(scores, order, axis=1)
+def _above(scores: np.ndarray, low: np.ndarray, how_many: int) -> Hits:
+    """Finite scores (m, n) above `low` (m,), or among the highest of their line where nothing is known of it yet."""
+    new = np.flatnonzero(np.isneginf(low))
+    if len(new):
+        finite = np.where(np.isfinite(scores[new]), scores[new], -np.inf)
+        kept = min(how_many, finite.shape[1])
+        low = low.copy()
+        low[new] = np.nextafter(np.partition(finite, -kept, axis=1)[:, -kept], np.float32(-np.inf))
+    lines, rows = np.divmod(np.flatnonzero((scores > low[:, None]) & (scores < np.inf)), scores.shape[1])
+    return Hits(lines, rows, scores[lines, rows])
 
 
 def nearest_rows(
@@ -277,19 +310,24 @@ def nearest_rows(
 
     blocks (n, d), spaces (d, k) -> (Nearest, Nearest).
 
-    The rows are streamed: memory is one block and its products with all spaces.
+    The rows are streamed: memory is some blocks, and for each core the products of one with `STRIP` directions.
     """
-    kept = [_Strip(part, how_many) for part in _strips(spaces)]
-    for first, block in blocks:
+    strips = [_Strip(part, how_many) for part in _strips(spaces)]
+
+    def hits(numbered: tuple[int, np.ndarray]) -> tuple[int, list[Hits]]:
+        first, block = numbered
         with np.errstate(invalid="ignore"):  # a row with an infinity has no direction
             rows = block - block.mean(axis=1, keepdims=True) if centred else block
         divisors = None
         if by_cosine:
             lengths = np.sqrt(np.einsum("nd,nd->n", rows, rows))
             divisors = np.where(np.isfinite(lengths), np.maximum(lengths, 1e-30), np.nan)
-        for _ in in_threads(partial(_Strip.add, first=first, rows=rows, divisors=divisors), kept):
-            pass
-    return [pair for strip in kept for pair in strip.nearest()]
+        return first, [strip.hits(rows, divisors) for strip in strips]
+
+    for first, of_block in in_threads(hits, blocks, ahead=usable_cores()):
+        for strip, of_strip in zip(strips, of_block, strict=True):
+            strip.add(first, of_strip)
+    return [pair for strip in strips for pair in strip.nearest()]
 
 
 def _strips(spaces: Sequence[np.ndarray]) -> Iterator[list[np.ndarray]]:

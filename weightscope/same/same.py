@@ -22,8 +22,8 @@ from weightscope.model import Model, TensorsOnly, open_tensors
 from weightscope.progress import bar, progress_shown
 from weightscope.provenance import Provenance
 from weightscope.results import Result
+from weightscope.same.catalogue import Sizes
 from weightscope.same.config_and_tokens import Settings, Tokens, compare_settings, compare_tokenizers
-from weightscope.same.deeds import Sizes
 from weightscope.same.elsewhere import UNEXPLAINED, find_elsewhere, name_shards, name_unread, reordered_experts
 from weightscope.same.function import allowed, apart, basis_in_words, basis_of, called, is_unknown, last_apart
 from weightscope.same.judge import Compared, Judged, alone, as_same_function, few_compensated, judge, tolerance_of

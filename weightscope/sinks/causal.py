@@ -144,7 +144,7 @@ class Group(NamedTuple):
 
 
 def groups(sinks: SinkMechanisms) -> list[Group]:
-    """Every sink head, those of each mechanism together, all together; and as many heads of the same layers whose
+    """Every sink head, each mechanism's together, all together; and as many heads of the same layers whose
     strongest keys get the least attention."""
     table = sinks.heads
     layer, head, mechanism = table["layer"], table["head"], table["mechanism"]
@@ -207,7 +207,7 @@ def sinks_and_changes(
 
 
 def causal_table(changed: Sequence[Group], losses: np.ndarray, tokens: np.ndarray, caption: str) -> Table:
-    """One row per group: losses (1 + groups x changes, T) in nats, those of the unchanged model first."""
+    """One row per group: losses (1 + groups x changes, T) in nats, the unchanged model's first."""
     plain, by_group = losses[0], losses[1:].reshape(len(changed), len(CHANGES), -1)
     before = float(perplexity(plain, tokens))
     names, mechanisms, heads = zip(*changed, strict=True)

@@ -94,6 +94,7 @@ class Matrices(Everything):
     """All tensors of a checkpoint in numbers, and all its matrices."""
 
     rows: Sequence[Row] = ()  # in the order of the file
+    percentiles: Sequence[Column] = ()  # of the rows among other checkpoints' matrices; an audit adds them
 
     @cached_property
     def table(self) -> Table:
@@ -105,7 +106,7 @@ class Matrices(Everything):
             where = ("" if place is None else place for place in (row.layer, row.expert))
             name, role, *cells = row.facts.cells
             rows.append((name, role, *where, *cells, *spreads[role], *row.numbers, row.spectrum))
-        return Table.of_rows(COLUMNS, rows)
+        return Table([*Table.of_rows(COLUMNS, rows).columns, *self.percentiles])
 
     def grids(self, names: Iterable[str]) -> tuple[np.ndarray, list[str], dict[str, np.ndarray]]:
         """Layers (L,), roles (R,) and measures (L, R) of the matrices in layers; of several in one place the median."""

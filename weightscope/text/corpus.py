@@ -6,12 +6,13 @@
 | JSON lines | a line, its field "text" | .jsonl, .ndjson, .json |
 | Parquet | a row, its column "text" | .parquet |
 
-Text and JSON lines may be compressed (.gz, .zst). Text is UTF-8, taken as it stands: no newline is translated. A few
-hundred bytes can unpack to gigabytes; what is no text is refused before it is in memory.
+Text and JSON lines may be compressed (.gz, .bz2, .zst). Text is UTF-8, taken as it stands: no newline is translated. A
+few hundred bytes can unpack to gigabytes; what is no text is refused before it is in memory.
 """
 
 from __future__ import annotations
 
+import bz2
 import codecs
 import gzip
 import json
@@ -33,7 +34,8 @@ FIELD = "text"
 TEXT = (".txt", ".text", ".md")
 JSON_LINES = (".jsonl", ".ndjson", ".json")
 PARQUET = (".parquet",)
-COMPRESSED = (".gz", ".zst")
+OPENERS: dict[str, Callable[[IO[bytes]], Any]] = {".gz": lambda raw: gzip.GzipFile(fileobj=raw), ".bz2": bz2.BZ2File}
+COMPRESSED = (*OPENERS, ".zst")
 BLOCK = 1 << 20
 ZSTD_BLOCK = 4 << 10  # compressed bytes per read: a few can expand to megabytes
 ROWS = 256
@@ -60,8 +62,8 @@ def corpus_files(paths: Iterable[str | Path]) -> list[CorpusFile]:
             folder = path.resolve()
             files = [(file, file.relative_to(folder.parent).as_posix()) for file in _walk(folder)]
             if not files:
-                endings = ", ".join(TEXT + JSON_LINES + PARQUET)
-                raise CheckpointError(f"no text in this folder (looked for {endings}, .gz and .zst too)", file=folder)
+                endings, packed = (", ".join(names) for names in (TEXT + JSON_LINES + PARQUET, COMPRESSED))
+                raise CheckpointError(f"no text in this folder (looked for {endings}; {packed} of them)", file=folder)
         elif path.is_file():
             files = [(path, path.name)]
         else:
@@ -235,7 +237,8 @@ def _blocks(path: Path, advance: Advance) -> Iterator[bytes]:
                 broken = (*broken, zstandard.ZstdError)
                 blocks = _unzstd(raw, zstandard.ZstdDecompressor())
             else:
-                stream = gzip.GzipFile(fileobj=raw) if path.suffix.lower() == ".gz" else raw
+                opener = OPENERS.get(path.suffix.lower())
+                stream = opener(raw) if opener else raw
                 blocks = iter(lambda: stream.read(BLOCK), b"")
             read = unpacked = 0
             for block in blocks:

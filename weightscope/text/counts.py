@@ -150,9 +150,12 @@ def load_counts(path: str | Path) -> Counts:
 
     Examples
     --------
-    >>> from weightscope.embedded import COUNTS
-    >>> load_counts(COUNTS)
-    Counts(1,055,739 bigrams of 8,000 tokens, from 88 documents)
+    >>> from scipy.sparse import csr_array, save_npz
+    >>> from weightscope.files import scratch_folder
+    >>> with scratch_folder() as folder:
+    ...     save_npz(folder / "counts.npz", csr_array([[0, 2], [1, 0]]))
+    ...     load_counts(folder / "counts.npz")
+    Counts(2 bigrams of 2 tokens, from 0 documents)
     """
     path = Path(path)
     if not path.is_file():

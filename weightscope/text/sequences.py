@@ -133,7 +133,7 @@ LARGEST_SHARD = 2_000_000_000  # bytes; its shards have a sixth of them
 
 def works() -> list[Path]:
     """The files of the works in the public domain that come with weightscope."""
-    return sorted(WORKS.glob("*.txt.gz"))
+    return sorted(WORKS.glob("*.txt.bz2"))
 
 
 @dataclass(frozen=True)
