@@ -233,7 +233,7 @@ def from_weights_rows() -> Iterator[str]:
         yield f"| {FROM_WEIGHTS[row['model']]} | {where} | {source} |"
 
 
-CHANGED = {"smollm2": "SmolLM2-135M"}  # folders of figures/sink-causal
+CHANGED = {"smollm2": "SmolLM2-135M", "gemma": "Gemma 3 270M"}  # folders of figures/sink-causal
 CHANGES = ("zero", "mean", "ordinary", "redirected")
 TOGETHER = {
     "every NOP": "every no-op", "every broadcast": "every broadcast", "every neither": "every other sink",
@@ -281,6 +281,28 @@ def super_weight_rows() -> Iterator[str]:
             yield f"| {ZEROED[model]} | {where} | {entry} | {len(tried)} | {' | '.join(cells)} |"
 
 
+RELATIONS = {
+    "capitals": "country, capital", "languages": "country, language", "months": "next month, day or number",
+    "female": "male, female", "capitalised": "word, capitalised", "plurals": "singular, plural",
+    "past": "verb, past tense", "comparatives": "adjective, comparative", "opposites": "opposites",
+    "french": "English, French",
+}  # fmt: skip
+
+
+def relation_rows() -> Iterator[str]:
+    """The table of docs/circuits.md on heads that map one word to another."""
+    for relation, name in RELATIONS.items():
+        kept = [row for row in rows("relations/relations.csv") if row["relation"] == relation]
+        best, beyond = [], []
+        for way in ("maps", "suppresses"):
+            heads = [row for row in kept if row["way"] == way and float(row["p_model"]) <= 0.05]
+            beyond.append(str(len(heads)))
+            best += [f"{row['layer']}.{row['head']}: {float(row['score']):.0%} ({float(row['random']):.1%})"
+                     for row in heads[:1]] or ["none"]  # fmt: skip
+        cells = [name, kept[0]["pairs"], f"{float(kept[0]['alone']):.0%}", *best, ", ".join(beyond)]
+        yield f"| {' | '.join(cells)} |".replace("%", " %")
+
+
 def zeroed_costs(model: str, entry: str, begins: str) -> float:
     """The largest increase in perplexity, relative, where one of these entries is zero."""
     where = {"model": model, "begins": begins}
@@ -317,6 +339,9 @@ def better(kind: str = "") -> int:
 
 # What the pages say, the places of numbers in braces, and where they come from. Shares are percentages there.
 QUOTED: dict[str, list[float]] = {
+    "Without a head, embeddings map {:.0%} of the comparatives and {:.0%} of the plurals": [
+        column("relations/relations.csv", "alone", relation=each)[0] for each in ("comparatives", "plurals")
+    ],
     "on average AUROC {:.2f} against {:.2f} of the layer's index, better in {:d} of {:d}; its rank correlation with "
     "the measured attention is {:.2f} on average, better in {:d} of {:d}": [
         *(column("sinks-held-out/held-out.csv", name).mean() for name in ("sink_share", "layer")), better(), 15,
@@ -332,7 +357,15 @@ QUOTED: dict[str, list[float]] = {
         zeroed_costs("qwen2.5-coder-0.5b.gguf", "largest", OWN_FIRST),
     ],
     "Gemma's costs {:.1%}": [zeroed_costs("gemma-3-270m-q4_k_m.gguf", "super weight", "<bos>")],
-    "the perplexity of {:.1f} on 12 others": [single_heads("nop", "perplexity")[0]],
+    "the perplexity of {:.1f} on 12 others, Gemma's 5 of 12 texts that of {:.1f} on 4 others": [
+        single_heads("nop", "perplexity")[0], cell("sink-causal/gemma/causal.csv", "perplexity", heads="5.1"),
+    ],
+    "the two no-ops cost {:+.1f}, the broadcast, layer 5 head 2, {:+.1f}": [
+        cell("sink-causal/gemma/causal.csv", "zero", heads=heads) for heads in ("every NOP", "5.2")
+    ],
+    "Layer 5 head 1, of neither kind, costs most: {:+.1f} where its sink writes nothing, {:+.1f} where": [
+        cell("sink-causal/gemma/causal.csv", change, heads="5.1") for change in ("zero", "redirected")
+    ],
     "Of the {:d} no-op heads changed alone, {:d} cost something where the sink writes nothing; {:d} do where it writes "
     "what an ordinary token does, {:d} where its attention goes elsewhere": [
         len(single_heads("nop", "zero")),
@@ -570,7 +603,15 @@ def test_the_tables_of_roles_are_those_of_the_models_left_out(row: str) -> None:
 
 @pytest.mark.parametrize(
     "row",
-    [*beside_rows(), *patching_rows(), *from_weights_rows(), *changed_rows(), *unseen_rows(), *super_weight_rows()],
+    [
+        *beside_rows(),
+        *patching_rows(),
+        *from_weights_rows(),
+        *changed_rows(),
+        *unseen_rows(),
+        *super_weight_rows(),
+        *relation_rows(),
+    ],
 )
 def test_the_tables_of_sinks_as_biases_are_those_of_the_models_run(row: str) -> None:
     assert row in SAID
@@ -659,6 +700,7 @@ def test_the_readme_says_how_many_architectures_are_read() -> None:
 ELSEWHERE = {
     "0.5": "chance, and the rule of a broadcast", "0.45": "untrained models of the shape", "0.55": "the same",
     "0.75": "a trial's best head",
+    "29.2": "a head",
     "4.11": "a head", "5.1": "a head", "6.9": "a head", "5.5": "a head", "7.2": "a head", "7.10": "a head",
     "9.9": "a head", "8.10": "a head", "8.6": "a head", "7.3": "a head", "7.9": "a head",
     "2406.09519": "a paper's number", "2412.11965": "a paper's number",
@@ -690,7 +732,7 @@ def test_no_number_is_told_that_no_file_holds() -> None:
         text = text.replace(row, "")
     tables = (*held_out_rows(), *scale_rows(), *beside_rows(), *patching_rows(), *removed_rows(), *from_weights_rows(),
               *changed_rows(), *unseen_rows(),
-              *super_weight_rows())  # fmt: skip
+              *super_weight_rows(), *relation_rows())  # fmt: skip
     for row in tables:
         text = text.replace(" ".join(row.split()), "")
     for template, numbers in QUOTED.items():
