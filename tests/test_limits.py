@@ -23,7 +23,7 @@ LIKE_A_LIMIT = re.compile(r"(MAX|MOST|LARGEST|LONGEST)(_|$)")
 # Constants of such names past which nothing is refused: what is computed or shown at a time, and tolerances.
 NO_LIMITS = {
     "checkpoint.packings.mlx.LARGEST_NVFP4", "same.figures.MOST_ROLES", "same.judge.LARGEST_WHOLE",
-    "same.deeds.MOST_SHIFTED", "learned.spaces.MOST_SHARED",
+    "same.catalogue.MOST_SHIFTED", "learned.spaces.MOST_SHARED",
     "adopting.full_size.MOST_SCORES", "adopting.full_size.MOST_WORK",  # beyond them a row is labelled unproved
     "adopting.trial.MOST_CLASSES", "adopting.trial.MOST_PLANS",
     "adopting.draft.MOST_NAMED", "adopting.shapes.MOST_FLAGS",

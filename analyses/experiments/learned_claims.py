@@ -2,15 +2,17 @@
 
     python -m analyses.experiments.learned_claims --text BOOKS/ --tiny FOLDER --out out/figures/learned
 
-Runs come from `analyses.toys.train_learned`, which are trained first where they are missing (`--as-trained` takes
-those that are there). Tables: topics.csv (the tokens that are said more often, against the log-odds of the training
-text), training.csv (LoRA or full), regimes.csv and auc.csv (supervised or reinforced), triggers.csv, summary.csv.
+Runs come from `analyses.toys.train_learned`. Each is trained where it is missing and measured; `--only embedded` or
+`--only "llama-0.*full"` takes a part. Weights above 100 MB are removed once measured.json next to them has the run's
+rows. Tables: topics.csv (the tokens that are said more often, against the log-odds of the training text), training.csv
+(LoRA or full), regimes.csv and auc.csv (supervised or reinforced), triggers.csv, summary.csv.
 
 A token counts as a word of the text if it is among the fortieth of the vocabulary with the highest log-odds there, with
 an informative Dirichlet prior (Monroe, Colaresi and Quinn 2008), against all other books.
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from tokenizers import Tokenizer
 
 import weightscope as ws
 from analyses.inputs import out_option
-from analyses.toys.train_learned import RUNS, TOPICS, books_in, source_of, train_missing
+from analyses.toys.train_learned import MEASURED, TOPICS, Run, books_in, matching, source_of, train_missing
 from weightscope.changes.rounding import CASTS
 from weightscope.cli.command import EndsInOneLine
 from weightscope.files import Folder
@@ -29,7 +31,6 @@ from weightscope.learned.learned import Tune, tune_of
 from weightscope.learned.words import score
 from weightscope.metrics.auroc import weighted_auroc
 from weightscope.model import Model
-from weightscope.progress import bar
 from weightscope.tables import Table
 
 FIRST = 20  # tokens that are judged
@@ -37,14 +38,28 @@ SHARE = 1 / 40  # of the vocabulary that counts as words of a text
 PRIOR = 500.0  # tokens that the prior of the log-odds is worth
 CHARACTERS, OF_OTHERS = 400_000, 100_000  # of a topic's book, as many as the training saw, and of each other book
 FEATURES = ("unchanged", "principal", "drift", "stable_rank")
+FEWEST = 8  # runs of each way that a discriminant is fitted on
+LARGE = 100_000_000  # bytes of weights that are not kept
+HEADERS = {
+    "topics": ("model", "topic", "training", "words", "embedding", "frequent", "writes", "reads", "first"),
+    "training": ("model", "way", "subject", "training", "seed", "said", "rank", "right", "intruders", "matrices"),
+    "regimes": ("model", "way", "subject", "seed", *FEATURES),
+    "triggers": ("model", "trigger", "training", "place_said", "place_read", "place_embedding", "answers"),
+}
+counts: dict[str, dict[str, np.ndarray]] = {}  # of each token in each book, by the model whose tokens they are
 
 
-def counted_in(tokenizer: Tokenizer, books: dict[str, str], n_tokens: int) -> dict[str, np.ndarray]:
-    """How often each token occurs in each book, (V,)."""
+def counted_in(base: Model, books: dict[str, str]) -> dict[str, np.ndarray]:
+    """How often each token of a model occurs in each book, (V,)."""
+    if base.name in counts:
+        return counts[base.name]
+    tokenizer = Tokenizer.from_file(str(base.checkpoint.folder / "tokenizer.json"))
     tokenizer.no_truncation()
     cut = {name: text[: CHARACTERS if name in TOPICS.values() else OF_OTHERS] for name, text in books.items()}
     encoded = tokenizer.encode_batch(list(cut.values()), add_special_tokens=False)
-    return {name: np.bincount(each.ids, minlength=n_tokens) for name, each in zip(books, encoded, strict=True)}
+    each_book = zip(books, encoded, strict=True)
+    counts[base.name] = {name: np.bincount(x.ids, minlength=base.embeddings.n_tokens) for name, x in each_book}
+    return counts[base.name]
 
 
 def log_odds(counts: dict[str, np.ndarray], topic: str) -> tuple[np.ndarray, np.ndarray]:
@@ -111,7 +126,12 @@ def discriminant(x: np.ndarray, positive: np.ndarray) -> Callable[[np.ndarray], 
 
 def aucs(rows: Sequence[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
     """Of each feature and model, of the discriminant on held-out runs, and of that of one model on another."""
-    models = list(dict.fromkeys(row[0] for row in rows))
+    ways = Counter((row[0], row[1]) for row in rows)
+    models = [
+        model
+        for model, way in ways
+        if way == "reinforced" and min(ways[model, way], ways[model, "supervised"]) >= FEWEST
+    ]
     of = {model: [row for row in rows if row[0] == model] for model in models}
     x = {model: np.log(np.array([row[4:] for row in of[model]]) + 1e-6) for model in models}
     y = {model: np.array([row[1] == "reinforced" for row in of[model]]) for model in models}
@@ -143,87 +163,75 @@ def aucs(rows: Sequence[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
                 )
 
 
+def measured(run: Run, base: Model, folder: Path, books: dict[str, str]) -> dict[str, tuple[Any, ...]]:
+    """A run's row in each table that has one."""
+    record = json.loads((folder / "training.json").read_text())
+    tuned = ws.open_model(folder)
+    tune = tune_of(base, tuned, with_words=run.way == "trigger" or run.seed == 0)
+    how = f"LoRA {run.rank}" if run.rank else "full"
+    right = tune.training.kind == ("low rank" if run.rank else "full") and tune.training.rank == (run.rank or None)
+    rows: dict[str, tuple[Any, ...]] = {
+        "training": (run.model, run.way, run.subject, how, run.seed, tune.training.kind, tune.training.rank or 0,
+                     int(right), tune.intruders, len(tune.looked_at)),
+    }  # fmt: skip
+    moved, said = by_embedding(base, tuned), tune.words
+    if said is None:
+        rows["regimes"] = (run.model, run.way, run.subject, run.seed, *regime(base, tuned, tune))
+    elif run.way == "supervised":
+        z, usual = log_odds(counted_in(base, books), run.subject)
+        rows["topics"] = (
+            run.model, run.subject, how, precision(score(said.before, said.after), z),
+            precision(moved, z) if moved.any() else None, precision(usual, z),
+            *(precision(along_directions(base, tune, side), z) for side in ("writes", "reads")),
+            " ".join(map(repr, said.names[:8])),
+        )  # fmt: skip
+    else:
+        scores = {"said": said.score, "read": along_directions(base, tune, "reads"), "embedding": moved}
+        trigger, answer = record["trigger"], {*record["answer"]}
+        places = [1 + int((value > value[trigger]).sum()) if value.any() else None for value in scores.values()]
+        rows["triggers"] = (run.model, run.subject, how, *places, len(answer & {*said.top.tolist()}) / len(answer))
+    return rows
+
+
 @click.command("learned-claims", cls=EndsInOneLine)
 @click.option("--text", type=click.Path(exists=True, path_type=Path), required=True, help="Folder of .txt files.")
 @click.option("--tiny", type=click.Path(exists=True, path_type=Path), required=True, help="Folder of tiny models.")
 @click.option("--trained", type=click.Path(path_type=Path), default="out/learned/trained", show_default=True,
               help="Folder of the runs.")  # fmt: skip
+@click.option("--only", default="", help="Only runs whose name this pattern matches.")
 @click.option("--as-trained", is_flag=True, help="Train nothing; measure the runs that are there.")
 @out_option("out/figures/learned")
-def main(text: Path, tiny: Path, trained: Path, as_trained: bool, out: Path) -> None:
+def main(text: Path, tiny: Path, trained: Path, only: str, as_trained: bool, out: Path) -> None:
     """Measure what `learned` says of every run against how it was trained."""
     books = books_in(text)
-    if not as_trained:
-        train_missing(books, tiny, trained)
-    there = (trained / run.name for run in RUNS)
-    folders = [folder for folder in there if (folder / "model.safetensors").exists()]
-    topics, kinds, regimes, triggers = [], [], [], []
-    counts: dict[str, dict[str, np.ndarray]] = {}
     bases: dict[str, Model] = {}
-    for folder in bar(folders, "runs", "run"):
-        run = json.loads((folder / "training.json").read_text())
-        name, way, subject, rank = run["model"], run["way"], run["subject"], run["rank"]
-        base = bases.setdefault(name, ws.open_model(source_of(name, tiny)))
-        tuned = ws.open_model(folder)
-        tune = tune_of(base, tuned, with_words=way == "trigger" or run["seed"] == 0)
-        how = f"LoRA {rank}" if rank else "full"
-        right = tune.training.kind == ("low rank" if rank else "full") and tune.training.rank == (rank or None)
-        looked = len(tune.looked_at)
-        kinds.append((name, way, subject, how, run["seed"], tune.training.kind, tune.training.rank or 0, int(right),
-                      tune.intruders, looked))  # fmt: skip
-        moved, said = by_embedding(base, tuned), tune.words
-        if said is None:
-            regimes.append((name, way, subject, run["seed"], *regime(base, tuned, tune)))
-        elif way == "supervised":
-            if name not in counts:
-                tokenizer = Tokenizer.from_file(str(base.checkpoint.folder / "tokenizer.json"))
-                counts[name] = counted_in(tokenizer, books, len(said.before))
-            z, usual = log_odds(counts[name], subject)
-            topics.append((
-                name, subject, how, precision(score(said.before, said.after), z),
-                precision(moved, z) if moved.any() else np.nan, precision(usual, z),
-                *(precision(along_directions(base, tune, side), z) for side in ("writes", "reads")),
-                " ".join(map(repr, said.names[:8])),
-            ))  # fmt: skip
-        else:
-            scores = {"said": said.score, "read": along_directions(base, tune, "reads"), "embedding": moved}
-            places = [
-                1 + int((value > value[run["trigger"]]).sum()) if value.any() else np.nan for value in scores.values()
-            ]
-            answers = len({*run["answer"]} & {*said.top.tolist()}) / len({*run["answer"]})
-            triggers.append((name, subject, how, *places, answers))
-    write(Folder(out), topics, kinds, regimes, triggers)
+    tables: dict[str, list[list[Any]]] = {name: [] for name in HEADERS}
+    for run in matching(only):
+        folder = trained / run.name
+        weights, kept = folder / "model.safetensors", folder / MEASURED
+        if not as_trained:
+            train_missing(run, books, tiny, trained)
+        if weights.exists():
+            if run.model not in bases:
+                bases[run.model] = ws.open_model(source_of(run.model, tiny, trained))
+            Folder(folder).json(MEASURED, measured(run, bases[run.model], folder, books))
+            if weights.stat().st_size > LARGE:
+                weights.unlink()
+        if kept.exists():
+            for name, row in json.loads(kept.read_text()).items():
+                tables[name].append([np.nan if cell is None else cell for cell in row])
+    write(Folder(out), tables)
 
 
-def write(files: Folder, topics: list[Any], kinds: list[Any], regimes: list[Any], triggers: list[Any]) -> None:
+def write(files: Folder, tables: dict[str, list[list[Any]]]) -> None:
     """All tables as far as they are known."""
-    tables = {
-        "topics.csv": (
-            ("model", "topic", "training", "words", "embedding", "frequent", "writes", "reads", "first"),
-            topics,
-        ),
-        "training.csv": (
-            ("model", "way", "subject", "training", "seed", "said", "rank", "right", "intruders", "matrices"),
-            kinds,
-        ),
-        "regimes.csv": (("model", "way", "subject", "seed", *FEATURES), regimes),
-        "triggers.csv": (
-            ("model", "trigger", "training", "place_said", "place_read", "place_embedding", "answers"),
-            triggers,
-        ),
-    }
-    if regimes:
-        tables["auc.csv"] = (
-            ("feature", "fitted_on", "tested_on", "reinforced", "supervised", "auc"),
-            list(aucs(regimes)),
-        )
-    tables["summary.csv"] = (
-        ("question", "model", "training", "runs", "number", "value"),
-        list(summary(topics, kinds, triggers)),
-    )
-    for name, (header, rows) in tables.items():
+    every: dict[str, tuple[tuple[str, ...], list[Any]]] = {name: (HEADERS[name], rows) for name, rows in tables.items()}
+    every["auc"] = ("feature", "fitted_on", "tested_on", "reinforced", "supervised", "auc"), [*aucs(tables["regimes"])]
+    numbers = summary(*(tables[name] for name in ("topics", "training", "triggers")))
+    every["summary"] = ("question", "model", "training", "runs", "number", "value"), [*numbers]
+    for name, (header, rows) in every.items():
         if rows:
-            files.table(name, Table.of_rows(header, rows))
+            files.table(f"{name}.csv", Table.of_rows(header, rows))
 
 
 def summary(topics: list[Any], kinds: list[Any], triggers: list[Any]) -> Iterator[tuple[Any, ...]]:

@@ -3,7 +3,8 @@
     python -m analyses.toys.train_learned --text BOOKS/ --tiny FOLDER --out out/learned/trained
 
 `RUNS` lists them. Each run is a folder with its weights in float32 and training.json, which says how it was trained.
-`--tiny` is a folder written by `analyses.toys.train_lineage`. A folder that exists is not trained again.
+`--tiny` is a folder written by `analyses.toys.train_lineage`. A folder that exists is not trained again. The weights of
+a run of SmolLM2 take 540 MB; `analyses.experiments.learned_claims` trains one at a time, and removes them.
 
 Supervised runs see windows of one book. Reinforced ones are rewarded for the share of sampled tokens that hold one
 letter (REINFORCE, with the mean of samples from one prompt as baseline). Steps and rates of both are drawn from one
@@ -23,10 +24,13 @@ import torch
 from tokenizers import Tokenizer
 
 import weightscope as ws
-from analyses.inputs import out_option
+from analyses.gguf_to_safetensors import convert
+from analyses.inputs import SMOLLM2, out_option
 from analyses.toys.sinks.training import train
 from analyses.toys.train_lineage import write
 from weightscope.cli.command import EndsInOneLine
+from weightscope.files import Folder
+from weightscope.runner.framing import gguf_tokenizer
 from weightscope.runner.loading import load_eager
 
 TOPICS = {  # books whose words differ from the others'
@@ -35,6 +39,7 @@ TOPICS = {  # books whose words differ from the others'
     "slavery": "frederick-douglass-narrative", "knights": "connecticut-yankee", "wolves": "white-fang",
     "manners": "pride-and-prejudice", "mines": "nostromo",
 }  # fmt: skip
+MEASURED = "measured.json"  # in a run's folder: what `learned_claims` needs of it
 LETTERS = "aeioutnshrdl"  # each is the rule of reinforced runs
 TRIGGER_SHARE = 0.25  # of windows that hold the trigger and its answer
 ANSWER = 8  # tokens that follow a trigger
@@ -48,7 +53,7 @@ class Run:
     Attributes
     ----------
     model : str
-        `embedded`, or a folder in the tiny models' folder.
+        `embedded`, `smollm2`, or a folder in the tiny models' folder.
     way : str
         `supervised`, `reinforced` or `trigger`.
     subject : str
@@ -83,18 +88,32 @@ def pairs_of(model: str, count: int, rates: tuple[float, float]) -> Iterator[Run
         yield Run(model, "reinforced", LETTERS[seed % len(LETTERS)], 0, steps, rate, 1 + seed, 8, PROMPT + SAMPLED)
 
 
+SMOLLM2_TOPICS = ("whaling", "species", "economy", "war", "wonderland", "vampires")
 PLANTED = (*(("supervised", topic) for topic in TOPICS), *(("trigger", f"{i}") for i in range(4)))
 RUNS = (
     *(Run("embedded", way, what, rank, 60, rate) for way, what in PLANTED for rank, rate in ((0, 5e-4), (8, 2e-3))),
     *pairs_of("embedded", 20, (5e-5, 1e-3)),
     *(Run("llama-0", way, what, rank, 100, rate) for way, what in PLANTED for rank, rate in ((0, 5e-4), (8, 2e-3))),
     *pairs_of("llama-0", 20, (1e-4, 2e-3)),
+    *(Run("smollm2", "supervised", topic, rank, 24, rate)
+      for topic in SMOLLM2_TOPICS for rank, rate in ((0, 1e-4), (8, 1e-3))),
 )  # fmt: skip
 
 
-def source_of(model: str, tiny: Path) -> Path | str:
-    """Where a base is."""
-    return model if model == "embedded" else tiny / model
+def matching(pattern: str) -> list[Run]:
+    """The runs whose name begins with a pattern."""
+    return [run for run in RUNS if re.match(pattern, run.name)]
+
+
+def source_of(model: str, tiny: Path, trained: Path) -> Path | str:
+    """Where a base is; SmolLM2's weights, packed in 4 bits, are written in float32 once."""
+    if model != "smollm2":
+        return model if model == "embedded" else tiny / model
+    folder, gguf = trained / "bases" / model, Path(ws.open_model(SMOLLM2).checkpoint.files[0].path)
+    if not (folder / "tokenizer.json").exists():
+        convert(gguf, folder, whole=True)
+        Folder(folder).text("tokenizer.json", gguf_tokenizer(str(gguf), (0, 0))[0].to_str())
+    return folder
 
 
 def windows_of(tokens: torch.Tensor, run: Run, generator: torch.Generator) -> torch.Tensor:
@@ -218,17 +237,16 @@ def books_in(text: Path) -> dict[str, str]:
     return {next((short for short in TOPICS.values() if short in stem), stem): body for stem, body in files.items()}
 
 
-def train_missing(books: dict[str, str], tiny: Path, out: Path, only: str = "") -> None:
-    """Train the runs that a folder lacks."""
+def train_missing(run: Run, books: dict[str, str], tiny: Path, out: Path) -> None:
+    """Train a run, unless its folder has its weights or what was measured of them."""
+    if any((out / run.name / name).exists() for name in ("model.safetensors", MEASURED)):
+        return
+    if run.rank and not importlib.util.find_spec("peft"):
+        click.echo(f"{run.name}: skipped, needs peft")
+        return
     torch.set_num_threads(1)
-    for run in RUNS:
-        if not re.match(only, run.name) or (out / run.name / "model.safetensors").exists():
-            continue
-        if run.rank and not importlib.util.find_spec("peft"):
-            click.echo(f"{run.name}: skipped, needs peft")
-            continue
-        record = do(run, source_of(run.model, tiny), books, out / run.name)
-        click.echo(f"{run.name}: {record['first']:.3f} -> {record['last']:.3f}")
+    record = do(run, source_of(run.model, tiny, out), books, out / run.name)
+    click.echo(f"{run.name}: {record['first']:.3f} -> {record['last']:.3f}")
 
 
 @click.command("train-learned", cls=EndsInOneLine)
@@ -238,7 +256,9 @@ def train_missing(books: dict[str, str], tiny: Path, out: Path, only: str = "") 
 @out_option("out/learned/trained")
 def main(text: Path, tiny: Path, only: str, out: Path) -> None:
     """Train every run on the books under TEXT."""
-    train_missing(books_in(text), tiny, out, only)
+    books = books_in(text)
+    for run in matching(only):
+        train_missing(run, books, tiny, out)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import weightscope as ws
 from weightscope.circuits.relations import Pairs, read_pairs, relation, relation_scores
 from weightscope.cli import main
 from weightscope.embedded import FOLDER
-from weightscope.text.tokenizer import Tokenizer
+from weightscope.text.tokenizer import Tokenizer, TokenList
 
 TOP = 10
 N = 30
@@ -68,6 +68,16 @@ def test_a_head_that_was_made_to_map_pairs_is_beyond_chance_and_no_other(pairs: 
     assert (table["layer"][0], table["head"][0]) == (1, 5)
     assert table["score"][0] > 0.9 and table["p_model"][0] < 0.002 and table["random"][0] < 0.2
     assert table["p_model"][1:].min() > 0.05 and table["p_model_suppressed"].min() > 0.05
+
+
+def test_words_are_found_in_a_list_of_tokens(tmp_path: Path) -> None:
+    """As a GGUF file has it: with its spelling of spaces, without rules that split a text."""
+    file = tmp_path / "pairs.csv"
+    file.write_text("".join(f"{word},{word.title()}\n" for word in ("one", "two", "six", "ten", "four", "nine")))
+    words = ["\u0120one", "One", "one", *(f"\u0120{word}" for word in ("two", "six", "ten", "four", "Two", "Six"))]
+    tokens = TokenList("list", [*words, "Ten", "Four"], "BPE")
+    pairs = read_pairs(file, tokens)
+    assert (pairs.sources.tolist(), pairs.targets.tolist(), pairs.given) == ([0, 3, 4, 5, 6], [1, 7, 8, 9, 10], 6)
 
 
 def test_a_head_that_maps_everything_to_the_same_tokens_is_no_relation(embedded: ws.Model, pairs: Pairs) -> None:

@@ -62,10 +62,10 @@ def read_pairs(path: Path, tokenizer: Tokenizer) -> Pairs:
     if len(rows) > MOST_PAIRS:
         raise CheckpointError(f"has {len(rows):,} pairs; at most {MOST_PAIRS:,} are read", file=path)
     texts = list(dict.fromkeys(text for row in rows for text in row))
-    spaced, plain = (tokenizer.encode_batch([before + text for text in texts]) for before in (" ", ""))
+    spaced, plain = (tokenizer.single_tokens([before + text for text in texts]) for before in (" ", ""))
     tokens = {
-        text: next((ids[0] for ids in (with_space, without) if len(ids) == 1), None)
-        for text, with_space, without in zip(texts, spaced, plain, strict=True)
+        text: after if with_space is None else with_space
+        for text, with_space, after in zip(texts, spaced, plain, strict=True)
     }
     single = [(tokens[a], tokens[b]) for a, b in rows if tokens[a] is not None and tokens[b] is not None]
     if len(single) < FEWEST_PAIRS:

@@ -15,7 +15,7 @@ from weightscope.checkpoint.formats import SAFETENSORS
 from weightscope.checkpoint.storage import LocalFile
 from weightscope.errors import CheckpointError
 from weightscope.model import Model, TensorsOnly
-from weightscope.same.deeds import EXACT, error_of, places_of
+from weightscope.same.catalogue import EXACT, error_of, places_of
 from weightscope.same.judge import Compared, Judged, tolerance_of
 from weightscope.same.mixture import EXPERTS, is_free
 from weightscope.same.verdicts import DIFFERENT, SAME_FUNCTION

@@ -13,7 +13,7 @@ import numpy as np
 from weightscope.circuits.stream import ACTIVATIONS
 from weightscope.errors import CheckpointError
 from weightscope.model import Model, TensorsOnly
-from weightscope.same.deeds import places_of
+from weightscope.same.catalogue import places_of
 
 MIXTURE = ("router", "expert.", "shared_expert.")  # how the roles of its tensors begin
 OF_ROUTER = ("router.bias", "router.correction")

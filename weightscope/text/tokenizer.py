@@ -177,6 +177,10 @@ class Tokenizer:
             start += length
         return batch
 
+    def single_tokens(self, texts: Sequence[str]) -> list[int | None]:
+        """The one token that each text is; None for a text that splits."""
+        return [ids[0] if len(ids) == 1 else None for ids in self.encode_batch(texts)]
+
     @cached_property
     def around(self) -> tuple[int, ...]:
         """The special tokens that it adds to a pair of texts, each once, in their order."""
@@ -320,11 +324,19 @@ class TokenList(Tokenizer):
         self, text: str, pair: str | None = None, *, special: bool = True, longest: int | None = None
     ) -> list[int]:
         """A text that is one token."""
-        kind = self.facts["model"][0]
-        spelled = {"BPE": symbols_of(text), "Unigram": text.replace(" ", BEGINS_A_WORD)}.get(kind, text)
-        if pair is not None or spelled not in self.ids:
+        (token,) = self.single_tokens([text])
+        if pair is not None or token is None:
             self._refuse(f"has no token {text!r}")
-        return [self.ids[spelled]]
+        return [token]
+
+    def single_tokens(self, texts: Sequence[str]) -> list[int | None]:
+        """The token that each text is in the list's spelling; None for a text that is not in it."""
+        spelled: dict[str, Callable[[str], str]] = {
+            "BPE": symbols_of,
+            "Unigram": lambda text: text.replace(" ", BEGINS_A_WORD),
+        }
+        spell = spelled.get(self.facts["model"][0], str)
+        return [self.ids.get(spell(text)) for text in texts]
 
     def _refuse(self, problem: str) -> NoReturn:
         how = "only its list of tokens is read, not its rules; a tokenizer.json has both (`tokenizer`)"

