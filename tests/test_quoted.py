@@ -285,6 +285,28 @@ def super_weight_rows() -> Iterator[str]:
             yield f"| {ZEROED[model]} | {where} | {entry} | {len(tried)} | {' | '.join(cells)} |"
 
 
+RELATIONS = {
+    "capitals": "country, capital", "languages": "country, language", "months": "next month, day or number",
+    "female": "male, female", "capitalised": "word, capitalised", "plurals": "singular, plural",
+    "past": "verb, past tense", "comparatives": "adjective, comparative", "opposites": "opposites",
+    "french": "English, French",
+}  # fmt: skip
+
+
+def relation_rows() -> Iterator[str]:
+    """The table of docs/circuits.md on heads that map one word to another."""
+    for relation, name in RELATIONS.items():
+        kept = [row for row in rows("relations/relations.csv") if row["relation"] == relation]
+        best, beyond = [], []
+        for way in ("maps", "suppresses"):
+            heads = [row for row in kept if row["way"] == way and float(row["p_model"]) <= 0.05]
+            beyond.append(str(len(heads)))
+            best += [f"{row['layer']}.{row['head']}: {float(row['score']):.0%} ({float(row['random']):.1%})"
+                     for row in heads[:1]] or ["none"]  # fmt: skip
+        cells = [name, kept[0]["pairs"], f"{float(kept[0]['alone']):.0%}", *best, ", ".join(beyond)]
+        yield f"| {' | '.join(cells)} |".replace("%", " %")
+
+
 def zeroed_costs(model: str, entry: str, begins: str) -> float:
     """The largest increase in perplexity, relative, where one of these entries is zero."""
     where = {"model": model, "begins": begins}
@@ -321,6 +343,9 @@ def better(kind: str = "") -> int:
 
 # What the pages say, the places of numbers in braces, and where they come from. Shares are percentages there.
 QUOTED: dict[str, list[float]] = {
+    "Without a head, embeddings map {:.0%} of the comparatives and {:.0%} of the plurals": [
+        column("relations/relations.csv", "alone", relation=each)[0] for each in ("comparatives", "plurals")
+    ],
     "on average AUROC {:.2f} against {:.2f} of the layer's index, better in {:d} of {:d}; its rank correlation with "
     "the measured attention is {:.2f} on average, better in {:d} of {:d}": [
         *(column("sinks-held-out/held-out.csv", name).mean() for name in ("sink_share", "layer")), better(), 15,
@@ -585,7 +610,15 @@ def test_the_tables_of_roles_are_those_of_the_models_left_out(row: str) -> None:
 
 @pytest.mark.parametrize(
     "row",
-    [*beside_rows(), *patching_rows(), *from_weights_rows(), *changed_rows(), *unseen_rows(), *super_weight_rows()],
+    [
+        *beside_rows(),
+        *patching_rows(),
+        *from_weights_rows(),
+        *changed_rows(),
+        *unseen_rows(),
+        *super_weight_rows(),
+        *relation_rows(),
+    ],
 )
 def test_the_tables_of_sinks_as_biases_are_those_of_the_models_run(row: str) -> None:
     assert row in SAID
@@ -674,6 +707,7 @@ def test_the_readme_says_how_many_architectures_are_read() -> None:
 ELSEWHERE = {
     "0.5": "chance, and the rule of a broadcast", "0.45": "untrained models of the shape", "0.55": "the same",
     "0.75": "a trial's best head",
+    "29.2": "a head",
     "4.11": "a head", "5.1": "a head", "6.9": "a head", "5.5": "a head", "7.2": "a head", "7.10": "a head",
     "9.9": "a head", "8.10": "a head", "8.6": "a head", "7.3": "a head", "7.9": "a head",
     "2406.09519": "a paper's number", "2412.11965": "a paper's number",
@@ -705,7 +739,7 @@ def test_no_number_is_told_that_no_file_holds() -> None:
         text = text.replace(row, "")
     tables = (*held_out_rows(), *scale_rows(), *beside_rows(), *patching_rows(), *removed_rows(), *from_weights_rows(),
               *changed_rows(), *unseen_rows(),
-              *super_weight_rows())  # fmt: skip
+              *super_weight_rows(), *relation_rows())  # fmt: skip
     for row in tables:
         text = text.replace(" ".join(row.split()), "")
     for template, numbers in QUOTED.items():

@@ -4,7 +4,7 @@
 
 The pairs are those of `analyses/relations`: words that are one token each in most vocabularies. relations.csv has a row
 for each head whose MAPS score is beyond chance in the whole model (`weightscope circuits --pairs`), or the best head of
-a relation that has none, which maps or suppresses the pairs.
+a relation that has none, which maps or suppresses the pairs; `alone` is the score of the embeddings without a head.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from weightscope.tables import Table
 
 RELATIONS = Path(__file__).parents[1] / "relations"
 WAYS = {"maps": "", "suppresses": "_suppressed"}
-HEADER = ("model", "relation", "given", "pairs", "way", "layer", "head", "score", "random", "p_model")
+HEADER = ("model", "relation", "given", "pairs", "way", "layer", "head", "score", "random", "p_model", "alone")
 
 
 def rows_of(model: ws.Model, file: Path) -> Iterator[tuple[Any, ...]]:
@@ -32,9 +32,9 @@ def rows_of(model: ws.Model, file: Path) -> Iterator[tuple[Any, ...]]:
         table = found.table.sorted_by(f"score{ending}", descending=True)
         beyond = table.where(table[f"p_model{ending}"] <= LEVEL)
         kept = beyond if len(beyond) else table.take([0])
-        cells = (kept[name] for name in ("layer", "head", *(f"{name}{ending}" for name in HEADER[-3:])))
+        cells = (kept[name] for name in ("layer", "head", *(f"{name}{ending}" for name in HEADER[-4:-1])))
         for each in zip(*cells, strict=True):
-            yield (model.title, file.stem, found.pairs.given, len(found.pairs.sources), way, *each)
+            yield (model.title, file.stem, found.pairs.given, len(found.pairs.sources), way, *each, found.alone)
 
 
 @click.command("relations", cls=EndsInOneLine)

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
-from weightscope.circuits.relations import Pairs, read_pairs, relation, relation_scores
+from weightscope.circuits.relations import Pairs, read_pairs, relation, relation_scores, score_alone
 from weightscope.cli import main
 from weightscope.embedded import FOLDER
 from weightscope.text.tokenizer import Tokenizer, TokenList
@@ -61,6 +61,14 @@ def test_scores_are_those_of_the_dense_product(embedded: ws.Model, pairs: Pairs)
             first = np.argsort(-sign * logits, axis=1)[:, :TOP]
             assert (first == pairs.targets[:, None]).any(axis=1).mean() == pytest.approx(expected)
     assert len(table) == 16
+
+
+def test_embeddings_alone_map_what_is_nearest_to_them(embedded: ws.Model, pairs: Pairs) -> None:
+    unembedding = np.concatenate([rows for _, rows in embedded.unembedding.blocks()])
+    logits = embedded.embeddings.rows(pairs.sources) @ unembedding.T  # (n, V)
+    second = np.argsort(-logits, axis=1)[:, 1]
+    assert score_alone(embedded, pairs._replace(targets=second), TOP) == 1
+    assert score_alone(embedded, pairs._replace(targets=second), 1) == 0
 
 
 def test_a_head_that_was_made_to_map_pairs_is_beyond_chance_and_no_other(pairs: Pairs, tmp_path: Path) -> None:

@@ -115,6 +115,13 @@ def relation_scores(model: Model, pairs: Pairs, top: int = TOP, permutations: in
     return _table(model, np.stack(hits), permutations)
 
 
+def score_alone(model: Model, pairs: Pairs, top: int = TOP) -> float:
+    """The share of pairs whose second token is among the nearest of the first token's embedding, without any head."""
+    rows = model.into_stream(model.embeddings.rows(pairs.sources))  # (n, d)
+    nearest = nearest_rows(model.unembedding.blocks(), [row[:, None] for row in rows], top, by_cosine=False)
+    return float(np.mean([target in most.rows for target, (most, _) in zip(pairs.targets, nearest, strict=True)]))
+
+
 def _table(model: Model, hits: np.ndarray, permutations: int) -> Table:
     """The scores of heads and what permuted pairs get: hits (heads, 2, n, n)."""
     n = hits.shape[-1]
@@ -149,6 +156,7 @@ class Relation(NamedTuple):
 
     pairs: Pairs
     table: Table  # relations.csv: one row per head, the highest score first
+    alone: float  # score of the embeddings themselves, without a head: near words of a tied embedding
 
     @property
     def lead(self) -> str:
@@ -160,7 +168,8 @@ class Relation(NamedTuple):
             places = zip(kept["layer"], kept["head"], kept[f"score{ending}"], strict=True)
             named = [f"{layer}.{head} ({score:.0%})" for layer, head, score in places][:NAMED]
             said.append(f"beyond chance, {verb} them: {', '.join(named) or 'no head'}")
-        return f"Relation: {self.pairs.told}. Heads that, {'; that, '.join(said)}.".replace("%", " %")
+        alone = f"Embeddings alone map {self.alone:.0%} of them."
+        return f"Relation: {self.pairs.told}. {alone} Heads that, {'; that, '.join(said)}.".replace("%", " %")
 
 
 def relation(model: Model, path: Path) -> Relation:
@@ -176,4 +185,4 @@ def relation(model: Model, path: Path) -> Relation:
         why = Tokenizer.why_unreadable(model) or "there is none; say where it is with `tokenizer`"
         raise CheckpointError(f"pairs of words need a tokenizer: {why}", file=model.checkpoint.name)
     pairs = read_pairs(path, tokenizer)
-    return Relation(pairs, relation_scores(model, pairs))
+    return Relation(pairs, relation_scores(model, pairs), score_alone(model, pairs))
