@@ -96,6 +96,10 @@ DRAWINGS = (
         "sink-causal/gemma",
         "weightscope sinks {gemma} --question kind --text {books} --inputs 12 --length 128 --causal 4",
     ),
+    Drawing(
+        "sink-causal/qwen",
+        "weightscope sinks {qwen} --question kind --text {books} --inputs 12 --length 128 --causal 4",
+    ),
     Drawing("sink-toys", "analyses.toys.sinks"),
     Drawing("positions-gpt2", "weightscope positions {gpt2} --unscaled --query 500 --head 7"),
     Drawing("positions-gpt2-spread", "analyses.experiments.position_sigma {gpt2} --head 7 --query 500"),

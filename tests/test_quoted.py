@@ -233,7 +233,11 @@ def from_weights_rows() -> Iterator[str]:
         yield f"| {FROM_WEIGHTS[row['model']]} | {where} | {source} |"
 
 
-CHANGED = {"smollm2": "SmolLM2-135M", "gemma": "Gemma 3 270M"}  # folders of figures/sink-causal
+CHANGED = {
+    "smollm2": "SmolLM2-135M",
+    "gemma": "Gemma 3 270M",
+    "qwen": "Qwen2.5-Coder-0.5B",
+}  # folders of figures/sink-causal
 CHANGES = ("zero", "mean", "ordinary", "redirected")
 TOGETHER = {
     "every NOP": "every no-op", "every broadcast": "every broadcast", "every neither": "every other sink",
@@ -362,6 +366,9 @@ QUOTED: dict[str, list[float]] = {
     ],
     "the two no-ops cost {:+.1f}, the broadcast, layer 5 head 2, {:+.1f}": [
         cell("sink-causal/gemma/causal.csv", "zero", heads=heads) for heads in ("every NOP", "5.2")
+    ],
+    "Qwen has {:.0f} sink heads behind `<|endoftext|>` (12 texts; perplexity {:.0f} on 4 others)": [
+        cell("sink-causal/qwen/causal.csv", name, heads="every NOP") for name in ("number", "perplexity")
     ],
     "Layer 5 head 1, of neither kind, costs most: {:+.1f} where its sink writes nothing, {:+.1f} where": [
         cell("sink-causal/gemma/causal.csv", change, heads="5.1") for change in ("zero", "redirected")
