@@ -37,6 +37,7 @@ SEEDS = {"llama": 6, "qwen2": 3, "gpt2": 5}  # models of analyses.toys.train_lin
 EXISTING = click.Path(exists=True, resolve_path=True, path_type=Path)
 TABLES = {".csv", ".json", ".npz"}
 LARGE = ("*.figure.csv", "spectra.csv", "events.csv", "kernel.csv")  # the data of a figure, one row per point
+DATED = "report.json"  # next to each page; it has the date, so that no two runs write the same
 EARLIER = "before.csv"  # what an earlier version of weightscope said; nothing draws it again
 TRAINED = "sink-toys/"  # its JSON and NPZ are the results of an hour of training, so they are kept too
 
@@ -91,6 +92,10 @@ DRAWINGS = (
         "sink-causal/smollm2",
         f"weightscope sinks {SMOLLM2} --question kind --text {{books}} --inputs 16 --length 128 --causal 12",
     ),
+    Drawing(
+        "sink-causal/gemma",
+        "weightscope sinks {gemma} --question kind --text {books} --inputs 12 --length 128 --causal 4",
+    ),
     Drawing("sink-toys", "analyses.toys.sinks"),
     Drawing("positions-gpt2", "weightscope positions {gpt2} --unscaled --query 500 --head 7"),
     Drawing("positions-gpt2-spread", "analyses.experiments.position_sigma {gpt2} --head 7 --query 500"),
@@ -126,6 +131,11 @@ DRAWINGS = (
     Drawing(
         "lineage-attacks",
         "analyses.experiments.lineage_attacks --tiny {llama}/.. --model embedded --text {books}",
+        ("torch", "transformers"),
+    ),
+    Drawing(
+        "lineage-attacks-smollm2",
+        f"analyses.experiments.lineage_attacks --model {SMOLLM2} --text {{books}} --only hiding:.rotated.*,.noise.0%",
         ("torch", "transformers"),
     ),
     Drawing("lineage-null", "analyses.experiments.lineage_null --tiny {llama}/.."),
@@ -280,10 +290,8 @@ def pictures_shown() -> set[str]:
 
 def hashes(folder: str) -> dict[str, str]:
     """Hash of every table that was drawn in a folder, by its path under out/figures/."""
-    tables = [
-        path for path in (DRAWN / folder).rglob("*") if path.suffix in TABLES and ".weightscope" not in path.parts
-    ]
-    return {path.relative_to(DRAWN).as_posix(): hash_of(path) for path in tables}
+    tables = [path for path in (DRAWN / folder).rglob("*") if path.suffix in TABLES and path.name != DATED]
+    return {path.relative_to(DRAWN).as_posix(): hash_of(path) for path in tables if ".weightscope" not in path.parts}
 
 
 def hash_of(path: Path) -> str:

@@ -233,7 +233,7 @@ def from_weights_rows() -> Iterator[str]:
         yield f"| {FROM_WEIGHTS[row['model']]} | {where} | {source} |"
 
 
-CHANGED = {"smollm2": "SmolLM2-135M"}  # folders of figures/sink-causal
+CHANGED = {"smollm2": "SmolLM2-135M", "gemma": "Gemma 3 270M"}  # folders of figures/sink-causal
 CHANGES = ("zero", "mean", "ordinary", "redirected")
 TOGETHER = {
     "every NOP": "every no-op", "every broadcast": "every broadcast", "every neither": "every other sink",
@@ -357,7 +357,15 @@ QUOTED: dict[str, list[float]] = {
         zeroed_costs("qwen2.5-coder-0.5b.gguf", "largest", OWN_FIRST),
     ],
     "Gemma's costs {:.1%}": [zeroed_costs("gemma-3-270m-q4_k_m.gguf", "super weight", "<bos>")],
-    "the perplexity of {:.1f} on 12 others": [single_heads("nop", "perplexity")[0]],
+    "the perplexity of {:.1f} on 12 others, Gemma's 5 of 12 texts that of {:.1f} on 4 others": [
+        single_heads("nop", "perplexity")[0], cell("sink-causal/gemma/causal.csv", "perplexity", heads="5.1"),
+    ],
+    "the two no-ops cost {:+.1f}, the broadcast, layer 5 head 2, {:+.1f}": [
+        cell("sink-causal/gemma/causal.csv", "zero", heads=heads) for heads in ("every NOP", "5.2")
+    ],
+    "Layer 5 head 1, of neither kind, costs most: {:+.1f} where its sink writes nothing, {:+.1f} where": [
+        cell("sink-causal/gemma/causal.csv", change, heads="5.1") for change in ("zero", "redirected")
+    ],
     "Of the {:d} no-op heads changed alone, {:d} cost something where the sink writes nothing; {:d} do where it writes "
     "what an ordinary token does, {:d} where its attention goes elsewhere": [
         len(single_heads("nop", "zero")),
@@ -899,6 +907,22 @@ def test_pairs_that_were_judged_again_are_those_of_the_files() -> None:
     assert f"none of {int(groups[-1]['pairs']) - len(one_seed)} pairs of strangers was" in text
     assert f"all {kinds[-1]['planted']} planted pairs were" in text
     assert groups[-1]["derived"] == kinds[-1]["unrelated"] == kinds[-1]["undecided"] == "0"
+
+
+def test_what_attacks_on_smollm2_cost_is_that_of_the_file() -> None:
+    tried = rows("lineage-attacks-smollm2/attacks.csv")
+    assert {(row["verdict"], row["base"], row["strength"][1:]) for row in tried} == {
+        ("related", "victim", " cut, noise 0%")
+    }
+    cuts, kl, kept = (
+        "{}, {} and {}".format(*cells)
+        for cells in zip(
+            *((row["strength"][0], f"{float(row['kl']):.2g}", f"{float(row['first_kept']):.0%}") for row in tried),
+            strict=True,
+        )
+    )
+    text = words(ROOT / "docs" / "lineage.md")
+    assert f"With {cuts} singular values of each head cut, the KL divergence is {kl}, and {kept} of the first" in text
 
 
 def test_the_tables_of_lineage_are_those_of_the_files() -> None:

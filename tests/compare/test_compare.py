@@ -242,6 +242,32 @@ def test_moved_head_among_permuted_ones_is_compared_with_itself() -> None:
     assert "head_b" in comparison.heads
 
 
+@settings(max_examples=4, deadline=None)
+@given(
+    factors=st.lists(st.floats(0.25, 8), min_size=2, max_size=3),
+    layer=st.integers(0, 1),
+    head=st.integers(0, 7),
+    order=st.permutations(range(8)),
+)
+def test_the_bound_on_logits_grows_by_what_queries_were_multiplied_with(factors, layer, head, order) -> None:
+    """Queries and their bias grow by a factor each step, in one head; the last step also permutes the heads."""
+    steps = [real()]
+    for factor in factors:
+        weights = {name: values.copy() for name, values in steps[-1].items()}
+        for kind in ("weight", "bias"):
+            weights[f"h.{layer}.attn.c_attn.{kind}"][..., of_heads(0, [head])] *= np.float32(factor)
+        steps.append(weights)
+    trajectory = compared(*steps[:-1], permuted(steps[-1], layer, order)).trajectory
+    growth = trajectory["qk_logit_bound_growth"].reshape(len(steps), 2, 8)  # (checkpoints, layers, heads)
+    expected = np.ones(growth.shape)
+    expected[1:, layer, head] = factors
+    np.testing.assert_allclose(growth, expected, rtol=2e-3)
+    bounds = trajectory["qk_logit_bound"].reshape(growth.shape)
+    np.testing.assert_allclose(bounds[-1], bounds[0] * growth.prod(axis=0), rtol=1e-6)
+    labels = trajectory["checkpoint"].reshape(growth.shape)
+    assert [len({*step.ravel()}) for step in labels] == [1] * len(steps)
+
+
 def test_permuted_key_value_groups_are_found_with_their_queries(tmp_path: Path) -> None:
     llama = fixture("llama")
     weights, config = load_file(llama.folder / "model.safetensors"), llama.model.config

@@ -36,6 +36,12 @@ COMMANDS: dict[str, list[str]] = {
     "learned": ["learned", "gpt2", "changed"],
     "atlas": ["atlas", "models.txt"],
 }
+# Those that print a result as JSON.
+WITH_JSON = [
+    name
+    for name, (command, *_) in COMMANDS.items()
+    if any(option.name == "as_json" for option in main.get_command(click.Context(main), command).params)
+]
 CROWDED = {"learned"}  # labels of its figure cover each other for models as tiny and as alike as these
 STUDIES: dict[str, list[str]] = {
     "norms": ["norms", "embedded", "--text", "text.txt", "--inputs", "2", "--length", "16"],
@@ -55,7 +61,8 @@ def changed(weights: Weights) -> None:
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[list[str]], list[Path]]:
+def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[list[str]], tuple[Path, str]]:
+    """What runs a command: the folder that it wrote, and what it printed."""
     folder = tmp_path_factory.mktemp("numbers")
     for name, change in {"gpt2": None, "changed": changed}.items():
         with_tokenizer("gpt2", folder / name, change)
@@ -66,38 +73,80 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[list[str]], l
     paragraphs = (f"On day {n} the crew of the ship saw land again, and sailed on." for n in range(40))
     (folder / "text.txt").write_text("\n\n".join(paragraphs))
 
-    def write(arguments: list[str]) -> list[Path]:
+    def write(arguments: list[str]) -> tuple[Path, str]:
         given = [folder / argument if (folder / argument).exists() else argument for argument in arguments]
         out = folder / "out" / "-".join(arguments).replace("/", "")
         with undrawn() if arguments[0] in CROWDED else unsaved():
             result = run(*given, "--out", out)
         assert out.exists() and not isinstance(result.exception, Exception), result.output
-        return sorted(out.rglob("*.html"))
+        return out, result.stdout
 
     return write
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_number_on_a_page_is_in_its_json(name: str, written: Callable[[list[str]], list[Path]]) -> None:
-    check(written(COMMANDS[name]))
+def test_every_number_on_a_page_is_in_its_json(name: str, written: Callable[[list[str]], tuple[Path, str]]) -> None:
+    check(written(COMMANDS[name])[0])
 
 
 @pytest.mark.check
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_number_on_the_page_of_a_study_is_in_its_json(
-    name: str, written: Callable[[list[str]], list[Path]]
+    name: str, written: Callable[[list[str]], tuple[Path, str]]
 ) -> None:
     pytest.importorskip("torch", reason="PyTorch comes with the extra `runner`")
-    check(written(STUDIES[name]))
+    check(written(STUDIES[name])[0])
 
 
-def check(pages: list[Path]) -> None:
+@pytest.mark.parametrize("name", WITH_JSON)
+def test_json_on_the_command_line_is_that_of_the_files(
+    name: str, written: Callable[[list[str]], tuple[Path, str]]
+) -> None:
+    """It is the result, whether a page is written or not; what the page has too is the same there."""
+    out, printed = written([*COMMANDS[name], "--json"])
+    told = json.loads(printed)
+    for result in told if isinstance(told, list) else [told]:
+        if result.get("error"):
+            continue
+        folder = out / result.get("folder", "")
+        for file in folder.glob("*.json"):
+            held = json.loads(file.read_text())
+            if file.stem in result:  # findings.json
+                assert result[file.stem] == held
+            elif file.stem == name:  # lineage.json of lineage
+                assert result == held
+            elif file.stem in ("report", "index"):
+                for finding in held.get("findings", []):
+                    del finding["percentile"]  # the page alone has it
+                shared = (result.keys() & held.keys()) - ({"sources"} if name == "atlas" else set())
+                assert shared >= {"lead", "version", "command", "date"}
+                assert {key: result[key] for key in shared} == {key: held[key] for key in shared}
+        if "heads" in result and name != "atlas":
+            heads = ws.load(folder).heads
+            assert {*heads.names} == {*result["heads"][0]}
+            for column in heads.names:
+                values = [head[column] for head in result["heads"]]
+                if heads[column].dtype.kind in "fi":
+                    numbers = [np.nan if value is None else float(value) for value in values]
+                    assert np.allclose(numbers, heads[column], rtol=5e-6, atol=0, equal_nan=True), column
+                else:
+                    assert [*map(str, values)] == [*map(str, heads[column])], column
+
+
+def check(folder: Path) -> None:
+    pages = sorted(folder.rglob("*.html"))
     assert pages
     for page in pages:
         numbers = json.loads(page.with_suffix(".json").read_text(), parse_constant=int)
         assert missing(page.read_text(), numbers) == []
         if page.stem in ("report", "summary", "index"):
-            assert ws.load(page.parent).page == numbers
+            result = ws.load(page.parent)
+            assert result.page == numbers and result.lead == numbers["lead"]
+            read = {".csv": result.table, ".npz": result.arrays, ".json": result.json}
+            for file in result.files:
+                if (page.parent / file).stat().st_size:  # a figure that was not drawn has no data
+                    read.get(Path(file).suffix, lambda name: name)(file)
+            assert "findings.json" not in result.files or result.findings is not None
 
 
 def test_every_command_that_writes_a_page_is_tried_here() -> None:
@@ -111,6 +160,7 @@ def test_every_command_that_writes_a_page_is_tried_here() -> None:
     }
     assert with_pages <= {arguments[0] for arguments in (COMMANDS | STUDIES).values()}
     assert with_pages >= {"audit", "compare", "circuits", "norms"}
+    assert {COMMANDS[name][0] for name in WITH_JSON} == {"audit", "compare", "lineage", "same", "learned", "atlas"}
 
 
 def test_a_number_that_the_json_lacks_is_found(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import stat
 import subprocess
 import sys
 import zipfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tests.support.figures import undrawn
 from weightscope.embedded import FOLDER
 from weightscope.pages.sarif import sarif_log
 
+UP_TO = ("values", "rounding", "function")
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text())
 
 
@@ -50,11 +52,12 @@ def logs(broken: Path) -> dict[str, Any]:
         "compare": ["compare", "embedded", broken],
         "list": ["audit", folder / "list.txt"],
         "clean": ["compare", "embedded", "embedded"],
+        "same": ["same", "embedded", broken],
     }
     for name, arguments in commands.items():
         with undrawn():
             result = run(*arguments, "--out", folder / name, "--sarif", folder / f"{name}.sarif")
-        assert result.exit_code == (2 if name == "list" else 0), result.output
+        assert result.exit_code == {"list": 2, "same": 3}.get(name, 0), result.output
         written[name] = json.loads((folder / f"{name}.sarif").read_text())
     return written
 
@@ -79,6 +82,41 @@ def test_findings_are_results_with_their_places(logs: dict[str, Any], broken: Pa
     assert file.endswith("/a%20model/model.safetensors")
     assert file in {artifact["location"]["uri"] for artifact in audited["artifacts"]}
     assert logs["clean"]["runs"][0]["results"] == []
+
+
+def test_tensors_that_are_not_the_same_are_results(logs: dict[str, Any]) -> None:
+    (compared,) = logs["same"]["runs"]
+    assert [places(result) for result in compared["results"]] == [
+        {("tensor", "transformer.h.1.attn.c_proj.weight")}, {("tensor", "transformer.h.0.attn.c_attn.weight")},
+    ]  # fmt: skip
+    assert {(result["ruleId"], result["level"]) for result in compared["results"]} == {("different_tensor", "error")}
+    assert "is not embedded: 2 of 28 tensors differ" in compared["properties"]["lead"]
+
+
+@pytest.mark.parametrize("up_to", UP_TO)
+@pytest.mark.parametrize(
+    ("dtype", "config", "results"),
+    [
+        (np.float32, {}, {}),
+        (np.float16, {}, {"values": {"rounded_tensor": 28}}),
+        (np.float32, {"layer_norm_epsilon": 0.1}, {up_to: {"different_config": 1} for up_to in UP_TO}),
+    ],
+    ids=["copy", "rounded", "config"],
+)  # fmt: skip
+def test_same_has_results_where_its_gate_fails(
+    dtype: type, config: dict[str, float], results: dict[str, dict[str, int]], up_to: str, tmp_path: Path
+) -> None:
+    weights = {name: array * np.float32(1.0001) for name, array in load_file(FOLDER / "model.safetensors").items()}
+    for name, stored, keys in (("a", np.float32, {}), ("b", dtype, config)):
+        shutil.copytree(FOLDER, tmp_path / name)
+        save_file({key: array.astype(stored) for key, array in weights.items()}, tmp_path / name / "model.safetensors")
+        about = json.loads((FOLDER / "config.json").read_text()) | keys
+        (tmp_path / name / "config.json").write_text(json.dumps(about))
+    done = run("same", tmp_path / "a", tmp_path / "b", "--up-to", up_to, "--sarif", tmp_path / "same.sarif")
+    (log,) = json.loads((tmp_path / "same.sarif").read_text())["runs"]
+    expected = results.get(up_to, {})
+    assert Counter(result["ruleId"] for result in log["results"]) == expected, done.output
+    assert done.exit_code == (3 if expected else 0)
 
 
 def test_a_list_has_a_run_for_each_checkpoint(logs: dict[str, Any]) -> None:

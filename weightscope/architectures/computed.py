@@ -391,22 +391,13 @@ def _as_stated(values: dict[str, Any], spelled: dict[str, str], section: Config)
 
 def usual_values(kind: str) -> dict[str, Any]:
     """What the class of a model_type takes for the keys that a config leaves out."""
-    return dict(_usual().get(kind, {}))
+    values = _table()["values"].items()
+    return {key: json.loads(text) for key, texts in values for text, kinds in texts.items() if kind in kinds.split()}
 
 
 @lru_cache(None)
 def _table() -> dict[str, Any]:
     return read_json(FILE)
-
-
-@lru_cache(None)
-def _usual() -> dict[str, dict[str, Any]]:
-    usual: dict[str, dict[str, Any]] = {}
-    for key, values in _table()["values"].items():
-        for value, kinds in values.items():
-            for kind in kinds.split():
-                usual.setdefault(kind, {})[key] = json.loads(value)
-    return usual
 
 
 def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:

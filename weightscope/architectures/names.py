@@ -258,10 +258,16 @@ class Tensors:
     @property
     def roles(self) -> dict[str, str]:
         """The role of each tensor that has one, by its name in the file; of another stack after that one's name."""
-        named = (tensor for tensor in self.rows if tensor.has_role)
-        return {
-            each.name: each.role if each.stack in (None, self.own) else f"{each.stack} {each.role}" for each in named
-        }
+        return {tensor.name: self.known_as(tensor) for tensor in self.rows if tensor.has_role}
+
+    def known_as(self, tensor: NamedTensor) -> str:
+        """The role of a tensor, or of a part of one; of another stack after that one's name."""
+        return tensor.role if tensor.stack in (None, self.own) else f"{tensor.stack} {tensor.role}"
+
+    def read_through(self, replaced: Mapping[str, Tensor]) -> None:
+        """From now on arrays are read from these tensors, by name, and from the checkpoint's where there is none."""
+        for reader in self.readers:
+            reader.values = self.checkpoint.with_tensors(replaced)
 
     @property
     def lead(self) -> str:
@@ -348,6 +354,7 @@ class _Reader:
 
     def __init__(self, checkpoint: Checkpoint, stack: str, family: Family, config: ModelConfig, prefix: str) -> None:
         self.checkpoint, self.stack, self.family, self.config, self.prefix = checkpoint, stack, family, config, prefix
+        self.values = checkpoint  # of which arrays are made; see `Tensors.read_through`
         self._last: tuple[int, Layer] | None = None
         self._fused: tuple[tuple[str, int | None], np.ndarray] | None = None
 
@@ -500,7 +507,8 @@ class _Reader:
             parts = [self._projection(layer, each, role != plain) for each in plain.split("+")]
             return np.concatenate(parts)
         self._check(tensor, role, shape, config, row)
-        array = tensor.read() if expert is None else tensor.rows(expert, expert + 1)[0]
+        stored = self.values[tensor.name]
+        array = stored.read() if expert is None else stored.rows(expert, expert + 1)[0]
         if TRANSPOSED in how and array.ndim > 1:
             array = array.swapaxes(-1, -2)
         if ALTERNATING in how:
@@ -577,7 +585,7 @@ class _Reader:
             needed_by = f"{family.name} with width {config.d_model} and {config.n_heads} heads"
             stem, maker = (self.prefix + family.stored_name(config, i) for i in (index, family.keys_of(config, index)))
             lent = dict.fromkeys(family.of_keys, maker) if maker != stem else {}
-            layout = family.heads.layout(LayerTensors(self.checkpoint, stem, needed_by, lent), family, config)
+            layout = family.heads.layout(LayerTensors(self.values, stem, needed_by, lent), family, config)
             self._last = index, layout
         layer = self._last[1]
         if role == "o":

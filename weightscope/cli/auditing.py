@@ -1,6 +1,5 @@
 """The commands audit, compare and reference."""
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ import click
 
 from weightscope.cli import options
 from weightscope.cli.command import command, in_options
-from weightscope.cli.terminal import end_with, headline, is_quiet, print_json, show, write_text
+from weightscope.cli.terminal import end_with, headline, is_quiet, print_json, show, write_sarif, write_text
 from weightscope.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -33,9 +32,6 @@ fail_on_option = click.option(
     help="Exit with status 3 if there is a finding of this severity or worse, or of this kind; may be repeated. "
     "Findings are about attention, norms, biases and embeddings; with --all about every tensor.",
 )  # fmt: skip
-sarif_option = options.file_to_write(
-    "--sarif", "sarif", help="Also write the findings to this file as SARIF 2.1.0, for code scanning."
-)
 ALL = "all"  # --tower all: every stack
 
 
@@ -83,7 +79,7 @@ ALL = "all"  # --tower all: every stack
     "--accept",
     "File of findings that were judged, which do not fail: rows copied from findings.csv, or findings.json.",
 )
-@sarif_option
+@options.sarif
 @options.json
 @options.device
 @options.with_engine
@@ -123,7 +119,7 @@ def audit_command(
     if outcome.error is not None:
         raise outcome.error
     if sarif is not None:
-        _write_sarif(sarif, outcome.result)
+        write_sarif(sarif, outcome.result)
     if as_json:
         print_json(outcome.result)
     else:
@@ -150,13 +146,6 @@ def _gate(*problems: str) -> None:
     if problem := "; ".join(filter(None, problems)):
         _say(problem)
         sys.exit(3)
-
-
-def _write_sarif(file: Path, *results: Any) -> None:
-    """Write the findings of results, as --json prints them."""
-    from weightscope.pages.sarif import sarif_log
-
-    write_text(json.dumps(sarif_log(results), indent=1) + "\n", file)
 
 
 def _say(line: str) -> None:
@@ -215,7 +204,7 @@ def _audit_list(
                 headline(f"{name}: {row['family']}, {sizes}, {counted(row['findings'], 'finding')}")
     results.sort(key=lambda result: names.index(result["folder"]))
     if sarif is not None:
-        _write_sarif(sarif, *results)
+        write_sarif(sarif, *results)
     if as_json:
         print_json(results)
     else:
@@ -251,7 +240,7 @@ def _audit_list(
     "fraction of its norm, or if the config decides another computation; with --all, any tensor.",
 )  # fmt: skip
 @fail_on_option
-@sarif_option
+@options.sarif
 @options.json
 def compare_command(
     sources: tuple[str, ...], out: Path, base: str | None, across_families: bool, all_tensors: bool,
@@ -292,7 +281,7 @@ def compare_command(
         comparison = compare(*models, labels=sources, across_families=across_families, all_tensors=all_tensors)
         comparison.write_files(folder)
     if sarif is not None:
-        _write_sarif(sarif, comparison.as_json())
+        write_sarif(sarif, comparison.as_json())
     end_with(comparison, out, as_json)
     what, farthest = comparison.farthest
     moved = ""

@@ -160,6 +160,9 @@ families = click.option(
     help="File of architecture rows, as written by `weightscope adopt --save`.",
 )  # fmt: skip
 json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON and nothing else.")
+sarif = file_to_write(
+    "--sarif", "sarif", help="Also write the findings to this file as SARIF 2.1.0, for code scanning."
+)
 digest = click.option("--digest", is_flag=True, help="Also read the files whole, for the SHA-256 of each.")
 
 

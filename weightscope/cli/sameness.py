@@ -7,7 +7,7 @@ import click
 
 from weightscope.cli import options
 from weightscope.cli.command import command
-from weightscope.cli.terminal import folder_for, hand_over
+from weightscope.cli.terminal import folder_for, hand_over, write_sarif
 from weightscope.same.verdicts import UP_TO
 
 
@@ -35,10 +35,11 @@ from weightscope.same.verdicts import UP_TO
 @options.tower
 @options.families
 @options.digest
+@options.sarif
 @options.json
 def same_command(
     a: str, b: str, up_to: str, sample: float, out: Path | None, tower: str | None, families: str | None, digest: bool,
-    as_json: bool,
+    sarif: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Find out whether B holds the model that A holds, and what was done to each tensor that differs.
 
@@ -53,5 +54,7 @@ def same_command(
     models = [options.opened_model(source, tensors_suffice=True) for source in sources]
     result = same(*models, sample=sample, progress=True)
     hand_over(result, folder, as_json)
+    if sarif is not None:
+        write_sarif(sarif, result.as_json() | {"findings": result.findings_beyond(up_to)})
     if not result.holds(up_to):
         sys.exit(3)

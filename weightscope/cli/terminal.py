@@ -54,6 +54,13 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(value, allow_nan=False))
 
 
+def write_sarif(file: Path, *results: Any) -> None:
+    """Write the findings of results, as --json prints them."""
+    from weightscope.pages.sarif import sarif_log
+
+    write_text(json.dumps(sarif_log(results), indent=1) + "\n", file)
+
+
 def end_with(result: Any, out: Path, as_json: bool = False, page: str = "report.html") -> None:
     """Print a result as JSON, or its lines and tables and where its page is."""
     if as_json:

@@ -113,7 +113,7 @@ def rank(model: Model, by: str = "snr", top: float = 0.25, base: Model | None = 
     scores = _changes(base, model) if by == "change" and base is not None else {}
     if by != "change":
         place = [column.name for column in MEASURES].index(BY[by][0])
-        measured = measured_rows(unchecked.checkpoint, tensors, linear, exact)
+        measured = measured_rows(unchecked.checkpoint, tensors, linear, exact).rows
         scores = {name: float(np.mean([row.numbers[place] for row in rows])) for name, rows in measured.items()}
     by_role: dict[str, list[NamedTensor]] = defaultdict(list)
     for tensor in linear:

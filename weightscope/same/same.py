@@ -93,7 +93,7 @@ class Same(Result):
     def differing(self) -> list[Judged]:
         """The tensors that are not the same, the worst first."""
         different = [each for each in self.tensors if each.verdict in (DIFFERENT, UNDECIDED)]
-        return sorted(different, key=lambda each: (each.verdict != DIFFERENT, -np.nan_to_num(each.size, nan=np.inf)))
+        return sorted(different, key=_severity)
 
     @cached_property
     def counts(self) -> Counter[str]:
@@ -147,6 +147,27 @@ class Same(Result):
         """Whether the verdict is at least as strong as this."""
         return VERDICTS.index(self.verdict) <= VERDICTS.index(UP_TO[up_to])
 
+    def findings_beyond(self, up_to: str = "function") -> list[dict[str, Any]]:
+        """What this verdict does not cover, as an audit lists findings: tensors, the worst first, and config keys."""
+        passing, look_next = VERDICTS.index(UP_TO[up_to]), "`weightscope same A B --out DIR` shows every tensor."
+        worst = sorted(self.tensors, key=_severity)
+        rows = [
+            (each.verdict, "tensor", each.name, each.layer, each.deed, each.size, f"{each.name}: {each.deed}")
+            for each in worst
+            if VERDICTS.index(each.verdict) > passing
+        ]
+        for verdict, keys in ((DIFFERENT, self.settings.deciding), (UNDECIDED, self.settings.unknown)):
+            rows += [(verdict, "config", key.key, None, "config.json", np.nan, f"config.json: {key}") for key in keys]
+        return [
+            dict(as_json({
+                "kind": f"{verdict.replace(' ', '_')}_{what}", "title": f"{verdict} {what}", "look_next": look_next,
+                "severity": "warning" if verdict == UNDECIDED else "error", "text": printable(text), "known": "",
+                "layer": layer, "head": None, "map": "", "measure": deed, "number": size, "usual": None,
+                "members": [{"what": what, "index": None, "layer": layer, "name": name}],
+            }))
+            for verdict, what, name, layer, deed, size, text in rows
+        ]  # fmt: skip
+
     @property
     def config(self) -> list[ConfigKey]:
         """The keys that differ and decide what is computed, or may."""
@@ -192,6 +213,11 @@ class Same(Result):
             "idle_config": [each.key for each in self.settings.idle],
             "tensors": [each.as_json() for each in self.tensors],
         }))  # fmt: skip
+
+
+def _severity(judged: Judged) -> tuple[int, float]:
+    """A key that sorts the worst first."""
+    return -VERDICTS.index(judged.verdict), -float(np.nan_to_num(judged.size, nan=np.inf))
 
 
 COLUMNS = (

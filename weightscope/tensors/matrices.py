@@ -32,6 +32,7 @@ from weightscope.tables import Column, Table
 from weightscope.tensors.measure import (
     TENSOR_COLUMNS,
     Everything,
+    SharedTensor,
     TensorFacts,
     by_role,
     facts_of_values,
@@ -40,12 +41,14 @@ from weightscope.tensors.measure import (
     unreadable,
     with_twins,
 )
+from weightscope.tensors.networks import Network, Networks, Neurons
 
 ROOM = 1 << 29  # bytes for the matrices that are measured at a time; one alone may need more
 EXACT_SIDE = 2048  # with a larger smaller side the spectrum is a sketch, unless `exact`
 LARGEST_EXACT = (
     20_000  # whatever is asked for: LAPACK counts the numbers of larger Gram matrices with more than 32 bits
 )
+PROJECTIONS = {"q", "k", "v", "o", "output_gate"}
 HELD = 64 << 20  # values of a matrix that is sketched and kept in memory; a larger one is read for each step
 NUMBERS = tuple[float, ...]
 
@@ -94,6 +97,7 @@ class Matrices(Everything):
     """All tensors of a checkpoint in numbers, and all its matrices."""
 
     rows: Sequence[Row] = ()  # in the order of the file
+    networks: Sequence[Network] = ()  # of the stack that is read
     percentiles: Sequence[Column] = ()  # of the rows among other checkpoints' matrices; an audit adds them
 
     @cached_property
@@ -142,37 +146,56 @@ COLUMNS = (
 def read_matrices(model: Model | TensorsOnly, exact: bool = False) -> Matrices:
     """Read every tensor of a model once, and measure every matrix; large ones by a sketch, unless `exact`.
 
-    A tensor that fuses or stacks several is read as it is stored too. Memory is two Gram matrices for each matrix that
-    is measured at a time, and all of one that is wider than high; of a sketch at most 256 MB.
+    Of feed-forward networks, neurons are judged by the same reading. Memory is two Gram matrices for each matrix that
+    is measured at a time, and all of one that is wider than high, or that is one with others in the file; of a sketch
+    at most 256 MB.
     """
     unchecked = model.unchecked()
     checkpoint, tensors = unchecked.checkpoint, unchecked.tensors
     unread = unreadable(checkpoint)
     named = [tensor for tensor in tensors if tensor.name not in unread]
-    rows = measured_rows(checkpoint, tensors, [*filter(is_matrix, named)], exact)
-    alone = {name: first.facts for name, (first, *_) in rows.items() if not first.is_part}
-    facts = alone | read_facts(checkpoint, [tensor.name for tensor in named if tensor.name not in alone])
+    networks = Networks(tensors, named)
+    rows, facts = measured_rows(checkpoint, tensors, [*filter(is_matrix, named)], exact, networks)
+    facts |= {name: first.facts for name, (first, *_) in rows.items() if not first.is_part}
+    facts |= read_facts(checkpoint, [tensor.name for tensor in named if tensor.name not in facts])
     roles = tensors.roles
     known = [replace(facts[name], known_as=roles.get(name, "")) for name in checkpoint if name in facts]
     complete = {fact.name: fact for fact in with_twins(checkpoint, known)}
     in_order = (row for tensor in named for row in _rows_of(tensor, rows.get(tensor.name, []), complete[tensor.name]))
-    return Matrices([*complete.values()], unread, [*in_order])
+    return Matrices([*complete.values()], unread, [*in_order], networks.finished())
+
+
+class Measured(NamedTuple):
+    """Matrices that were measured, by name in the file."""
+
+    rows: dict[str, list[Row]]  # one, or one for each matrix that the tensor fuses or stacks
+    facts: dict[str, TensorFacts]  # of tensors that fuse or stack several, where all their values were read
 
 
 def measured_rows(
-    checkpoint: Checkpoint, tensors: Tensors, named: Sequence[NamedTensor], exact: bool
-) -> dict[str, list[Row]]:
-    """The rows of these matrices by name in the file: one, or one for each matrix that the tensor fuses or stacks."""
+    checkpoint: Checkpoint,
+    tensors: Tensors,
+    named: Sequence[NamedTensor],
+    exact: bool,
+    networks: Networks | None = None,
+) -> Measured:
+    """Measure these matrices; `networks` takes what it needs of them."""
     largest = LARGEST_EXACT if exact else EXACT_SIDE
     works = [Work(tensor, pieces_of(tensors, tensor), largest) for tensor in named]
     threads = max(1, min(usable_cores(), ROOM // max((work.room for work in works), default=1)))
-    rows: dict[str, list[Row]] = {}
+    for matrix in (matrix for work in works for matrix in work.pieces or [work.tensor]):
+        if networks is not None:
+            networks.expect(matrix)
+    measured = Measured({}, {})
     total = sum(work.tensor.tensor.nbytes for work in works)
+    matrices = _matrices(checkpoint, tensors, works, networks, measured.facts)
     with bar(what="matrices", unit="B", total=total, unit_scale=True) as done:
-        for row in in_threads(partial(_measured, largest=largest), _matrices(checkpoint, works), threads):
-            rows.setdefault(row.facts.name, []).append(row)
+        for row, neurons in in_threads(partial(_measured, largest=largest), matrices, threads):
+            measured.rows.setdefault(row.facts.name, []).append(row)
+            if networks is not None and neurons is not None:
+                networks.add(neurons)
             done.update(row.facts.nbytes)
-    return rows
+    return measured
 
 
 def _rows_of(tensor: NamedTensor, measured: Sequence[Row], facts: TensorFacts) -> Iterator[Row]:
@@ -228,53 +251,91 @@ class Matrix(NamedTuple):
     """A matrix to measure; a part of a tensor with its values, (m, n)."""
 
     tensor: NamedTensor
+    stored: Tensor
+    role: str  # as in the table
+    neurons: Neurons | None  # to add its values to
     values: np.ndarray | None = None
 
 
-def _matrices(checkpoint: Checkpoint, works: Sequence[Work]) -> Iterator[Matrix]:
+def _matrices(
+    checkpoint: Checkpoint,
+    tensors: Tensors,
+    works: Sequence[Work],
+    networks: Networks | None,
+    facts: dict[str, TensorFacts],
+) -> Iterator[Matrix]:
     """Every matrix in turn; parts are read here, in one thread, as neighbours share one reading."""
+    sharing, current, shared = _sharing(works), None, dict[str, SharedTensor]()
+
+    def matrix(tensor: NamedTensor, values: np.ndarray | None = None) -> Matrix:
+        neurons = None if networks is None else networks.neurons_of(tensor, values is not None)
+        return Matrix(tensor, shared.get(tensor.name, tensor.tensor), tensors.known_as(tensor), neurons, values)
+
     for batch in batches(works, lambda work: work.tensor.tensor.nbytes):
         checkpoint.prefetch([work.tensor.name for work in batch])
         for tensor, pieces, _ in batch:
+            if (place := (tensor.stack, tensor.layer)) in sharing and place != current:
+                current, shared = place, {name: SharedTensor(*how) for name, how in sharing[place].items()}
+                tensors.read_through(shared)
             readable = False
             for piece in pieces:
                 with suppress(CheckpointError):  # the tensor has a row of its own where its parts cannot be told
-                    yield Matrix(piece, piece.array())
+                    yield matrix(piece, piece.array())
                     readable = True
             if not readable:
-                yield Matrix(tensor)
+                yield matrix(tensor)
+            elif tensor.name in shared and (all_facts := shared[tensor.name].facts):
+                facts[tensor.name] = all_facts
 
 
-def _measured(matrix: Matrix, largest: int) -> Row:
-    """Facts and measures of one matrix."""
-    tensor, values = matrix
-    stored, noted = tensor.tensor, list[TensorFacts]()
+def _sharing(works: Sequence[Work]) -> dict[tuple[str | None, int | None], dict[str, tuple[Tensor, bool, bool]]]:
+    """What is made of one reading, by stack and layer: tensors by name, whether to keep them and to note their facts.
+
+    Where a tensor fuses projections, all those of its layer are split together.
+    """
+    sharing: dict[tuple[str | None, int | None], dict[str, tuple[Tensor, bool, bool]]] = defaultdict(dict)
+    split = {(t.stack, t.layer) for t, pieces, _ in works if pieces and {*t.role.split("+")} <= PROJECTIONS}
+    for tensor, pieces, _ in works:
+        place = tensor.stack, tensor.layer
+        keep = place in split and {*tensor.role.split("+")} <= PROJECTIONS
+        if (keep or pieces) and tensor.tensor.dtype not in NATIVE:
+            sharing[place][tensor.name] = tensor.tensor, keep, bool(pieces)
+    return sharing
+
+
+def _measured(matrix: Matrix, largest: int) -> tuple[Row, Neurons | None]:
+    """Facts and measures of one matrix; its values are added to its neurons."""
+    tensor, stored, role, neurons, values = matrix
+    noted = list[TensorFacts]()
     shape = sides(stored.shape if values is None else tensor.shape)
     assert shape is not None
     is_exact = min(shape) <= largest
     if values is not None:
         n_bytes = round(stored.nbytes * prod(tensor.shape) / prod(stored.shape))
-        about = TensorFacts(tensor.name, stored.dtype, tensor.shape, n_bytes, known_as=tensor.role)
+        about = TensorFacts(tensor.name, stored.dtype, tensor.shape, n_bytes, known_as=role)
         held = values.reshape(-1)
         noted.append(facts_of_values(about, held))
+        if neurons is not None:
+            neurons.add(held, 0)
     elif not is_exact and prod(shape) <= HELD:
         held, filled = np.empty(prod(shape), np.float32), 0
-        for chunk in _noted(stored, noted):
+        for chunk in _noted(stored, noted, neurons):
             held[filled : filled + len(chunk)] = chunk
             filled += len(chunk)
     else:
         held = None
     if is_exact:
-        s = singular_values(_noted(stored, noted) if held is None else [held], shape)
+        s = singular_values(_noted(stored, noted, neurons) if held is None else [held], shape)
         spectrum = Sketch(s, 0.0)
     else:
         if held is None:
-            deque(_noted(stored, noted), maxlen=0)
+            deque(_noted(stored, noted, neurons), maxlen=0)
         again = partial(_stored_values, stored) if held is None else lambda: [held]
         spectrum = sketched_singular_values(again, shape, reduce(TensorFacts.and_then, noted).squares)
     numbers = measures(spectrum, shape)
     how = "exact" if is_exact else "sketch"
-    return Row(reduce(TensorFacts.and_then, noted), tensor.layer, tensor.expert, numbers, how, values is not None)
+    facts = reduce(TensorFacts.and_then, noted)
+    return Row(facts, tensor.layer, tensor.expert, numbers, how, values is not None), neurons
 
 
 def _stored_values(tensor: Tensor) -> Iterator[np.ndarray]:
@@ -282,10 +343,12 @@ def _stored_values(tensor: Tensor) -> Iterator[np.ndarray]:
     return (block.values() for block in blocks_of(tensor))
 
 
-def _noted(tensor: Tensor, facts: list[TensorFacts]) -> Iterator[np.ndarray]:
-    """A tensor's values in blocks, the facts of each block noted."""
+def _noted(tensor: Tensor, facts: list[TensorFacts], neurons: Neurons | None) -> Iterator[np.ndarray]:
+    """A tensor's values in blocks, the facts of each block noted, and added to its neurons."""
     about = TensorFacts(tensor.name, tensor.dtype, tensor.shape, tensor.nbytes)
     for block in blocks_of(tensor):
         values = block.values()
         facts.append(facts_of_values(about, values, block.start))
+        if neurons is not None:
+            neurons.add(values, block.start)
         yield values

@@ -5,8 +5,9 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, reduce
 from math import prod, sqrt
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from weightscope.checkpoint import Checkpoint, Tensor
 from weightscope.checkpoint.blocks import BLOCK, Block, batches, blocks_of, row_width, streamed
 from weightscope.checkpoint.checkpoint import DerivedTensor, StoredTensor
 from weightscope.compute.cores import in_threads
+from weightscope.compute.half import Weights
 from weightscope.errors import CheckpointError, counted, printable
 from weightscope.progress import bar
 from weightscope.tables import Column, Table
@@ -156,6 +158,75 @@ def _constant_rows(rows: np.ndarray, squares: np.ndarray) -> tuple[np.ndarray, n
     constant = likely[(rows[likely] == rows[likely, :1]).all(axis=1)]
     zero = rows[constant, 0] == 0
     return constant[zero], constant[~zero]
+
+
+class SharedTensor(DerivedTensor):
+    """A tensor of which several matrices are made: its values are kept between them, or their facts noted, or both."""
+
+    def __init__(self, stored: Tensor, keep: bool, note: bool) -> None:
+        self.stored, self.keep, self.note = stored, keep, note
+        self._kept: Weights | None = None
+        self._noted: dict[int, tuple[int, TensorFacts]] = {}  # by the first row of what was read: where it ends, facts
+        self._lock = Lock()
+
+    @property
+    def noted(self) -> set[str] | None:  # type: ignore[override]
+        return self.stored.noted
+
+    @property
+    def piece(self) -> int:
+        return self.stored.piece
+
+    def unchecked(self, noted: set[str]) -> Tensor:
+        """Itself: it is as unchecked as what is stored."""
+        return self
+
+    def weights(self) -> Weights:
+        with self._lock:
+            if self._kept is not None:
+                return self._kept
+            weights = self.stored.weights()
+            if self.keep:
+                self._kept = weights
+            self._note(weights, 0)
+            return weights
+
+    def read(self) -> np.ndarray:
+        return np.asarray(self.weights(), np.float32)
+
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        if self.keep:
+            return np.asarray(self.weights()[start:stop], np.float32)
+        rows = self.stored.rows(start, stop)
+        self._note(rows, start)
+        return rows
+
+    def blocks(self, n_rows: int) -> Iterator[tuple[int, np.ndarray]]:
+        self.check_rows(0, 0)
+        for start in range(0, self.shape[0], n_rows):
+            yield start, self.rows(start, min(start + n_rows, self.shape[0]))
+
+    def _note(self, weights: Weights, start: int) -> None:
+        """Note the facts of rows from `start` on, as `facts_of` of each block would."""
+        width, size = row_width(self.shape), prod(self.shape[1:])
+        if not self.note or (width and (len(weights) * size % width or start * size % width)):
+            return
+        about, facts = TensorFacts(self.name, self.dtype, self.shape, self.nbytes), list[TensorFacts]()
+        flat, step = weights.reshape(-1), max(1, BLOCK // (width or 1)) * (width or 1)
+        for first in range(0, len(flat), step):
+            values = np.asarray(flat[first : first + step], np.float32)
+            facts.append(facts_of_values(about, values, start * size + first))
+        if facts:
+            self._noted[start] = start + len(weights), reduce(TensorFacts.and_then, facts)
+
+    @property
+    def facts(self) -> TensorFacts | None:
+        """The facts of all values; None unless each has been read."""
+        end, facts = 0, list[TensorFacts]()
+        while end in self._noted:
+            end, more = self._noted[end]
+            facts.append(more)
+        return reduce(TensorFacts.and_then, facts) if facts and end == self.shape[0] else None
 
 
 @dataclass(frozen=True)
