@@ -59,10 +59,11 @@ check: test  ## everything: `make test`, types, every other test but the census,
 
 # The examples of its pages run as it is built. The tests compare what README, docs/ and figures/ say with the files.
 # The rooms that need neither PyTorch nor a browser.
-OLDEST := tests/attention tests/audit/test_audit.py tests/checkpoint tests/circuits/test_circuits.py \
-	tests/compare/test_compare.py tests/detok/test_heads.py tests/engine tests/metrics tests/text tests/test_cli.py \
-	tests/test_tables.py tests/test_written.py
-oldest: $(VENV)/.installed-dev  ## fast tests with the oldest packages that pyproject.toml allows (ten minutes)
+OLDEST := tests/attention tests/audit/test_audit.py tests/checkpoint tests/circuits/test_circuits.py tests/claims \
+	tests/compare/test_compare.py tests/detok/test_heads.py tests/engine tests/learned tests/metrics \
+	tests/pages/test_numbers.py tests/pages/test_sarif.py tests/rank tests/same/test_command.py tests/text \
+	tests/test_cli.py tests/test_help.py tests/test_results.py tests/test_tables.py tests/test_written.py
+oldest: $(VENV)/.installed-dev  ## fast tests with the oldest packages that pyproject.toml allows (three minutes)
 	$(PIP) 'uv>=0.9,<1'
 	$(BIN)/python -m uv venv --quiet --clear --python $(BIN)/python $(VENV)-oldest
 	$(BIN)/python -m uv pip install --quiet --python $(VENV)-oldest/bin/python --resolution lowest-direct \
