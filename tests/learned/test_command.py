@@ -1,17 +1,22 @@
 """`weightscope learned` as a user types it: planted updates are named, and words agree with the eager model."""
 
 import json
-from collections.abc import Callable
+import sys
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
+from benchmarks.synthetic import Sizes, write
 from tests.support.commands import is_one_line, run
 from tests.support.figures import undrawn
 from tests.support.planted import random_llama
+from weightscope.circuits.stream import ShortTexts, follow_exactly
 from weightscope.learned.words import mean_probabilities
 
 Weights = dict[str, np.ndarray]
@@ -114,6 +119,22 @@ def test_a_picture_shows_each_tune(tmp_path: Path) -> None:
 def test_another_model_is_refused_in_one_line(tmp_path: Path) -> None:
     assert is_one_line(run("learned", "embedded", tmp_path / "missing"))
     assert run("learned", "embedded").exit_code == 2
+
+
+def test_layers_are_let_go_once_the_texts_have_passed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a 7B's size a layer is 270 MB."""
+    seen, alive = [], []
+
+    def followed(*arguments: Any) -> Iterator[ShortTexts]:
+        for each in follow_exactly(*arguments):
+            seen.append(weakref.ref(each.layer))
+            alive.append(sum(layer() is not None for layer in seen))
+            yield each
+
+    monkeypatch.setattr(sys.modules[mean_probabilities.__module__], "follow_exactly", followed)
+    model = ws.open_model(write(tmp_path / "deep", Sizes(layers=8, inner=96)))
+    mean_probabilities(model, np.zeros((2, 4), int))
+    assert len(alive) == 8 and max(alive) <= 3
 
 
 @pytest.mark.check

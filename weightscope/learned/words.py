@@ -5,6 +5,7 @@ a tune saw more often than the base expected, it says more often whatever comes 
 the input. No text is read and nothing is sampled.
 """
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -102,7 +103,7 @@ def outputs(model: Model, texts: np.ndarray) -> np.ndarray:
     """What leaves the last layer, before the final norm: (D, n) ids -> (D n, d)."""
     row, last = model.family.mlp, model.config.n_layers - 1
     assert row is not None  # `why_no_words` has said so
-    *_, end = follow_exactly(model, texts, last)
+    (end,) = deque(follow_exactly(model, texts, last), maxlen=1)  # the layers before it are let go
     attended = np.stack([end.layer.output(a, x) for a, x in zip(end.attention, end.x, strict=True)])
     x = rest_of_layer(model, row, last, end.x, attended).reshape(texts.size, -1)
     if not np.isfinite(x).all():
