@@ -25,7 +25,7 @@ from weightscope.compute.cores import in_threads
 from weightscope.results import ShowsShapes
 
 DISTANCES_AT_ONCE = 1024  # whose vectors are met at a time
-SCORE_BYTES = 16 << 20  # of the scores of some tokens with all of them, in float64
+SCORE_BYTES = 4 << 20  # of the scores of some tokens with all of them, in float64: in a cache
 
 
 @dataclass(frozen=True, eq=False, repr=False)
