@@ -6,6 +6,7 @@ import json
 import re
 import zipfile
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -400,6 +401,17 @@ def test_audit_all_ranks_matrices_among_the_packaged_checkpoints(tmp_path: Path,
     assert dict(zip(ranks["role"], ranks["snr"], strict=True))["down"] == np.median(at["snr_percentile"])
     audit.write(tmp_path / "o")
     assert str(ranks.caption) in (tmp_path / "o" / "report.html").read_text()
+
+
+def test_an_audit_whose_file_changed_before_its_matrices_were_read_ranks_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unread = Matrices([], {"wte.weight": "model.safetensors: has changed since it was opened"})
+    monkeypatch.setattr(import_module("weightscope.audit.audit"), "read_matrices", lambda *options: unread)
+    audit = ws.audit("embedded", directions=0, all_tensors=True)
+    audit.write(tmp_path / "o")
+    assert len(audit.everything.table) == 0 and "compared_with" in audit.everything.table.names
+    assert "has changed since it was opened" in (tmp_path / "o" / "report.html").read_text()
 
 
 @pytest.mark.check

@@ -229,7 +229,7 @@ class ComparableMatrices(NamedTuple):
             for layer, third in zip(sorted(every), thirds_of(sorted(every), sorted(every)), strict=True)
         }
         in_order = [MEASURES.index(column) for name in OF_MATRICES for column in MEASURES if column.name == name]
-        values = np.array([row.numbers for row in matrices.rows]).reshape(len(places), -1)[:, in_order]
+        values = np.array([row.numbers for row in matrices.rows]).reshape(len(places), len(MEASURES))[:, in_order]
         smaller = np.array([min(sides(row.facts.shape) or (1,)) for row in matrices.rows])
         values[:, [OF_MATRICES.index(name) for name in OF_SIDE]] /= smaller[:, None]
         middle = THIRDS.index("middle")
