@@ -53,6 +53,7 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
     """The status and last stderr line of a process that was asked to end, once no process of its group is alive."""
     try:
         stderr = process.communicate(timeout=PATIENCE)[1]
+        print(stderr)  # whole, where a test fails
         until = time.monotonic() + PATIENCE
         while alive(process.pid) and time.monotonic() < until:
             time.sleep(0.01)
