@@ -29,7 +29,7 @@ def heads_of(model: str) -> dict[str, np.ndarray]:
 
 def auroc_of_behaviours(model: str, measure: str) -> Iterator[tuple[str, int, float]]:
     """For each behaviour: its name, how many heads show it, and the AUROC with which a measure ranks them first."""
-    if not (ROOT / f"figures/circuits/{model}/measured.csv").exists() or measure not in heads_of(model):
+    if not (ROOT / f"figures/circuits/{model}/measured.csv").exists():
         return
     did, values = _columns(f"circuits/{model}/measured.csv"), heads_of(model)[measure]
     for name, words in DID.items():

@@ -65,8 +65,6 @@ def _section(measure: Measure) -> str:
     parts = [f"### `{measure.name}`", f"$${formula}$$", measure.meaning + source]
     rows = []
     for model, title in MODELS.items():
-        if measure.name not in heads_of(model):  # its kept table is older than the measure
-            continue
         values = heads_of(model)[measure.name].astype(float)
         if not np.isfinite(values).any():
             rows.append((title, "", "", "", ""))
@@ -75,8 +73,7 @@ def _section(measure: Measure) -> str:
         top = int(np.nanargmax(values))
         where = f"{values[top]:.3g} ({heads_of(model)['layer'][top]}.{heads_of(model)['head'][top]})"
         rows.append((title, low, middle, high, where if np.nanmin(values) < values[top] else "all the same"))
-    shown = [_table(("checkpoint", "5 %", "median", "95 %", "highest (layer.head)"), rows)] if rows else []
-    parts += [*shown, *_evidence(measure.name)]
+    parts += [_table(("checkpoint", "5 %", "median", "95 %", "highest (layer.head)"), rows), *_evidence(measure.name)]
     return "\n\n".join(parts) + "\n"
 
 
