@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 EVERY = 0.005  # seconds between two samples of the memory
+READ = 1 << 20  # bytes at a time of a plain read
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,16 @@ def python_cost(*arguments: str | Path, python: str | Path = sys.executable) -> 
             output.seek(0)
             raise RuntimeError(f"{' '.join(map(str, arguments))}: {output.read().decode(errors='replace')[-500:]}")
     return Cost(wall, used.ru_utime + used.ru_stime, peak)
+
+
+def plain_read(*files: Path) -> Cost:
+    """The cost of reading files once, on one core of this process."""
+    buffer, began, used = bytearray(READ), time.perf_counter(), time.process_time()
+    for path in files:
+        with path.open("rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass
+    return Cost(time.perf_counter() - began, time.process_time() - used, anonymous_megabytes())
 
 
 def command_cost(*arguments: str | Path) -> Cost:

@@ -7,26 +7,15 @@ The tune has every weight moved by a twentieth of its size. CPU seconds of all c
 
 import os
 import tempfile
-import time
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from benchmarks.commands import command_cost
-from benchmarks.synthetic import Sizes, write
+from benchmarks.commands import command_cost, plain_read
+from benchmarks.synthetic import SEVEN, write
 
 MOVED = 0.05
-READ = 1 << 20  # bytes at a time of the plain read
-
-
-def read_plainly(*folders: Path) -> float:
-    """CPU seconds of reading both files from the first byte to the last."""
-    began = time.process_time()
-    for folder in folders:
-        with (folder / "model.safetensors").open("rb") as file:
-            while file.read(READ):
-                pass
-    return time.process_time() - began
 
 
 @click.command("learned")
@@ -35,9 +24,9 @@ def main(layers: tuple[int, ...]) -> None:
     """Print a line for each number of layers."""
     for count in layers:
         with tempfile.TemporaryDirectory() as folder:
-            sizes = Sizes(count, 4096, 32, 128, 32, 32_000, 11_008)
+            sizes = replace(SEVEN, layers=count)
             base, tune = write(Path(folder, "base"), sizes), write(Path(folder, "tune"), sizes, moved=MOVED)
-            read = read_plainly(base, tune)
+            read = plain_read(base / "model.safetensors", tune / "model.safetensors").cpu
             cost = command_cost("learned", base, tune, "--out", Path(folder, "out"))
         click.echo(
             f"{count} layers: {cost.wall:.0f} s, {cost.cpu:.1f} CPU s, {cost.cpu / read:.0f} times a plain read's"

@@ -15,19 +15,20 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import click
 import numpy as np
 
 import weightscope as ws
-from benchmarks.synthetic import Sizes, write
+from benchmarks.synthetic import SEVEN, write
 from weightscope.checkpoint.blocks import streamed
 from weightscope.compute import lapack
 from weightscope.compute.cores import in_threads
 from weightscope.tensors.matrices import MEASURES, Matrices, measured_rows, read_matrices
 
-WIDTH, INNER, LAYERS = 4096, 11_008, 4
+LAYERS = 4
 SHAPES = {"q": 4, "up": 2, "down": 1}  # a matrix of each shape, and how many a layer has
 PEER = """
 import json, logging, sys, time
@@ -65,7 +66,7 @@ def floor(model: ws.Model, names: list[str]) -> float:
 
 def exact(folder: Path) -> None:
     """Four layers, from one matrix of each shape."""
-    model = ws.open_model(write(folder, Sizes(1, WIDTH, 32, 128, 32, 8, INNER)))
+    model = ws.open_model(write(folder, replace(SEVEN, layers=1, vocabulary=8)))
     tensors = model.tensors
     ours, least = 0.0, 0.0
     for role, count in SHAPES.items():
@@ -78,7 +79,7 @@ def exact(folder: Path) -> None:
 
 def sketch(folder: Path, layers: int) -> None:
     """So many layers by sketches, and 32,000 tokens twice, next to reading every value once."""
-    model = ws.open_model(write(folder, Sizes(layers, WIDTH, 32, 128, 32, 32_000, INNER)))
+    model = ws.open_model(write(folder, replace(SEVEN, layers=layers)))
     names = [*model.checkpoint]
     least = cpu(lambda: deque((block.values() for block in streamed(model.checkpoint, names)), maxlen=0))
     began = time.perf_counter()

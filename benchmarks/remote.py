@@ -9,6 +9,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -18,14 +19,13 @@ import numpy as np
 import weightscope as ws
 from benchmarks.commands import Cost, command_cost
 from benchmarks.results import Bench, Measured
-from benchmarks.synthetic import BLOCK, Sizes, write
+from benchmarks.synthetic import BLOCK, SEVEN, Sizes, write
 from tests.support.hub_server import Hole, Hub, serve
 from weightscope.audit.audit import tensors_of_heads
 from weightscope.audit.directions import how_many_read
 
 RATE, LATENCY = 100e6, 0.05  # bytes a second of a connection, and seconds before each answer
 LAYERS = 4
-SEVEN_B = Sizes(LAYERS, width=4096, heads=32, head_dim=128, kv_heads=32, vocabulary=32000, inner=11008)
 FLOOR = "the larger of the transfer over one connection and the audit from disk"
 
 
@@ -81,7 +81,7 @@ def measure(rounds: int = 2) -> list[Measured]:
     walls, ratios, costs = [], [], []
     with tempfile.TemporaryDirectory() as folder:
         top = Path(folder)
-        n_bytes = write_what_is_read(top / "model", SEVEN_B)
+        n_bytes = write_what_is_read(top / "model", replace(SEVEN, layers=LAYERS))
         with served(top / "model") as hub:
             for _ in range(rounds):
                 disk = command_cost("audit", str(top / "model"), "--out", str(top / "out"))

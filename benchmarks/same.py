@@ -9,8 +9,8 @@ import json
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,12 +19,11 @@ import click
 import gguf
 import numpy as np
 
-from benchmarks.commands import Cost, python_cost
-from benchmarks.synthetic import Sizes
+from benchmarks.commands import Cost, plain_read, python_cost
+from benchmarks.synthetic import SEVEN, Sizes
 from weightscope.changes.rounding import CASTS
 
 POOL = (1 << 20) - 256  # values, drawn once and written repeatedly; a whole number of ggml's largest blocks
-READ = 1 << 20  # bytes at a time of the plain read
 RUN = """
 import sys, time
 from pathlib import Path
@@ -125,16 +124,6 @@ def q4_k_m(name: str, layer: int) -> str:
     return "Q6_K" if finer else "Q4_K"
 
 
-def read_plainly(*files: Path) -> float:
-    """Seconds for reading files once, on one core."""
-    buffer, began = bytearray(READ), time.perf_counter()
-    for path in files:
-        with path.open("rb", buffering=0) as file:
-            while file.readinto(buffer):
-                pass
-    return time.perf_counter() - began
-
-
 def stored(path: Path) -> Path:
     """The file with the weights."""
     return path / "model.safetensors" if path.is_dir() else path
@@ -148,7 +137,7 @@ def stored(path: Path) -> Path:
 @click.option("--folder", type=click.Path(path_type=Path), help="Where files are written, and deleted afterwards.")
 def main(ggml: Path | None, layers: int, rounds: int, only: str, folder: Path | None) -> None:
     """Print a row for each copy: `command` times the whole process, `time` only `same`."""
-    sizes = Sizes(layers, 4096, 32, 128, 32, 32000, 11008)
+    sizes = replace(SEVEN, layers=layers)
     exact = (np.random.default_rng(0).standard_normal(POOL) * 0.02).astype(np.float32)
     half = CASTS["BF16"](exact)
     packs = {kind: pack(exact) for kind, pack in PACKED.items()}
@@ -194,7 +183,7 @@ def main(ggml: Path | None, layers: int, rounds: int, only: str, folder: Path | 
         try:
             x, y = (write(work) for write in sides)
             files, costs = (stored(x), stored(y)), list[Cost]()
-            plain = min(read_plainly(*files) for _ in range(3))
+            plain = min(plain_read(*files).wall for _ in range(3))
             seconds = []
             for _ in range(rounds):
                 costs.append(python_cost("-c", RUN, x, y, work / "verdict"))

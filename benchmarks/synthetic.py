@@ -57,6 +57,9 @@ class Sizes:
         yield "lm_head.weight", (self.vocabulary, d)
 
 
+SEVEN = Sizes(layers=32, width=4096, heads=32, head_dim=128, kv_heads=32, vocabulary=32_000, inner=11_008)  # Llama 2 7B
+
+
 def write(folder: Path, sizes: Sizes, shards: int = 1, holes: bool = False, moved: float = 0.0) -> Path:
     """Write config.json and the tensors in equal shards; with `holes` as sparse files, which take no disk space.
 

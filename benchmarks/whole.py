@@ -22,13 +22,13 @@ import numpy as np
 
 from benchmarks.commands import command_cost
 from benchmarks.results import Bench, Measured, duration, peak_of, this_machine
-from benchmarks.synthetic import BLOCK, Sizes, write
+from benchmarks.synthetic import BLOCK, SEVEN, Sizes, write
 from tests.support.hub_server import Hole, serve
 from weightscope.files import Folder
 
 HEADER = "| whole model | command | time | CPU time | peak anonymous memory | load |"
 CACHED_BYTES = 10**9  # of a streamed model; older blocks of its cache are deleted
-SEVEN = Sizes(layers=32, width=4096, heads=32, head_dim=128, kv_heads=32, vocabulary=32_000)
+ATTENTION = replace(SEVEN, inner=0)  # and the embeddings
 SEVENTY = Sizes(layers=80, width=8192, heads=64, head_dim=128, kv_heads=8, vocabulary=32_000)
 MOVED = 0.1  # of the norm of the weights: what a model was trained further by
 FEW = "4 layers of a 7B, 32,000 tokens"
@@ -47,14 +47,14 @@ class Whole:
 
 
 WHOLE = (
-    Whole(FEW, replace(SEVEN, layers=4), "audit --directions 2"),
-    Whole("32 layers of a 7B, 32,000 tokens", SEVEN, "audit --directions 2"),
-    Whole("a 7B with its MLPs, 13 GB in a file", replace(SEVEN, inner=11_008), "audit --all"),
+    Whole(FEW, replace(ATTENTION, layers=4), "audit --directions 2"),
+    Whole("32 layers of a 7B, 32,000 tokens", ATTENTION, "audit --directions 2"),
+    Whole("a 7B with its MLPs, 13 GB in a file", SEVEN, "audit --all"),
     Whole("1,000 layers of 4 heads", Sizes(layers=1000, inner=64), "audit"),
     Whole("80 layers of a 70B, streamed from a server", SEVENTY, "audit", served=True, long=True),
-    Whole("32 layers of a 7B, 32,000 tokens", SEVEN, "circuits", long=True),
-    Whole("a 7B with its MLPs against another, 27 GB", replace(SEVEN, inner=11_008), "lineage", moved=True, long=True),
-    Whole("32 layers of a 7B, 32,000 tokens", SEVEN, "fingerprint"),
+    Whole("32 layers of a 7B, 32,000 tokens", ATTENTION, "circuits", long=True),
+    Whole("a 7B with its MLPs against another, 27 GB", SEVEN, "lineage", moved=True, long=True),
+    Whole("32 layers of a 7B, 32,000 tokens", ATTENTION, "fingerprint"),
 )
 
 
@@ -171,7 +171,7 @@ def main(out: Path, only: str, quick: bool) -> None:
         if only not in f"{model.name}: {model.command}" or (quick and model.long):
             continue
         few = next((each for each in bench.measured if each.name == f"{FEW}: {model.command}"), None)
-        bench.measured.append(measure(model, few if model.sizes == SEVEN else None))
+        bench.measured.append(measure(model, few if model.sizes == ATTENTION else None))
         click.echo(table(replace(bench, measured=bench.measured[-1:])).splitlines()[-1])
         bench.save(out / "whole.json")  # after each, so that an interrupted run keeps its results
     Folder(out).text("whole.md", f"{taken(bench)}\n\n{table(bench)}")

