@@ -648,7 +648,7 @@ def modules_of(row: Family, *, of_model: bool = False) -> tuple[dict[str, _Modul
 
 
 def network_of(row: Family) -> dict[str, _Module]:
-    """What `networks.toml` says of a row of the table; norms only where the config leaves them as the row has them."""
+    """What `networks.json` says of a row of the table; norms only where the config leaves them as the row has them."""
     modules = {} if row.origin else _stated(FAMILIES.networks.get(title(row), {}))
     usual = next((known for known in FAMILIES if title(known) == title(row)), row) if row.when else row
     if (row.norms.before is None, row.norms.after is None) != (usual.norms.before is None, usual.norms.after is None):
