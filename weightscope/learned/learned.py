@@ -209,9 +209,6 @@ class Learned(Result):
         order = np.argsort(-np.nan_to_num(self.table["change"], nan=0.0, posinf=1e9), kind="stable")[:most]
         return self.table.take([int(i) for i in order])
 
-    def __str__(self) -> str:
-        return "\n".join(part if isinstance(part, str) else part.text() for part in self.printed())
-
     def shown(self) -> list[Table]:
         """The matrices that changed most."""
         return [self.most_changed(12)]
