@@ -328,16 +328,16 @@ def _is_scale(tensor: NamedTensor) -> bool:
     return bool(np.isfinite(values).all() and (values > 0).all())
 
 
-def _by_part(a: Readable, b: Readable, judged: Judged, whole: Compared) -> Judged:
+def _by_part(a: Readable, b: Readable, judged: Judged, fused: Compared) -> Judged:
     """The same verdict; what was done to parts of a fused tensor, where nothing that was done to it all explains it."""
     if judged.verdict != DIFFERENT or not judged.deed.startswith((*UNEXPLAINED, *ANY_ORDER)):
         return judged
-    pairs = [*zip(a.tensors.parts(whole.a), b.tensors.parts(whole.b), strict=False)]
+    pairs = [*zip(a.tensors.parts(fused.a), b.tensors.parts(fused.b), strict=False)]
     if not pairs or any(x.role != y.role for x, y in pairs):
         return judged
-    parts = [_compared(a, b, Counterparts(a.tensors.label(x), x, y, "role"), whole.share) for x, y in pairs]
+    parts = [_compared(a, b, Counterparts(a.tensors.label(x), x, y, "role"), fused.share) for x, y in pairs]
     deeds = find_elsewhere([judge(each) for each in parts], parts)
-    rounding = tolerance_of(whole.tensors)  # a part in one convention has no cells of its own
+    rounding = tolerance_of(fused.tensors)  # a part in one convention has no cells of its own
     done = {each.deed: each.role for each in deeds if each.verdict == DIFFERENT and not each.size <= rounding}
     if not done or any(deed.startswith(UNEXPLAINED) for deed in done):
         return judged
