@@ -78,6 +78,12 @@ class Match(ShowsShapes):
         return self.elsewhere > SHARED * self.mean
 
     @property
+    def unpaired(self) -> np.ndarray:
+        """The likeness of all other pairs of layers, (L_s, L_b); NaN of counterparts."""
+        counterparts = np.array(self.layers, float)[:, None] == np.arange(self.likeness.shape[1])  # None is NaN
+        return np.where(counterparts, np.nan, self.likeness)
+
+    @property
     def mean(self) -> float:
         """Mean likeness of counterparts; 0 without any."""
         pairs = [self.likeness[i, j] for i, j in enumerate(self.layers) if j is not None]
