@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from tests.support.cases import CASES, Case
+from tests.support.cases import Case, case_of
 from tests.support.weights import shared
 
 torch = pytest.importorskip("torch", reason="the runner needs the extra `runner`")
@@ -68,7 +68,7 @@ TEXT = ("gpt2", "llama", "qwen3", "bert", "bloom")
 
 
 def case_named(name: str) -> Case:
-    return next(case for case in CASES if case.name == name)
+    return case_of(name)
 
 
 def runner_of(case: Case, folder: Path) -> Runner:
@@ -292,6 +292,15 @@ def test_leading_tokens_have_names_of_their_own() -> None:
 def test_text_models_have_no_patches(embedded: ws.Model) -> None:
     with pytest.raises(ws.CheckpointError, match="reads text and sees no images"):
         image_tokens(embedded)
+
+
+def test_texts_may_begin_with_their_own_first_token(embedded: ws.Model) -> None:
+    usual, own = (read_inputs(embedded, n=2, length=16, own_first=each) for each in (False, True))
+    for begun, text in zip(usual.sequences.values(), own.sequences.values(), strict=True):
+        np.testing.assert_array_equal(begun[1:], text[:-1])
+    assert "beginning with their own first token" in own.note
+    with pytest.raises(ws.CheckpointError, match="sees images, not texts"):
+        read_inputs(ws.open_model(Path(__file__).parents[2] / "analyses/toys/vit/vit-fashion-mnist"), own_first=True)
 
 
 def test_tokens_of_a_text_are_first_special_punctuation_or_other() -> None:

@@ -67,11 +67,6 @@ def is_turned(a: Model, b: Model, judged: Judged, basis: Basis) -> bool:
     return x.shape[-1] == a.config.d_model and _rows_turned(x, y, basis)
 
 
-def basis_in_words(basis: Basis) -> str:
-    """What happened to the stream's coordinates."""
-    return "the stream's coordinates permuted" if basis.permuted else "the stream's coordinates rotated"
-
-
 ANY = (asymmetric, asymmetric)
 ATTENTION = {"q", "k", "v", "o", "q+k+v", "k+v", "q_norm", "k_norm", "norm.before", "q_a", "q_b", "kv_a", "kv_b"}
 
