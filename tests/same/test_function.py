@@ -164,7 +164,8 @@ def compared(name: str, folder: Path, names: list[str]) -> Same:
 def test_noise_is_never_the_same_function(name: str, tmp_path: Path) -> None:
     """In each tensor outside the layers, and in two matrices of a layer of each stack, its own or another."""
     model = open_tensors(FIXTURES / name)
-    stored = {*load_file(FIXTURES / name / "model.safetensors")}
+    weights = load_file(FIXTURES / name / "model.safetensors")
+    stored = {key for key, w in weights.items() if w.dtype.kind == "f"}
     tensors = [tensor for tensor in model.tensors if tensor.name in stored]
     pairs: dict[str | None, list[str]] = {}
     for tensor in tensors:
