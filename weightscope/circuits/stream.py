@@ -41,6 +41,7 @@ def _silu(x: np.ndarray) -> np.ndarray:
 ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "silu": _silu, "swish": _silu, "gelu": _gelu, "gelu_new": _gelu_new, "gelu_pytorch_tanh": _gelu_new,
     "relu": lambda x: np.maximum(x, 0), "relu2": lambda x: np.maximum(x, 0) ** 2,
+    "leaky_relu": lambda x: np.where(x > 0, x, x * np.float32(0.01)),
 }  # fmt: skip
 
 
