@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -26,21 +27,15 @@ from weightscope.same.verdicts import UP_TO
               help="Weakest verdict that passes: values, rounding, quantisation or function.")  # fmt: skip
 @click.option("--sample", type=click.FloatRange(0, 1, min_open=True), default=1.0, metavar="SHARE",
               help="Read this share of the values only, for a first look.")  # fmt: skip
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    callback=options.writable,
-    help="Folder for report.html, tables and figures.",
-)
+@options.page_folder
 @options.tower
 @options.families
 @options.digest
 @options.sarif
 @options.json
 def same_command(
-    a: str, b: str, up_to: str, sample: float, out: Path | None, tower: str | None, families: str | None, digest: bool,
-    sarif: Path | None, as_json: bool,
-) -> None:  # fmt: skip
+    a: str, b: str, up_to: str, sample: float, out: Path | None, sarif: Path | None, as_json: bool, **how: Any
+) -> None:
     """Find out whether B holds the model that A holds, and what was done to each tensor that differs.
 
     Verdicts, from strong to weak: same bytes, same values, rounded, quantised, same function; different; undecided.
@@ -50,8 +45,7 @@ def same_command(
     from weightscope.sources import Source
 
     folder = folder_for(Same, out)
-    sources = [Source.named(each, tower=tower, families=families, digest=digest) for each in (a, b)]
-    models = [options.opened_model(source, tensors_suffice=True) for source in sources]
+    models = [options.opened_model(Source.named(each, **how), tensors_suffice=True) for each in (a, b)]
     result = same(*models, sample=sample, progress=True)
     hand_over(result, folder, as_json)
     if sarif is not None:

@@ -1,6 +1,7 @@
 """The command learned."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -19,18 +20,12 @@ from weightscope.cli.terminal import folder_for, hand_over
 @click.argument("a", metavar="BASE", shell_complete=options.complete_source)
 @click.argument("tuned", nargs=-1, required=True, metavar="TUNED [TUNED ...]", shell_complete=options.complete_source)
 @click.option("--exact", is_flag=True, help="Look for intruder dimensions in matrices of any size (minutes each).")
-@click.option(
-    "--out", type=click.Path(path_type=Path), callback=options.writable,
-    help="Folder for report.html, tables and figures.",
-)  # fmt: skip
+@options.page_folder
 @options.tower
 @options.families
 @options.digest
 @options.json
-def learned_command(
-    a: str, tuned: tuple[str, ...], exact: bool, out: Path | None, tower: str | None, families: str | None,
-    digest: bool, as_json: bool,
-) -> None:  # fmt: skip
+def learned_command(a: str, tuned: tuple[str, ...], exact: bool, out: Path | None, as_json: bool, **how: Any) -> None:
     """Compare tunes with their BASE: directions, intruder dimensions, words, and how each was trained.
 
     TUNED is a checkpoint of BASE's shapes, or a LoRA adapter for it. Of several, the page also says which collide.
@@ -40,10 +35,7 @@ def learned_command(
     from weightscope.sources import Source
 
     folder = folder_for(Learned, out)
-    sources = [Source.named(a, tower=tower, families=families, digest=digest)]
-    for each in tuned:
-        on = a if is_adapter(each) else None
-        sources.append(Source.named(each, tower=tower, families=families, digest=digest, base=on))
-    models = [options.opened_model(source, tensors_suffice=True) for source in sources]
+    tunes = [Source.named(each, base=a if is_adapter(each) else None, **how) for each in tuned]
+    models = [options.opened_model(source, tensors_suffice=True) for source in (Source.named(a, **how), *tunes)]
     result = learned(*models, exact=exact, progress=True)
     hand_over(result, folder, as_json)
