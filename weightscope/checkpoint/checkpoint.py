@@ -4,11 +4,13 @@ import re
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -359,6 +361,19 @@ class Checkpoint(Mapping[str, Tensor]):
         """
         for file, entries in self._by_file(names):
             file.prefetch(entries)
+
+    @contextmanager
+    def prefetching(self, names: Iterable[str]) -> Iterator[None]:
+        """Fetch these tensors while the block runs; an error comes up when they are read."""
+
+        def fetch() -> None:
+            with suppress(CheckpointError):
+                self.prefetch(names)
+
+        thread = Thread(target=fetch, daemon=True)
+        thread.start()
+        yield
+        thread.join()
 
     def _parts(self, names: Iterable[str]) -> list[StoredTensor]:
         tensors = (self._tensors[name] for name in dict.fromkeys(names) if name in self._tensors)

@@ -132,7 +132,7 @@ def space_angles(a: Factored, b: Factored) -> dict[str, float]:
     return summary
 
 
-STRIP = 256  # columns of a product that a thread makes
+STRIP = 384  # columns of a product that a thread makes
 WIDEST = 16  # directions: a longer block of near-equal singular values is named, its tokens are not looked for
 
 
@@ -301,7 +301,7 @@ def _above(scores: np.ndarray, low: np.ndarray, how_many: int) -> Hits:
 
 def nearest_rows(
     blocks: Iterable[tuple[int, np.ndarray]],
-    spaces: Sequence[np.ndarray],
+    spaces: Iterable[np.ndarray],
     how_many: int,
     centred: bool = False,
     by_cosine: bool = True,
@@ -330,7 +330,7 @@ def nearest_rows(
     return [pair for strip in strips for pair in strip.nearest()]
 
 
-def _strips(spaces: Sequence[np.ndarray]) -> Iterator[list[np.ndarray]]:
+def _strips(spaces: Iterable[np.ndarray]) -> Iterator[list[np.ndarray]]:
     """The spaces (d, k) in lists of about `STRIP` columns, the same however many cores there are."""
     strip: list[np.ndarray] = []
     for space in spaces:
