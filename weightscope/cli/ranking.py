@@ -8,7 +8,7 @@ import click
 from weightscope.cli import options
 from weightscope.cli.command import command
 from weightscope.cli.terminal import headline, write_text
-from weightscope.rank.choices import BY, TOOLS
+from weightscope.rank import BY, TOOLS
 
 
 @command(
