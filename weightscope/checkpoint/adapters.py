@@ -33,7 +33,7 @@ from weightscope.checkpoint.storage import LocalFile
 from weightscope.errors import CheckpointError
 
 OF_DIFFUSERS = "pytorch_lora_weights.safetensors"
-WHOLE = {"I64": "<i8", "I32": "<i4"}  # dtypes of an alpha beside floats: diffusers writes whole numbers
+WHOLE = {"I64": "<i8", "I32": "<i4"}  # dtypes of an alpha that is no float: diffusers writes whole numbers
 SETTINGS = "lora_adapter_metadata"  # the key of diffusers' header under which PEFT's settings are
 FLAT = re.compile(r"(?P<model>lora_te[12]?|lora_unet|lora_transformer|lycoris)_(?P<module>[^.]+)\.(?P<part>.+)")
 DOTTED = re.compile(
@@ -127,13 +127,10 @@ class AdapterOfFile:
             module = name.removesuffix(".weight")
             if module == name:
                 continue
-            for cut in range(module.count(".") + 1):  # with or without the base's prefixes
-                short = module.split(".", cut)[-1]
-                for called in {short, short.replace(".", "_")}:
-                    if modules.setdefault(called, module) != module:
-                        taken.add(called)
-            for prefix in ("text_model.", "model.", "transformer."):  # which a base alone may leave out
-                for called in (prefix + module, (prefix + module).replace(".", "_")):
+            ends = (module.split(".", cut)[-1] for cut in range(module.count(".") + 1))  # the base's prefixes left out
+            longer = (prefix + module for prefix in ("text_model.", "model.", "transformer."))  # which a base may lack
+            for form in (*ends, *longer):
+                for called in (form, form.replace(".", "_")):
                     if modules.setdefault(called, module) != module:
                         taken.add(called)
         return {called: module for called, module in modules.items() if called not in taken}

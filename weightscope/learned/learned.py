@@ -74,7 +74,7 @@ class Tune(ShowsShapes):
             "low rank": f"was trained by a low-rank update, as a LoRA, of rank {self.training.rank}",
             "one direction": "was edited along one direction", "full": "was trained in full",
             "few rows": "changed in a few rows of its embeddings only", "vectors": "changed in biases and norms only",
-            "conversion": "was rounded or quantised; what was trained beside that does not show",
+            "conversion": "was rounded or quantised; what else was trained does not show",
             "none": "holds the base's values: nothing was trained",
             "mixed": "changed in several ways",
         }[self.training.kind]  # fmt: skip
