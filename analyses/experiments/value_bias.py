@@ -25,7 +25,7 @@ from weightscope.runner.runner import Activations
 from weightscope.sinks.bias import PAPER
 from weightscope.sinks.updates import Stack, decompose, influence, normalised_variance, spectral_ratio
 from weightscope.tables import Column, Table
-from weightscope.text.sequences import Framing, read_texts, token_windows
+from weightscope.text.sequences import read_texts, token_windows
 
 TEXTS = 4
 
@@ -66,9 +66,7 @@ WAYS = {"": "with b_V W_O in the updates", "_linear": "with b_V W_O in b"}
 def main(source: str, own_first: bool, n: int, text: tuple[Path, ...], out: Path) -> None:
     """Write layers.csv into OUT, one row per layer of SOURCE."""
     model = ws.open_model(source)
-    framing = framing_of(model)
-    if own_first:
-        framing = Framing(framing.tokenizer)
+    framing = framing_of(model, own_first=own_first)
     texts = read_texts(text, characters=PAPER.characters).texts[::2]
     windows = token_windows(framing, texts, PAPER.texts, PAPER.tokens)[:n]
     runner = open_runner(model)

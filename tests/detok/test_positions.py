@@ -172,6 +172,15 @@ def test_a_last_position_that_was_trained_less_is_told(embedded: ws.Model) -> No
     assert level.cliff is None and level.cautions == ()
 
 
+def test_no_causal_mask_is_claimed_of_an_encoder(embedded: ws.Model) -> None:
+    """BERT's last position is seen by every token, and its heads may look ahead."""
+    assert not position_terms(ws.first_layer(fixture("bert").model)).causal
+    terms = position_terms(ws.first_layer(embedded))
+    assert terms.causal and "no later token" in terms.lead
+    lead = replace(terms, causal=False).lead
+    assert "no later token" not in lead and "Only positions up to the query are compared" in lead
+
+
 def test_where_a_curve_falls_and_peaks_is_in_its_table(embedded: ws.Model) -> None:
     terms = position_terms(ws.first_layer(embedded), query=100)
     names = ("head", "t_p_lowest_at", "t_p_falling", "t_pp_highest_at")

@@ -19,7 +19,8 @@ pytest.importorskip("transformers", reason="the runner needs the extra `runner`"
 
 from tests.support.random_models import random_model, runner_of  # noqa: E402
 from weightscope.metrics.sinks import BROADCAST, NOP  # noqa: E402
-from weightscope.runner import Runner  # noqa: E402
+from weightscope.runner import Runner, open_runner  # noqa: E402
+from weightscope.runner.framing import tokenizer_of  # noqa: E402
 from weightscope.runner.runner import Activations, Intervention, losses_under  # noqa: E402
 from weightscope.sinks import mechanisms  # noqa: E402
 from weightscope.sinks.causal import (  # noqa: E402
@@ -30,8 +31,10 @@ from weightscope.sinks.causal import (  # noqa: E402
     changing,
     groups,
     replacements,
+    sinks_and_changes,
 )
 from weightscope.tables import Column, Table  # noqa: E402
+from weightscope.text.sequences import Framing, read_texts, token_windows  # noqa: E402
 
 pytestmark = pytest.mark.check
 
@@ -191,6 +194,17 @@ def test_command_writes_the_table_where_there_are_sink_heads(
         assert [row["heads"] for row in rows[:16]] == [f"{layer}.{head}" for layer in (0, 1) for head in range(8)]
         assert float(rows[-1]["zero_low"]) <= float(rows[-1]["zero"]) <= float(rows[-1]["zero_high"])
         assert "Changed on 1 text of 12 tokens" in page
+
+
+def test_texts_that_are_changed_may_begin_with_their_own_first_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mechanisms, "SINK_HEAD", 0)
+    model, texts = ws.open_model("embedded"), read_texts()
+    runner = open_runner(model, language=True)
+    inputs = mechanisms.read_inputs(model, n=2, length=12, own_first=True)
+    table = sinks_and_changes(runner, inputs, texts, n=1, length=12, own_first=True).causal
+    assert table is not None
+    window = token_windows(Framing(tokenizer_of(model)), texts.texts[1::2], 1, 12)
+    np.testing.assert_allclose(table["perplexity"], np.exp(runner.losses(window)[0] / 11), rtol=1e-6)
 
 
 def test_images_have_no_perplexity(tmp_path: Path) -> None:

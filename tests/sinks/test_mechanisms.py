@@ -294,6 +294,15 @@ def test_text_models_have_no_patches(embedded: ws.Model) -> None:
         image_tokens(embedded)
 
 
+def test_texts_may_begin_with_their_own_first_token(embedded: ws.Model) -> None:
+    usual, own = (read_inputs(embedded, n=2, length=16, own_first=each) for each in (False, True))
+    for begun, text in zip(usual.sequences.values(), own.sequences.values(), strict=True):
+        np.testing.assert_array_equal(begun[1:], text[:-1])
+    assert "beginning with their own first token" in own.note
+    with pytest.raises(ws.CheckpointError, match="sees images, not texts"):
+        read_inputs(ws.open_model(Path(__file__).parents[2] / "analyses/toys/vit/vit-fashion-mnist"), own_first=True)
+
+
 def test_tokens_of_a_text_are_first_special_punctuation_or_other() -> None:
     tokenizer = Tokenizer.load(EMBEDDED)
     tokens = text_tokens(tokenizer)

@@ -298,7 +298,7 @@ class Circuits(Result):
         pk, r = self.wiring.pk["k"][edge.pair], self.wiring.rank["o"][edge.i, edge.a]
         random = self.wiring.random_pk("k").mean[edge.pair]
         return (
-            f"{sentence} The keys of {b} read most of what another head writes: {pk:.1f} of the {r} dimensions of {a} "
+            f"{sentence} Strongest link by keys: those of {b} overlap {pk:.1f} of the {r} dimensions that {a} writes "
             f"(random spaces: {random:.1f})."
         )
 

@@ -84,7 +84,7 @@ def circuits_command(
 length_option = options.number("--length", "Longest input, in tokens.", 128, least=8)
 
 # Options that belong to one question about sinks.
-QUESTION_OPTIONS = {"bias": ("evaluated", "thorough", "paper", "own_first"), "kind": ("images", "seed", "causal")}
+QUESTION_OPTIONS = {"bias": ("evaluated", "thorough", "paper"), "kind": ("images", "seed", "causal")}
 
 
 def finish(study: Any, out: Path) -> None:
@@ -176,7 +176,7 @@ def outliers(
 @options.number("--evaluated", "bias: number of texts for perplexity.  [default: 4]")
 @click.option("--thorough", is_flag=True, help="bias: 40 texts, 16 of them evaluated.")
 @click.option("--paper", is_flag=True, help="bias: the paper's sizes, 100 texts of 512 tokens and 100 evaluated.")
-@click.option("--own-first", is_flag=True, help="bias: do not prepend a first token; each text begins with its own.")
+@click.option("--own-first", is_flag=True, help="Do not prepend a first token; each text begins with its own.")
 @options.runner_device
 def sinks(model: Any, question: str, out: Path, **options: Any) -> None:
     """Study attention sinks: whether their update is a constant bias, or what kind each sink is.
@@ -203,13 +203,13 @@ def _bias(
 
 def _kind(
     model: Any, *, text: tuple[Path, ...], images: Path | None, inputs: int | None, length: int | None,
-    seed: int | None, causal: int | None, device: str,
+    seed: int | None, causal: int | None, own_first: bool, device: str,
 ) -> Any:  # fmt: skip
     from weightscope.runner import open_runner
     from weightscope.sinks.mechanisms import read_inputs, sink_mechanisms
 
     length, seed = length or 256, seed or 0
-    chosen = read_inputs(model, text, images, n=inputs or 64, length=length, seed=seed)
+    chosen = read_inputs(model, text, images, n=inputs or 64, length=length, seed=seed, own_first=own_first)
     if causal is None:
         return sink_mechanisms(open_runner(model, device=device), chosen)
     from weightscope.runner.framing import framing_of
@@ -219,4 +219,4 @@ def _kind(
     framing_of(model)  # refuses models of images
     texts = read_texts(text, characters=2 * CHARACTERS_A_TOKEN * causal * length)
     runner = open_runner(model, language=True, device=device)
-    return sinks_and_changes(runner, chosen, texts, n=causal, length=length, seed=seed)
+    return sinks_and_changes(runner, chosen, texts, n=causal, length=length, seed=seed, own_first=own_first)

@@ -20,11 +20,13 @@ def tokenizer_of(model: Model) -> Tokenizer:
     return _of_gguf(file)
 
 
-def framing_of(model: Model) -> Framing:
+def framing_of(model: Model, *, own_first: bool = False) -> Framing:
     """A model's tokenizer and the special tokens around its texts: those that it adds, else `first_token`
-    before them.
+    before them. With own_first there are none: each text begins with its own first token.
     """
     tokenizer = tokenizer_of(model)
+    if own_first:
+        return Framing(tokenizer)
     before = () if tokenizer.around else (first_token(model),)
     return Framing(tokenizer, tokenizer.around, before, model.config.n_positions)
 

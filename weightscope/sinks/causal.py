@@ -170,7 +170,7 @@ def groups(sinks: SinkMechanisms) -> list[Group]:
 
 
 def sinks_and_changes(
-    runner: Runner, inputs: Inputs, texts: Texts, *, n: int, length: int, seed: int = 0
+    runner: Runner, inputs: Inputs, texts: Texts, *, n: int, length: int, seed: int = 0, own_first: bool = False
 ) -> SinkMechanisms:
     """`sink_mechanisms` with the table `causal`: perplexity of n texts under every change of every sink head; without
     it where no head is one.
@@ -181,7 +181,7 @@ def sinks_and_changes(
         if layer.modulated:
             problem = f"layer {index} has a gate, a norm or the like behind its values, so that updates do not add up"
             raise CheckpointError(problem, file=runner.model.name)
-    framing = framing_of(runner.model)
+    framing = framing_of(runner.model, own_first=own_first)
     length = min(length, runner.model.config.n_positions or length)
     others, tried = (token_windows(framing, texts.texts[start::2], n, length, seed) for start in (0, 1))
     if not others or not tried:

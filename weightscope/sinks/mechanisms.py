@@ -69,15 +69,17 @@ def read_inputs(
     n: int = 64,
     length: int = 256,
     seed: int = 0,
+    own_first: bool = False,
 ) -> Inputs:
     """Texts for a language model, images for a vision model: those given, or those that come with the package."""
     if not model.family.inputs.tokens:
-        if text:
+        if text or own_first:
             raise CheckpointError(f"{model.name} sees images, not texts")
         return _image_inputs(model, images, n, seed)
     if images is not None:
         raise CheckpointError(f"{model.name} reads texts, not images")
-    return _text_inputs(model, read_texts(text, characters=CHARACTERS_A_TOKEN * n * length), n, length, seed)
+    texts = read_texts(text, characters=CHARACTERS_A_TOKEN * n * length)
+    return _text_inputs(model, texts, n, length, seed, own_first)
 
 
 def _image_inputs(model: Model, path: Path | None, n: int, seed: int) -> Inputs:
@@ -91,14 +93,16 @@ def _image_inputs(model: Model, path: Path | None, n: int, seed: int) -> Inputs:
     return Inputs({name: process(image) for name, image in images.items()}, image_tokens(model), note)
 
 
-def _text_inputs(model: Model, texts: Texts, n: int, length: int, seed: int) -> Inputs:
+def _text_inputs(model: Model, texts: Texts, n: int, length: int, seed: int, own_first: bool) -> Inputs:
     """Pairs of paragraphs where the model's tokenizer frames them with special tokens, else windows of one length."""
-    framing = framing_of(model)
+    framing = framing_of(model, own_first=own_first)
     length = min(length, model.config.n_positions or length)
     sequences = (paragraph_pairs if framing.takes_pairs else token_windows)(framing, texts.texts, n, length, seed)
     if not sequences:
         raise CheckpointError(f"the texts are too short for inputs of {length} tokens")
-    first = shortened(str(framing.tokenizer.tokens.get(int(sequences[0][0]))))
+    first = "their own first token"
+    if not own_first:
+        first = shortened(str(framing.tokenizer.tokens.get(int(sequences[0][0]))))
     shape = f"at most {length} tokens each, pairs of paragraphs" if framing.takes_pairs else f"{length} tokens each"
     note = f"Run on {len(sequences)} texts, {shape}, beginning with {first}, from {texts.source}."
     return Inputs({f"text {index}": each for index, each in enumerate(sequences)}, text_tokens(framing.tokenizer), note)
