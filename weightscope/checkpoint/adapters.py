@@ -143,7 +143,7 @@ class AdapterOfFile:
     @cached_property
     def changes(self) -> dict[str, WeightChange]:
         """The change to each module's weight, by the module's name."""
-        return {module: self._change(module, parts) for module, parts in self.models[self.model].items()}
+        return {module: self._change(parts) for module, parts in self.models[self.model].items()}
 
     @cached_property
     def magnitudes(self) -> dict[str, Magnitude]:
@@ -155,7 +155,7 @@ class AdapterOfFile:
         """Turns the file's names into the base's."""
         return lambda name: f"{self.names[name.removesuffix('.weight')]}.weight"
 
-    def _change(self, module: str, parts: Mapping[str, StoredTensor]) -> WeightChange:
+    def _change(self, parts: Mapping[str, StoredTensor]) -> WeightChange:
         factors = {part: tensor for part, tensor in parts.items() if part not in ("alpha", "lengths")}
         if not factors:
             raise next(iter(parts.values())).refuse("belongs to no lora_down and lora_up, and to no lokr_w1")
@@ -163,12 +163,12 @@ class AdapterOfFile:
             a, b = factor_pair(factors)
             if a.shape[0] != b.shape[1]:
                 raise a.refuse(f"has shape {a.shape}, its counterpart {b.shape}")
-            return LowRank(a, b, self._alpha(module, parts, a.shape[0]) / a.shape[0])
+            return LowRank(a, b, self._alpha(parts, a.shape[0]) / a.shape[0])
         rank = next((factors[part].shape[-1] for part in ("w1_a", "w2_a") if part in factors), None)
         # Of two whole factors LyCORIS takes no scale.
-        return kronecker(factors, 1.0 if not rank else self._alpha(module, parts, rank) / rank)
+        return kronecker(factors, 1.0 if not rank else self._alpha(parts, rank) / rank)
 
-    def _alpha(self, module: str, parts: Mapping[str, StoredTensor], rank: int) -> float:
+    def _alpha(self, parts: Mapping[str, StoredTensor], rank: int) -> float:
         """The alpha of a module; its rank where none is said."""
         if "alpha" in parts:
             tensor = parts["alpha"]
