@@ -162,7 +162,7 @@ def environment(server: Hub, home: Path) -> dict[str, str]:
 
 
 def run(arguments: list[str], seen: dict[str, str], watch: Callable[[], None] = lambda: None) -> dict[str, Any]:
-    """Run a command, calling `watch` meanwhile; what it prints."""
+    """The JSON that a command prints; `watch` is called while it runs."""
     with subprocess.Popen(arguments, env=seen, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         with_output: list[str] = []
         while process.poll() is None:
