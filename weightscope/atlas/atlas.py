@@ -151,7 +151,7 @@ class Atlas(Result):
                 ends = {"first": edge.first, "second": edge.second}
                 first = self.members[ends[known.came_first]].name if known.came_first else ""
                 names = self.link(edge.first, f"{PAGES}/"), self.link(edge.second, f"{PAGES}/")
-                rows.append((number, *names, edge.bits, edge.likeness, first, known.how, known.differs))
+                rows.append((number, *names, *edge[2:], first, known.how, known.differs))
         return Table.of_rows(TREE, rows)
 
     @cached_property
@@ -240,10 +240,15 @@ FAMILIES = (
     Column("first", meaning="The one that all others are proved to come from; empty where that is not proved."),
     Column("names"),
 )  # fmt: skip
-TREE = (
-    Column("family"), Column("a"), Column("b"),
+LIKE = (
+    Column("by", meaning="What joins the pair: bits of blocks, heads, or the order of value dimensions."),
     Column("bits", meaning="Bits of 16 in which blocks of W_K differ on average.", format=".2f"),
-    Column("likeness", meaning="Mean cosine of the maps of counterpart heads.", format=".3f"),
+    Column("likeness", meaning="Mean cosine of the maps of counterpart heads; by values, mean correlation of ranks.",
+           format=".3f"),
+    Column("p", meaning="By values, the chance that any strangers of the list are this alike.", format=".1e"),
+)  # fmt: skip
+TREE = (
+    Column("family"), Column("a"), Column("b"), *LIKE,
     Column("first", meaning="Which of the two came first, where the weights prove it."),
     Column("how", meaning="How the other one can be recomputed from it."),
     Column("differs", meaning="What differs, of pairs that were read whole."),

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from weightscope.atlas.atlas import PAGES, Atlas
+from weightscope.atlas.atlas import LIKE, PAGES, Atlas
 from weightscope.errors import counted
 from weightscope.files import Files
 from weightscope.formulas import plain
@@ -54,7 +54,7 @@ def _write_page(files: Files, atlas: Atlas, place: int) -> None:
             later, known = atlas.later(edge.first, edge.second), atlas.directions.get((edge.first, edge.second))
             order = "" if later is None else "later" if later == relative else "earlier"
             how, differs = (known.how, known.differs) if known else ("", "")
-            rows.append((atlas.link(relative), edge.bits, edge.likeness, order, how, differs))
+            rows.append((atlas.link(relative), *edge[2:], order, how, differs))
     n = len(each.layer)
     of_all = "" if each.is_whole else f" of {each.about['heads'] * each.about['layers']:,}"
     lead = f"{counted(n, 'head')} read{of_all}; {counted(len(family.members) - 1, 'relative')}."
@@ -82,9 +82,7 @@ def _write_page(files: Files, atlas: Atlas, place: int) -> None:
 
 
 RELATIVES = (
-    Column("name", symbol="checkpoint"),
-    Column("bits", meaning="Bits of 16 in which blocks of W_K differ on average.", format=".2f"),
-    Column("likeness", meaning="Mean cosine of the maps of counterpart heads.", format=".3f"),
+    Column("name", symbol="checkpoint"), *LIKE,
     Column("order", meaning="Whether it came earlier or later, where the weights prove it."),
     Column("how", meaning="How the later one can be recomputed from the earlier one."), Column("differs"),
 )  # fmt: skip
