@@ -114,10 +114,10 @@ class Atlas(Result):
         for place, each in enumerate(self.outlines):
             about = each.about
             rows.append((
-                self.link(place, f"{PAGES}/"), each.commit, self.family_of[place], sizes[self.family_of[place]] - 1,
+                self.link(place, f"{PAGES}/"), self.family_of[place], sizes[self.family_of[place]] - 1,
                 about["family"], about["layers"], about["heads"], about["kv_heads"], about["d_model"],
                 ", ".join(about["dtypes"]), about["bytes"], about["weights_read"], len(each.layer),
-                "all" if each.is_whole else "some",
+                "all" if each.is_whole else "some", each.commit,
             ))  # fmt: skip
         return Table.of_rows(CHECKPOINTS, rows)
 
@@ -229,11 +229,12 @@ class Atlas(Result):
 
 SHOWN = 20  # rows that the terminal shows
 CHECKPOINTS = (
-    Column("name", symbol="checkpoint"), Column("commit"), Column("family"),
+    Column("name", symbol="checkpoint"), Column("family"),
     Column("relatives", meaning="Other checkpoints of its family."), Column("architecture"), Column("layers"),
     Column("heads"), Column("kv_heads", symbol="KV heads"), Column("d_model", symbol="width"), Column("dtypes"),
     Column("bytes", meaning="Of its tensors."), Column("weights_read", symbol="weights read"),
     Column("heads_read", symbol="heads read"), Column("read", meaning="Whether all heads were read, or some."),
+    Column("commit"),
 )  # fmt: skip
 FAMILIES = (
     Column("family"), Column("checkpoints"), Column("architectures"),

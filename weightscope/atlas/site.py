@@ -27,12 +27,13 @@ def write_site(files: Files, atlas: Atlas) -> None:
             pages = Files()
     sections = [Section("Checkpoints", parts=[Table(atlas.checkpoints.columns, "A name leads to its page.")])]
     if len(atlas.family_table):
-        sections.append(
-            Section("Families", parts=[atlas.family_table.select("family", "checkpoints", "architectures", "first")])
-        )
+        shown = atlas.family_table.select("family", "checkpoints", "architectures", "first")
+        members = [atlas.link(atlas.families[number - 1].members[0], f"{PAGES}/") for number in shown["family"]]
+        columns = [*shown.columns, Column("member", meaning="One of them.", values=members)]
+        sections.append(Section("Families", parts=[Table(columns)]))
         sections.append(Section(
             "Trees", "Of each family the nearest pairs that join all. A pair has an order only where the weights prove "
-            "which came first.", [atlas.tree],
+            "which came first. Values join pairs whose stream was rotated, permuted or cut.", [atlas.tree],
         ))  # fmt: skip
     if len(atlas.errors):
         sections.append(Section("Not read", parts=[atlas.errors]))
