@@ -26,7 +26,8 @@ from weightscope.compute import lapack
 from weightscope.compute.cores import in_threads
 from weightscope.errors import counted
 from weightscope.findings import Finding, Member, finding, spans
-from weightscope.metrics.spaces import alike, principal_angles
+from weightscope.metrics.moves import principal_angles
+from weightscope.metrics.spaces import alike
 from weightscope.model import Model
 from weightscope.results import ShowsShapes
 

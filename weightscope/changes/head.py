@@ -20,7 +20,7 @@ from weightscope.changes.thresholds import CLEAR, FAR, FLAT, LIKELY_SAME, OTHER_
 from weightscope.checkpoint import Checkpoint, Tensor
 from weightscope.checkpoint.lora import ChangeTensor, MergedTensor
 from weightscope.compute.cores import in_threads, one_blas_thread
-from weightscope.metrics.spaces import Moved, moved_angles, norms_of_product, relative, relative_change, relative_size
+from weightscope.metrics.moves import Moved, moved_angles, norms_of_product, relative, relative_change, relative_size
 from weightscope.metrics.spectra import low_rank
 from weightscope.model import Model
 from weightscope.results import ShowsShapes
