@@ -150,7 +150,7 @@ DRAWINGS = (
         ("gguf",),
     ),
     Drawing("atlas-hub", "benchmarks.atlas --repositories 1000 --prove 0", ("distributed", "pyarrow")),
-    Drawing("atlas-hub-order", "benchmarks.atlas --repositories 100", ("distributed", "pyarrow")),
+    Drawing("atlas-hub-order", "benchmarks.atlas --repositories 300", ("distributed", "pyarrow")),
     Drawing("planted-removals", "analyses.experiments.planted_removals embedded {vit}"),
     Drawing("fine-tunes", "analyses.toys.train_tunes --text {books}"),
     Drawing(
