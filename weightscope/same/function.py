@@ -16,9 +16,9 @@ from weightscope.circuits.stream import attend, rest_of_layer, why_no_stream
 from weightscope.embeddings import BLOCK_BYTES
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
+from weightscope.same import DIFFERENT
 from weightscope.same.judge import Judged
 from weightscope.same.mixture import EXPERTS, MIXTURE, NORM, Join, Mixture, asymmetric, gated, order_of_experts
-from weightscope.same.verdicts import DIFFERENT
 
 TOKENS = 6  # random inputs of a layer
 EQUAL = 1e-5  # |B - A| / |A| of what a layer adds to the stream, up to which float32's rounding explains it

@@ -18,10 +18,10 @@ from weightscope.checkpoint.blocks import Block, row_width
 from weightscope.checkpoint.checkpoint import StoredTensor, WholeTensor
 from weightscope.checkpoint.packings.packed import DequantisedTensor
 from weightscope.metrics.spectra import evenly_spread, low_rank
+from weightscope.same import DIFFERENT, QUANTISED, ROUNDED, SAME_VALUES, UNDECIDED
 from weightscope.same.catalogue import EXACT, OF_VOCABULARY, SPREAD, Deed, Sizes, error_of, find_deed, sampled
 from weightscope.same.coarser import COMPENSATED, exponentiated, in_cells, merged_otherwise, quantised, rounded_twice
 from weightscope.same.stored import equal_bytes, is_copy
-from weightscope.same.verdicts import DIFFERENT, QUANTISED, ROUNDED, SAME_VALUES, UNDECIDED
 from weightscope.tensors.measure import BITS, why_unread
 
 ONE_VALUE = "one value throughout"  # of the coarser tensor: that the other was rounded to it is a guess

@@ -22,29 +22,7 @@ from weightscope.model import Model, TensorsOnly, open_tensors
 from weightscope.progress import bar, progress_shown
 from weightscope.provenance import Provenance
 from weightscope.results import Result
-from weightscope.same.catalogue import Sizes
-from weightscope.same.config_and_tokens import Settings, Tokens, compare_settings, compare_tokenizers
-from weightscope.same.elsewhere import UNEXPLAINED, find_elsewhere, name_shards, name_unread, reordered_experts
-from weightscope.same.function import (
-    allowed,
-    apart,
-    basis_of,
-    called,
-    is_turned,
-    is_unknown,
-    last_apart,
-)
-from weightscope.same.judge import (
-    Compared,
-    Judged,
-    alone,
-    few_compensated,
-    judge,
-    rounded_alone,
-    tolerance_of,
-)
-from weightscope.same.stored import read_known_digests, same_files
-from weightscope.same.verdicts import (
+from weightscope.same import (
     DIFFERENT,
     QUANTISED,
     ROUNDED,
@@ -55,6 +33,12 @@ from weightscope.same.verdicts import (
     UP_TO,
     VERDICTS,
 )
+from weightscope.same.catalogue import Sizes
+from weightscope.same.config_and_tokens import Settings, Tokens, compare_settings, compare_tokenizers
+from weightscope.same.elsewhere import UNEXPLAINED, find_elsewhere, name_shards, name_unread, reordered_experts
+from weightscope.same.function import allowed, apart, basis_of, called, is_turned, is_unknown, last_apart
+from weightscope.same.judge import Compared, Judged, alone, few_compensated, judge, rounded_alone, tolerance_of
+from weightscope.same.stored import read_known_digests, same_files
 from weightscope.tables import Column, Table, as_json
 
 Readable = Model | TensorsOnly  # of a checkpoint whose heads are not read, the tensors are compared all the same
