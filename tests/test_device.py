@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
-from tests.support.cases import CASES
+from tests.support.cases import case_of
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.tiny_models import FIXTURES, fixture
 from weightscope.attention.factored import inner
@@ -202,7 +202,7 @@ def test_norms_and_contributions_of_running_models_are_the_same(name, tmp_path):
     from weightscope.outliers.measure import observe_contributions
     from weightscope.runner import open_runner
 
-    random_model(next(case for case in CASES if case.name == name)).save_pretrained(tmp_path)
+    random_model(case_of(name)).save_pretrained(tmp_path)
     here, there = (open_runner(ws.open_model(tmp_path), device=device) for device in ("cpu", "array_api_strict"))
     norms = [vars(measure_norms(runner, TEXTS, KINDS)) for runner in (here, there)]
     for key in ("alpha_f", "f_by_kind"):

@@ -162,7 +162,7 @@ def test_completion_prints_a_script(shell: str) -> None:
 def test_a_shell_completes(typed: str, found: str) -> None:
     words = shlex.split(typed)
     asked = {"_WEIGHTSCOPE_COMPLETE": "bash_complete", "COMP_WORDS": typed, "COMP_CWORD": str(len(words) - 1)}
-    result = CliRunner().invoke(main, [], env=asked, prog_name="weightscope")
+    result = run(env=asked, prog_name="weightscope")
     assert found in result.output
 
 

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
+from tests.support.commands import run
 from weightscope.audit.batch import FinishedLayers, read_checkpoints
 from weightscope.audit.reference import Reference
 from weightscope.checkpoint import open_checkpoint
 from weightscope.checkpoint.hub import BlockCache
-from weightscope.cli import main
 from weightscope.engine import open_engine
 from weightscope.errors import CheckpointError
 from weightscope.files import HIDDEN, OutputFolder, new_file
@@ -102,5 +101,5 @@ def test_kept_layers_that_are_pipes_are_ignored(tmp_path: Path, monkeypatch: pyt
 
 def test_command_refuses_a_pipe_in_one_line(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "steps.txt")
-    result = CliRunner().invoke(main, ["audit", str(tmp_path / "steps.txt"), "--out", str(tmp_path / "out")])
+    result = run("audit", tmp_path / "steps.txt", "--out", tmp_path / "out")
     assert (result.exit_code, result.stderr) == (2, "weightscope: steps.txt: is not a regular file\n")

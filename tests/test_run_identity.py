@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
 from tests.support import tasks
+from tests.support.commands import run
 from tests.support.hub_server import COMMIT, Hub
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.audit import batch
@@ -41,7 +41,7 @@ def is_kept(*arguments: object) -> bool:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batch, "report_task", tasks.tables_alone)
         command = ["audit", *map(str, arguments), "--resume"]
-        result = CliRunner().invoke(main, command, catch_exceptions=False)
+        result = run(*command, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return "is up to date" in result.stdout
 

@@ -75,6 +75,13 @@ class Result:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.about})"
 
+    def __str__(self) -> str:
+        return "\n".join(part if isinstance(part, str) else part.text() for part in self.printed())
+
+    def printed(self) -> Sequence[Any]:
+        """What a terminal shows, from top to bottom: lines and tables."""
+        return [self.lead]
+
     def shown(self) -> Sequence[Any]:
         """The tables that a notebook shows."""
         return ()

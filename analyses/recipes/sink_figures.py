@@ -7,7 +7,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from weightscope.pages.style import COLOURS, COLUMN, MARKERS, in_our_style, plain, subplots
+from weightscope.formulas import plain
+from weightscope.pages.style import COLOURS, COLUMN, MARKERS, in_our_style, subplots
 from weightscope.sinks.bias import SinkBias
 from weightscope.sinks.figures import MEASURES, measures_along
 

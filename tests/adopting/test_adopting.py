@@ -7,16 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import weightscope as ws
 from tests.census.record import read, tally, write
+from tests.support.commands import run
 from tests.support.tiny_models import FIXTURES, fixture
 from weightscope.architectures import FAMILIES, Family, table
 from weightscope.architectures.stanzas import file_of, read_rows
 from weightscope.architectures.table import standing
 from weightscope.checkpoint import open_checkpoint
-from weightscope.cli import main
 
 pytest.importorskip("torch", reason="tiny models are made by torch, which is not installed")
 transformers = pytest.importorskip("transformers", reason="tiny models are made by transformers, not installed")
@@ -146,13 +145,13 @@ def test_shapes_that_contradict_the_config_are_refused(tmp_path: Path) -> None:
 
 def test_a_type_unknown_to_transformers_is_refused(tmp_path: Path) -> None:
     folder = changed("llama", tmp_path / "model", model_type="unheard_of", auto_map={"AutoModel": "evil.Model"})
-    result = CliRunner().invoke(main, ["adopt", str(folder)])
+    result = run("adopt", folder)
     assert result.exit_code == 2
     assert "has no architecture 'unheard_of', and code that comes with a checkpoint is not run" in result.stderr
 
 
 def test_families_are_listed_and_counted(tmp_path: Path) -> None:
-    result = CliRunner().invoke(main, ["families", "--csv", str(tmp_path / "rows.csv")])
+    result = run("families", "--csv", tmp_path / "rows.csv")
     assert result.exit_code == 0
     rows = (tmp_path / "rows.csv").read_text()
     assert "\nqwen2,qwen2" in rows
@@ -171,5 +170,5 @@ def test_families_new_tries_types_that_the_census_lacks(monkeypatch: pytest.Monk
     counted = {kind: verdicts for kind, verdicts in table.census().items() if kind != "bert"}
     monkeypatch.setattr(newcomers, "model_types", lambda: ["bert", "llama"])
     monkeypatch.setattr(table, "census", lambda: counted)
-    result = CliRunner().invoke(main, ["families", "--new"])
+    result = run("families", "--new")
     assert result.stdout == "bert: exact self encoder.layer.{}.attention.self\n"

@@ -5,14 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from safetensors.numpy import save_file
 
 import weightscope as ws
+from tests.support.commands import run
 from tests.support.tiny_models import FIXTURES, fixture
 from weightscope.adopting.draft import drafted
 from weightscope.checkpoint import open_checkpoint
-from weightscope.cli import main
 
 CONFIG = {
     "model_type": "zephyrine", "width": 24, "n_blocks": 2, "n_heads": 4, "n_kv_heads": 2, "eps": 1e-5,
@@ -37,7 +36,7 @@ def checkpoint(folder: Path, **more: tuple[int, ...]) -> Path:
 
 def test_a_draft_opens_the_checkpoint_and_says_that_nothing_was_proved(tmp_path: Path) -> None:
     folder, row = checkpoint(tmp_path), tmp_path / "row.toml"
-    done = CliRunner().invoke(main, ["draft", str(folder), "--out", str(row)])
+    done = run("draft", folder, "--out", row)
     assert done.exit_code == 0 and "It opens, 2 layers of 4 heads of 6" in row.read_text()
     model = ws.open_model(folder, families=row)
     assert model.config.n_kv_heads == 2 and model.family.called == "zephyrine (unproved, from row.toml)"
@@ -82,5 +81,5 @@ def test_tensor_names_cannot_inject_cells(tmp_path: Path) -> None:
 def test_a_file_without_layers_is_refused_in_one_line(tmp_path: Path) -> None:
     save_file({"a.weight": np.ones((2, 2), np.float32)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text("{}")
-    done = CliRunner().invoke(main, ["draft", str(tmp_path)])
+    done = run("draft", tmp_path)
     assert done.exit_code == 2 and "no tensor is of a numbered layer" in done.stderr

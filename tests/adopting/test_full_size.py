@@ -4,12 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 import weightscope as ws
+from tests.support.commands import run
 from weightscope.checkpoint import open_checkpoint
 from weightscope.checkpoint.config import digest_of
-from weightscope.cli import main
 
 torch = pytest.importorskip("torch", reason="tiny models are made by torch, which is not installed")
 pytest.importorskip("transformers", reason="tiny models are made by transformers, not installed")
@@ -102,7 +101,7 @@ def test_a_checkpoint_too_large_to_run_is_unproved(tmp_path: Path, monkeypatch: 
     saved(registered(ScaleOfWideHeads), tmp_path / "model", head_dim=48)
     monkeypatch.setattr(full_size, "MOST_WORK", 1e6)
     monkeypatch.setattr(table, "own_folder", lambda: tmp_path / "own")
-    result = CliRunner().invoke(main, ["adopt", str(tmp_path / "model"), "--save"])
+    result = run("adopt", tmp_path / "model", "--save")
     assert "this row, unproved at its own size" in result.stdout and "multiplications; 1e+06 at most" in result.stdout
     (file,) = (tmp_path / "own").iterdir()
     assert "adopted, unproved at its own size" in ws.open_model(tmp_path / "model", families=file).title

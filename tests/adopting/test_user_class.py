@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 import weightscope as ws
+from tests.support.commands import run
 from weightscope.adopting.user_class import Order, _carried_out
 from weightscope.architectures.rope import Rope
 from weightscope.checkpoint import open_checkpoint
-from weightscope.cli import main
 from weightscope.errors import CheckpointError
 from weightscope.sources import Source
 
@@ -43,7 +43,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def adopt(folder: Path, code: str, *options: object) -> Result:
-    return CliRunner().invoke(main, ["adopt", str(folder), "--with", code, *map(str, options)])
+    return run("adopt", folder, "--with", code, *options)
 
 
 def test_a_row_proved_by_a_users_class_reads_what_the_class_computes(checkpoint: Path, tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_code_in_the_checkpoints_folder_is_not_run(
 
 @pytest.mark.parametrize("command", ["adopt", "inspect"])
 def test_an_unknown_model_type_names_every_remedy(command: str, checkpoint: Path) -> None:
-    done = CliRunner().invoke(main, [command, str(checkpoint)])
+    done = run(command, checkpoint)
     ways = ("--with module:Class", "weightscope draft SOURCE", "--families FILE", "weightscope inspect SOURCE --check")
     assert done.exit_code == 2 and all(way in done.stderr for way in ways), done.stderr
     assert "pip install" not in done.stderr

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="the recipes need the extra `runner`
 import weightscope as ws  # noqa: E402
 from analyses.recipes import sink_mechanisms  # noqa: E402
 from analyses.toys import train_vit  # noqa: E402
-from tests.support.cases import CASES  # noqa: E402
+from tests.support.cases import case_of  # noqa: E402
 from tests.support.hub_server import Hub  # noqa: E402
 from tests.support.random_models import random_model  # noqa: E402
 from weightscope.runner import Runner  # noqa: E402
@@ -122,7 +122,7 @@ def test_dinov2_comes_from_the_hub_where_it_can(
     if reached:
         for fixture, name in ON_THE_HUB.items():
             folder = tmp_path / fixture
-            random_model(next(case for case in CASES if case.name == fixture)).save_pretrained(folder)
+            random_model(case_of(fixture)).save_pretrained(folder)
             hub.repositories[name] = {path.name: path.read_bytes() for path in folder.iterdir()}
     seen = {name: sink_mechanisms.DEFAULTS[name] for name in ("dinov2", "dinov2-registers")}
     monkeypatch.setattr(sink_mechanisms, "DEFAULTS", seen)

@@ -1,4 +1,4 @@
-"""Write the roles of what surrounds attention, as transformers' own models show them at work: networks.toml.
+"""Write the roles of what surrounds attention, as transformers' own models show them at work: networks.json.
 
     python -m tests.architectures.make_networks [FOLDER]
 
@@ -6,11 +6,12 @@ A tiny random model of every model_type runs, and `roles_at_work` finds what eac
 every type that a row reads agrees. FOLDER keeps the tiny models for the next time.
 """
 
+import json
 import re
 import sys
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,17 +36,8 @@ from weightscope.checkpoint import open_checkpoint
 from weightscope.errors import CheckpointError
 from weightscope.files import scratch_folder
 
-WIDTH = 118
-KINDS = ("norm", "expert", "shared_expert", "router")  # of roles that are written together; the others are networks
-
 OF_ATTENTION = {"q", "k", "v", "o", "q_a", "q_b", "kv_a", "kv_b", "output_gate"}
 FLOATING = ("F64", "F32", "F16", "BF16")
-
-HEAD = """\
-# What surrounds attention, by role, for the rows that do not say it themselves: feed-forward networks, norms, experts.
-# Nothing is computed from it but names (names.py). Written by `python -m tests.architectures.make_networks`, which sees
-# what each module does in transformers' own model at work; a role is here where all types that the row reads agree.
-"""
 
 
 @dataclass(frozen=True)
@@ -232,39 +224,10 @@ def together(seen: Iterable[tuple[str, str, str]]) -> dict[str, dict[str, tuple[
     return {row: {role: tuple(names) for role, names in table.items()} for row, table in agreed.items()}
 
 
-def text(rows: Mapping[str, Mapping[str, tuple[str, ...]]]) -> str:
-    """The file."""
-    groups: dict[tuple[str, ...], list[str]] = defaultdict(list)
-    for row, table in rows.items():
-        parts: dict[str, list[str]] = defaultdict(list)
-        for role, names in sorted(table.items(), key=lambda item: ("gate" not in item[0], item[0] == "down", item[0])):
-            kind = role.partition(".")[0]
-            listed = f'"{names[0]}"' if len(names) == 1 else "[" + ", ".join(f'"{name}"' for name in names) + "]"
-            key = role if re.fullmatch(r"[A-Za-z0-9_-]+", role) else f'"{role}"'
-            parts[kind if kind == "norm" else "experts" if kind in KINDS else ""].append(f"{key} = {listed}")
-        for lines in parts.values():
-            groups[tuple(lines)].append(row)
-    blocks = [HEAD]
-    for lines, named in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0])):
-        blocks.append("\n".join(["[[network]]", *lines, *_listed(sorted(named))]) + "\n")
-    return "\n".join(blocks)
-
-
-def _listed(rows: Iterable[str]) -> Iterator[str]:
-    """The rows of a stanza, on lines of the file's width."""
-    names = [f'"{row}"' for row in rows]
-    if len(line := f"rows = [{', '.join(names)}]") <= WIDTH:
-        yield line
-        return
-    yield "rows = ["
-    line = "   "
-    for name in names:
-        if len(line) + len(name) + 2 > WIDTH:
-            yield line
-            line = "   "
-        line += f" {name},"
-    yield line
-    yield "]"
+def text(rows: Mapping[str, Mapping[str, Sequence[str]]]) -> str:
+    """The file: one line per row."""
+    lines = (f"{json.dumps(row)}: {json.dumps(dict(sorted(roles.items())))}" for row, roles in sorted(rows.items()))
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def main() -> None:

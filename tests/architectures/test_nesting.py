@@ -160,9 +160,7 @@ def test_audit_needs_no_tensors_outside_attention(
 
 @pytest.mark.parametrize("command", ["positions", "detok", "neighbours"])
 def test_missing_positions_end_in_one_line(command: str, tmp_path: Path) -> None:
-    from click.testing import CliRunner
-
-    from weightscope.cli import main
+    from tests.support.commands import run
 
     folder = lacking("gpt2", tmp_path / "lacking", "wpe.weight")
     (folder / "tokenizer.json").write_text((Path(ws.__file__).parent / "embedded" / "tokenizer.json").read_text())
@@ -170,7 +168,7 @@ def test_missing_positions_end_in_one_line(command: str, tmp_path: Path) -> None
     embedded_counts().save(counts)
     options = {"detok": ["--counts", str(counts)], "neighbours": ["!"], "positions": ["--unscaled"]}[command]
     out = [] if command == "neighbours" else ["--out", str(tmp_path / "out")]
-    result = CliRunner().invoke(main, [command, str(folder), *options, *out])
+    result = run(command, folder, *options, *out)
     assert result.exit_code == 2 and result.stderr.count("\n") == 1, result.output
     assert command == "detok" or "'transformer.wpe.weight' is missing" in result.stderr
 

@@ -1,4 +1,4 @@
-"""What networks.toml says of each row is what transformers' own models of all its types are seen to do."""
+"""What networks.json says of each row is what transformers' own models of all its types are seen to do."""
 
 from pathlib import Path
 

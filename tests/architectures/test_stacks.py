@@ -5,14 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
 from tests.support.audit import audit_of
 from tests.support.cases import LLAMA, VIT
+from tests.support.commands import run
 from tests.support.tiny_models import FIXTURES, fixture
-from weightscope.cli import main
 
 
 def joined(folder: Path, config: dict, **parts: str) -> Path:
@@ -87,7 +86,7 @@ def test_a_stack_that_no_row_reads_is_listed_and_refused_by_its_model_type(tmp_p
     assert list(opened.stacks) == ["text", "vision"] and opened.stacks["vision"].family is None
     with pytest.raises(ws.CheckpointError, match=r"vision stack is not read: .*'newcomer_vision'; 'vision_tower\.enc"):
         ws.open_model(folder, tower="vision")
-    lines = CliRunner().invoke(main, ["inspect", str(folder)]).stdout
+    lines = run("inspect", folder).stdout
     assert "text: 2 layers x 4 heads, llama" in lines and "vision: not read: no row reads it" in lines
 
 
@@ -128,7 +127,7 @@ def test_audit_names_the_other_stacks(tmp_path: Path) -> None:
     result = audit_of(folder, tmp_path / "out")
     assert note in result.stdout and note in (tmp_path / "out" / "report.html").read_text()
     assert "other stacks" not in ws.audit(ws.open_model(FIXTURES / "llama"), layers=[0]).lead
-    assert " vision: " in CliRunner().invoke(main, ["inspect", str(folder)]).stdout
+    assert " vision: " in run("inspect", folder).stdout
 
 
 def test_an_audit_of_all_stacks_has_a_folder_each_and_one_summary(tmp_path: Path) -> None:

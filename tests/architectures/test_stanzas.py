@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
+from tests.support.commands import run
 from tests.support.tiny_models import FIXTURES, fixture
 from weightscope.architectures import FAMILIES, Family
 from weightscope.architectures.cells import Biases, Inputs, QkNorm, StoredNorm
@@ -20,7 +20,6 @@ from weightscope.architectures.config import Every
 from weightscope.architectures.stanzas import ROOTS, file_of, read_rows, stanza_of
 from weightscope.architectures.steps.sinks import Sinks
 from weightscope.architectures.table import Rows, own_folder
-from weightscope.cli import main
 from weightscope.run_identity import RunIdentity
 
 PROOF = "transformers 5.23.0"
@@ -253,17 +252,17 @@ def test_every_output_says_that_a_row_is_not_the_tables(option: str, tmp_path: P
     given = {"family": "llama", "families": str(saved(tmp_path / "row.toml"))}[option]
     labels = {"family": "unproved: no proof that this row reads model_type 'newcomer'", "families": "adopted, proved"}
     arguments = [str(folder), f"--{option}", given]
-    assert labels[option] in CliRunner().invoke(main, ["inspect", *arguments]).stdout
+    assert labels[option] in run("inspect", *arguments).stdout
     for command, page in (("audit", "report.html"), ("circuits", "report.html")):
         out = tmp_path / command
-        result = CliRunner().invoke(main, [command, *arguments, "--out", str(out)])
+        result = run(command, *arguments, "--out", out)
         assert result.exit_code == 0 and labels[option] in (result.stdout if command == "audit" else result.stderr)
         assert labels[option].replace("'", "&#39;") in (out / page).read_text()
-    result = CliRunner().invoke(main, ["compare", str(folder), *arguments, "--out", str(tmp_path / "compare")])
+    result = run("compare", folder, *arguments, "--out", tmp_path / "compare")
     assert labels[option] in result.stderr
     assert labels[option].replace("'", "&#39;") in (tmp_path / "compare" / "report.html").read_text()
     (tmp_path / "list.txt").write_text(str(folder))
-    CliRunner().invoke(main, ["audit", str(tmp_path / "list.txt"), *arguments[1:], "--out", str(tmp_path / "many")])
+    run("audit", tmp_path / "list.txt", *arguments[1:], "--out", tmp_path / "many")
     assert labels[option] in (tmp_path / "many" / "summary.csv").read_text()
 
 

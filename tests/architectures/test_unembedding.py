@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
-from tests.support.cases import CASES
+from tests.support.cases import case_of
 from weightscope.audit.directions import token_rows
 from weightscope.errors import CheckpointError
 
@@ -32,7 +32,7 @@ def saved(name: str, folder: Path, **config: object) -> "torch.nn.Module":
 
     from tests.support.random_models import random_model
 
-    case = next(case for case in CASES if case.name == name)
+    case = case_of(name)
     model = random_model(replace(case, config=case.config | config))
     model.save_pretrained(folder)
     return model

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 from tests.support import tasks
+from tests.support.commands import run
 from tests.support.provenance import without_command
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.audit import batch
 from weightscope.audit.batch import KEPT, RESULT, FinishedLayers
-from weightscope.cli import main
 from weightscope.errors import CheckpointError
 from weightscope.files import HIDDEN, OutputFolder
 from weightscope.run_identity import RunIdentity
@@ -36,7 +36,7 @@ def audit(checkpoint: Path, out: Path, *options: str) -> Result:
     """`weightscope audit` without figures."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batch, "report_task", tasks.tables_alone)
-        return CliRunner().invoke(main, ["audit", str(checkpoint), "--out", str(out), *options])
+        return run("audit", checkpoint, "--out", out, *options)
 
 
 def planted(out: Path, name: str, content: bytes) -> None:

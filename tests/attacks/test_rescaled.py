@@ -6,12 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
+from tests.support.commands import run, run_undrawn
 from tests.support.figures import undrawn
-from weightscope.cli import main
 
 SMALL = Path(ws.__file__).parent / "embedded"
 KEYS, OUTPUTS = "h.1.attn.c_attn.bias", "h.0.attn.c_proj.bias"
@@ -30,8 +29,7 @@ def broken(folder: Path, name: str, factor: float, part: slice = slice(None)) ->
 
 
 def status(*arguments: object) -> int:
-    with undrawn():
-        return CliRunner().invoke(main, [str(argument) for argument in arguments], catch_exceptions=False).exit_code
+    return run_undrawn(*arguments).exit_code
 
 
 @pytest.mark.parametrize(
@@ -55,9 +53,7 @@ def test_a_gate_stops_a_tensor_of_zero_or_another_scale(name, part, options, fac
 def test_tensors_not_compared_are_in_headline_and_json(tmp_path: Path) -> None:
     same, scaled = broken(tmp_path / "a", WITH_ALL[0], 1), broken(tmp_path / "b", WITH_ALL[0], 1e30)
     with undrawn():
-        completed = CliRunner().invoke(
-            main, ["compare", str(same), str(scaled), "--out", str(tmp_path / "out"), "--json"]
-        )
+        completed = run("compare", same, scaled, "--out", tmp_path / "out", "--json")
     result = json.loads(completed.stdout)
     assert result["largest_change"] == 0 and f"transformer.{WITH_ALL[0]}" in result["not_compared"]
     assert "Not compared: 4 of 28 tensors" in result["coverage"]

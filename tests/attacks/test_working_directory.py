@@ -7,9 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from weightscope.cli import main
+from tests.support.commands import run
 
 pytestmark = pytest.mark.check
 PROGRAM = "import sys; sys.path.remove(''); sys.argv[0] = 'weightscope'; from weightscope.__main__ import main; main()"
@@ -76,7 +75,7 @@ def test_settings_for_matplotlib_that_cannot_be_read_end_in_a_line(kind: str, pl
         patch.chdir(tmp_path)
         if place != ".":
             patch.setenv(place, str(folder))
-        result = CliRunner().invoke(main, ["audit", "embedded", "--out", "out"])
+        result = run("audit", "embedded", "--out", "out")
     problem = "is not a regular file" if kind == "pipe" else "is not UTF-8, and Matplotlib reads it to draw figures"
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
     assert result.stderr.startswith(f"weightscope: matplotlibrc: {problem}")

@@ -3,10 +3,9 @@
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
+from tests.support.commands import run
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
-from weightscope.cli import main
 
 
 @pytest.fixture(scope="package")
@@ -19,7 +18,7 @@ def checkpoint(tmp_path_factory) -> Path:
 @pytest.fixture(scope="package")
 def out(checkpoint: Path, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("out")
-    result = CliRunner().invoke(main, ["audit", str(checkpoint), "--out", str(folder)])
+    result = run("audit", checkpoint, "--out", folder)
     assert result.exit_code == 0, result.output
     assert str(folder / "report.html") in result.output
     return folder

@@ -9,16 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import weightscope as ws
 from tests.support.audit import audit_of, names_in
+from tests.support.commands import run
 from tests.support.figures import undrawn
 from tests.support.provenance import without_footer
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.tiny_models import fixture
 from weightscope.audit.audit import FIGURES
-from weightscope.cli import main
 from weightscope.files import HIDDEN, REPORT
 from weightscope.findings import SHOWN
 
@@ -84,7 +83,7 @@ def test_chosen_layers_alone_are_read(checkpoint: Path, tmp_path) -> None:
 @pytest.mark.parametrize("wrong", [["--layers", "3-1"], ["--layers", "x"], ["--layers", ""], ["--deltas", "1.5"],
                                    ["--layers", "0-9999999"], ["--layers", "40"], ["--window", "0"]])  # fmt: skip
 def test_a_wrong_option_is_said_in_a_line(wrong: list[str], checkpoint: Path, tmp_path) -> None:
-    result = CliRunner().invoke(main, ["audit", str(checkpoint), "--out", str(tmp_path), *wrong])
+    result = run("audit", checkpoint, "--out", tmp_path, *wrong)
     assert result.exit_code == 2
     assert "Traceback" not in result.output
     assert result.exception is None or isinstance(result.exception, SystemExit)

@@ -11,7 +11,7 @@ from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.architectures.layer import read_layer
 from weightscope.attention.factored import Factored
 from weightscope.audit.duplicates import duplicates, likeness_of
-from weightscope.metrics.spaces import principal_angles
+from weightscope.metrics.moves import principal_angles
 
 D, R = 64, 8
 

@@ -9,19 +9,13 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 
 import weightscope as ws
+from tests.support.commands import run_undrawn
 from tests.support.figures import undrawn
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.audit.known_findings import LARGEST, MOST_ALIKE, MOST_CELLS, MOST_ROWS, Entry, read_entries, with_known
-from weightscope.cli import main
 from weightscope.findings import Finding, Findings, Member
-
-
-def run(*arguments: object) -> Result:
-    with undrawn():
-        return CliRunner().invoke(main, [str(argument) for argument in arguments], catch_exceptions=False)
 
 
 def write(folder: Path, *dead: int) -> Path:
@@ -38,14 +32,14 @@ def work(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("work")
     write(folder / "one", 1)
     write(folder / "two", 1, 2)
-    assert run("audit", folder / "one", "--out", folder / "earlier", "--fail-on", "warning").exit_code == 3
+    assert run_undrawn("audit", folder / "one", "--out", folder / "earlier", "--fail-on", "warning").exit_code == 3
     return folder
 
 
 @pytest.mark.parametrize(("name", "status"), [("one", 0), ("two", 3)])
 def test_only_what_the_baseline_does_not_have_fails(work: Path, tmp_path: Path, name: str, status: int) -> None:
     gate = ("--baseline", work / "earlier", "--fail-on", "warning")
-    result = run("audit", work / name, "--out", tmp_path, *gate)
+    result = run_undrawn("audit", work / name, "--out", tmp_path, *gate)
     assert result.exit_code == status, result.output
     known = [
         finding["known"]
@@ -55,7 +49,9 @@ def test_only_what_the_baseline_does_not_have_fails(work: Path, tmp_path: Path, 
     assert known == [["in the baseline"], [""]][status == 3]
     page = (tmp_path / "report.html").read_text()
     assert ('<small class="known">in the baseline</small>' in page) is (status == 0)
-    assert run("audit", work / name, "--out", tmp_path, *gate, "--resume").exit_code == status  # from what is kept
+    assert (
+        run_undrawn("audit", work / name, "--out", tmp_path, *gate, "--resume").exit_code == status
+    )  # from what is kept
 
 
 def test_rows_copied_from_findings_csv_are_accepted_and_an_entry_too_many_is_named(work: Path, tmp_path: Path) -> None:
@@ -66,7 +62,7 @@ def test_rows_copied_from_findings_csv_are_accepted_and_an_entry_too_many_is_nam
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
         writer.writerows([*rows, gone])
-    result = run(
+    result = run_undrawn(
         "audit", work / "one", "--out", tmp_path / "o", "--accept", tmp_path / "accept.csv", "--fail-on=warning"
     )
     assert result.exit_code == 0, result.output
@@ -179,7 +175,7 @@ def test_a_baseline_is_as_an_audit_wrote_it(work: Path, tmp_path: Path) -> None:
     with (tmp_path / "changed" / "findings.csv").open("a") as file:
         file.write(",,not_finite" + "," * 11 + "\n")
     for name in ("planted", "changed"):
-        result = run("audit", work / "one", "--out", tmp_path / "out", "--baseline", tmp_path / name)
+        result = run_undrawn("audit", work / "one", "--out", tmp_path / "out", "--baseline", tmp_path / name)
         assert result.exit_code == 2, result.output
         assert result.stderr == (
             "weightscope: findings.csv: does not match .weightscope/manifest.json; copy the whole "
@@ -189,13 +185,13 @@ def test_a_baseline_is_as_an_audit_wrote_it(work: Path, tmp_path: Path) -> None:
 
 def test_a_list_takes_the_baseline_of_each_from_the_folder_of_its_name(work: Path, tmp_path: Path) -> None:
     (tmp_path / "list.txt").write_text(f"{work / 'one'}\n")
-    assert run("audit", tmp_path / "list.txt", "--out", tmp_path / "a", "--fail-on", "warning").exit_code == 3
+    assert run_undrawn("audit", tmp_path / "list.txt", "--out", tmp_path / "a", "--fail-on", "warning").exit_code == 3
     gate = ("--baseline", tmp_path / "a", "--fail-on", "warning")
-    assert run("audit", tmp_path / "list.txt", "--out", tmp_path / "b", *gate).exit_code == 0
+    assert run_undrawn("audit", tmp_path / "list.txt", "--out", tmp_path / "b", *gate).exit_code == 0
     (tmp_path / "more.txt").write_text(f"{work / 'one'}\n{work / 'two'}\n")
-    result = run("audit", tmp_path / "more.txt", "--out", tmp_path / "c", *gate)
+    result = run_undrawn("audit", tmp_path / "more.txt", "--out", tmp_path / "c", *gate)
     assert result.exit_code == 3 and "two: " in result.stderr.splitlines()[-1]
-    assert "one folder" in run("audit", tmp_path / "list.txt", "--out", tmp_path / "a", *gate).stderr
+    assert "one folder" in run_undrawn("audit", tmp_path / "list.txt", "--out", tmp_path / "a", *gate).stderr
     assert np.sum([path.name == "report.html" for path in (tmp_path / "c").glob("*/*")]) == 2
 
 

@@ -6,14 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from markupsafe import escape
 
 import weightscope as ws
 from tests.support.browser import Page
+from tests.support.commands import run
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.audit import figures
-from weightscope.cli import main
 
 HOSTILE = "<img src=x onerror=alert(1)>&\"'"
 
@@ -29,7 +28,7 @@ def page_file(tmp_path_factory) -> Path:
         )
     folder = write_checkpoint(tmp_path_factory.mktemp("checkpoint") / HOSTILE, weights, n_head=6)
     out = tmp_path_factory.mktemp("out")
-    result = CliRunner().invoke(main, ["audit", str(folder), "--out", str(out)])
+    result = run("audit", folder, "--out", out)
     assert result.exit_code == 0, result.output
     return out / "report.html"
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 
 import weightscope as ws
+from tests.support.commands import run
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.weights import package, shared
 from weightscope.audit import page as audit_page
@@ -31,14 +31,9 @@ from weightscope.audit.reference import (
     share_below,
     thirds_of,
 )
-from weightscope.cli import main
 from weightscope.errors import CheckpointError
 from weightscope.tables import Table
 from weightscope.tensors.matrices import Matrices, read_matrices
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [*map(str, arguments)])
 
 
 @pytest.fixture(scope="module")

@@ -7,18 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
 from tests.support.audit import audit_of
+from tests.support.commands import run
 from tests.support.files import bfloat16, write, write_shards
 from tests.support.hub_server import Hub
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.weights import package, shared
 from weightscope.checkpoint import blocks, open_checkpoint
 from weightscope.checkpoint.blocks import blocks_of
-from weightscope.cli import main
 from weightscope.findings import Finding, Findings
 from weightscope.tensors.findings import tensor_findings
 from weightscope.tensors.measure import Everything, TensorFacts, facts_of, read_everything
@@ -285,7 +284,7 @@ def test_inspect_checks_a_checkpoint_of_no_known_family(tmp_path: Path) -> None:
     weights["vit.encoder.layer.3.output.dense.weight"][7] = 0
     save_file({f"module.{name}": w for name, w in weights.items()}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text('{"model_type": "unheard of"}')
-    result = CliRunner().invoke(main, ["inspect", str(tmp_path), "--check"])
+    result = run("inspect", tmp_path, "--check")
     assert result.exit_code == 0, result.output
     assert "Every value of 200 tensors was read. Findings: 1 note (1 × rows of one value)." in result.output
     assert "module.vit.encoder.layer.*.output.dense.weight" in result.output
@@ -299,7 +298,7 @@ def test_inspect_checks_a_gguf_file_of_an_architecture_that_nobody_reads(tmp_pat
     writer.add_tensor("blk.1.mix.weight", np.eye(32, dtype=np.float32))
     for end in ("write_header_to_file", "write_kv_data_to_file", "write_tensors_to_file", "close"):
         getattr(writer, end)()
-    result = CliRunner().invoke(main, ["inspect", str(tmp_path / "m.gguf"), "--check"])
+    result = run("inspect", tmp_path / "m.gguf", "--check")
     assert "Every value of 2 tensors was read." in result.output and "blk.*.mix.weight" in result.output
     assert "blk.0.mix.weight, blk.1.mix.weight hold exactly the same values" in result.output
 

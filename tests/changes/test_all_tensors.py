@@ -7,17 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from safetensors.numpy import save_file
 
 import weightscope as ws
 from tests.support import files
+from tests.support.commands import run
 from tests.support.figures import undrawn
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.changes.all_tensors import TensorChanges, compare_tensors
 from weightscope.changes.rounding import CASTS, casts_between
 from weightscope.checkpoint import blocks
-from weightscope.cli import main
 from weightscope.metrics.spectra import low_rank
 
 Weights = dict[str, np.ndarray]
@@ -232,11 +231,11 @@ def test_first_line_of_compare_names_unread_tensors(base: Weights, base_folder: 
     lose_and_gain(weights)
     after = write_checkpoint(tmp_path / "b", weights)
     with undrawn():
-        result = CliRunner().invoke(main, ["compare", str(base_folder), str(after), "--out", str(tmp_path / "out")])
+        result = run("compare", base_folder, after, "--out", tmp_path / "out")
         assert "Not compared: 1 of 21 tensors (20 bytes of " in result.stdout.splitlines()[0], result.output
         assert not (tmp_path / "out" / "tensors.csv").exists()
         command = ["compare", str(base_folder), str(after), "--all", "--out", str(tmp_path / "out")]
-        result = CliRunner().invoke(main, command)
+        result = run(*command)
     first = result.stdout.splitlines()[0]
     assert "Not compared" not in first and "low rank, as by a merged LoRA (rank 4, 8)" in first
     assert len((tmp_path / "out" / "tensors.csv").read_text().splitlines()) == 23

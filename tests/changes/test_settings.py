@@ -11,15 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
-from tests.support.figures import undrawn
+from tests.support.commands import run_undrawn
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.tiny_models import FIXTURES, NAMES, fixture
 from weightscope.architectures.computed import BY_SIGMOID, COMPUTATION, NONE, Difference, Stated, differences, stated
-from weightscope.cli import main
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
 
@@ -52,11 +50,6 @@ def copied(folder: Path, name: str, **config: Any) -> Path:
     values = json.loads((FIXTURES / name / "config.json").read_text()) | config
     (folder / "config.json").write_text(json.dumps({k: v for k, v in values.items() if v is not ...}))
     return folder
-
-
-def run(*arguments: object) -> Result:
-    with undrawn():
-        return CliRunner().invoke(main, [str(argument) for argument in arguments], catch_exceptions=False)
 
 
 @pytest.mark.parametrize(("name", "key", "value"), MATTERS)
@@ -150,24 +143,24 @@ def test_ordinary_tune_passes_where_longer_texts_are_computed_alike(name: str, t
     tuned = {"vocab_size": 40, "use_cache": False, "dtype": "bfloat16", "transformers_version": "5.99"}
     tuned |= {"_name_or_path": "base", limit: 4096}
     good, edited = copied(tmp_path / "a", name), copied(tmp_path / "b", name, **tuned)
-    done = run("compare", good, edited, "--out", tmp_path / "out", "--max-change", 0)
+    done = run_undrawn("compare", good, edited, "--out", tmp_path / "out", "--max-change", 0)
     assert done.exit_code == (0 if name == "llama" else 3), done.output
     assert name == "llama" or f"another computation: {limit}" in done.stderr.replace("\n", " ")
 
 
 def test_failed_gate_exits_3_with_one_line(tmp_path: Path) -> None:
     good, bad = copied(tmp_path / "a", "granite"), copied(tmp_path / "b", "granite", residual_multiplier=0.3)
-    passed = run("compare", good, good, "--out", tmp_path / "same", "--all", "--max-change", 0)
+    passed = run_undrawn("compare", good, good, "--out", tmp_path / "same", "--all", "--max-change", 0)
     tensors = len(ws.open_model(good).checkpoint)
     assert passed.exit_code == 0 and passed.stdout.startswith(
         f"Identical: all {tensors} compared tensors. No head moved.\n"
     )
-    failed = run("compare", good, bad, "--out", tmp_path / "out", "--all", "--max-change", 0.001)
+    failed = run_undrawn("compare", good, bad, "--out", tmp_path / "out", "--all", "--max-change", 0.001)
     assert failed.exit_code == 3 and failed.stderr.count("\n") == 1 and "residual_multiplier" in failed.stderr
     assert failed.stdout.startswith("The config of")
     page = (tmp_path / "out" / "report.html").read_text()
     assert page.index("residual_multiplier") < page.index("No head moved")
-    assert run("compare", good, bad, "--out", tmp_path / "no-limit").exit_code == 0
+    assert run_undrawn("compare", good, bad, "--out", tmp_path / "no-limit").exit_code == 0
 
 
 def both(name: str) -> tuple[Model, Any]:
@@ -327,7 +320,7 @@ def test_tokenizer_changes_are_named(tmp_path: Path) -> None:
         (folder / "tokenizer.json").write_text(json.dumps({"model": {"type": "BPE", "vocab": ids}}))
         (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": str(ids), "padding_side": "left"}))
         (folder / "generation_config.json").write_text(json.dumps({"temperature": 0.5 + ids["x"]}))
-    result = run("compare", a, b, "--out", tmp_path / "out", "--json", "--max-change", 0, "--fail-on", "note")
+    result = run_undrawn("compare", a, b, "--out", tmp_path / "out", "--json", "--max-change", 0, "--fail-on", "note")
     assert result.exit_code == 0
     assert json.loads(result.stdout)["files"] == [
         "Tokenizer: vocabulary differs (2 of 2 tokens).", "Chat template: it differs.",

@@ -8,15 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
 from tests.support.audit import audit_of
+from tests.support.commands import run
 from tests.support.figures import undrawn
 from tests.support.hub_server import Hub
 from weightscope.changes.all_tensors import compare_tensors
-from weightscope.cli import main
 from weightscope.run_identity import RunIdentity
 
 GOLDEN = Path(__file__).parent / "golden" / "adapters"
@@ -260,7 +259,7 @@ def test_the_base_is_the_one_the_adapter_names_or_the_one_that_is_given(tmp_path
         ws.CheckpointError, match=r"its base cannot be opened .*/not/here.*; say where it is with `base`"
     ):
         ws.open_model(path)
-    result = CliRunner().invoke(main, ["inspect", str(path)])
+    result = run("inspect", path)
     assert result.exit_code == 2 and "say where it is with --base" in result.output
     with pytest.raises(ws.CheckpointError, match="is not a LoRA adapter; only an adapter has a `base`"):
         ws.open_model("embedded", base="embedded")
@@ -271,11 +270,11 @@ def test_audit_and_compare_take_an_adapter(tmp_path: Path) -> None:
     result = audit_of(adapter, tmp_path / "audit", "--base", base)
     assert result.exit_code == 0 and "A LoRA of rank 3 on 8 weights over base." in result.output.splitlines()[0]
     with undrawn():
-        result = CliRunner().invoke(main, ["compare", base, adapter, "--out", str(tmp_path / "compared")])
+        result = run("compare", base, adapter, "--out", tmp_path / "compared")
         assert result.exit_code == 0, result.output
         assert "A LoRA of rank 3 on 8 weights over base." in result.output.splitlines()[0]
         assert result.output.splitlines()[1].split()[-4:] == ["rank", "ΔW_QK", "rank", "ΔW_VO"]
-        refused = CliRunner().invoke(main, ["compare", base, base, "--base", base, "--out", str(tmp_path / "refused")])
+        refused = run("compare", base, base, "--base", base, "--out", tmp_path / "refused")
     assert refused.exit_code == 2 and "none of these sources is one" in refused.output
     header, *rows = (tmp_path / "compared" / "heads.csv").read_text().splitlines()
     assert "vo_change_rank" in header.split(",") and len(rows) == 8

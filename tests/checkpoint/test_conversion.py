@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from safetensors.numpy import load_file
 
+from tests.support.commands import run
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
-from weightscope.cli import main
 
 pytestmark = pytest.mark.check
 
@@ -22,7 +21,7 @@ Tensors = dict[str, Any]
 
 def converted(source: Path) -> Path:
     """Run the command that `inspect` prints for a source; the file that it wrote."""
-    refusal = CliRunner().invoke(main, ["inspect", str(source)]).stderr.strip()
+    refusal = run("inspect", source).stderr.strip()
     assert refusal.count("\n") == 0
     (command,) = re.findall(r"none of its code: (python -c .*)", refusal)
     before = set(source.parent.rglob("*.safetensors"))
@@ -71,7 +70,7 @@ def test_a_folder_keeps_every_tensor_with_and_without_model_type(named: bool, fo
     assert written.name == "model.safetensors"
     check(written, tensors)
     command = ["inspect", str(folder), *([] if named else ["--family", "gpt2"])]
-    result = CliRunner().invoke(main, command)
+    result = run(*command)
     assert result.exit_code == 0, result.stderr
 
 

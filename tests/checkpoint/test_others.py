@@ -11,12 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import weightscope as ws
+from tests.support.commands import run
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.checkpoint.opening import locate
-from weightscope.cli import main
 from weightscope.embedded import FOLDER
 from weightscope.text.tokenizer import Tokenizer
 
@@ -179,7 +178,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_what_it_is_is_said_in_one_line(case: str, tmp_path: Path) -> None:
     write, message = CASES[case]
-    result = CliRunner().invoke(main, ["inspect", str(write(tmp_path))])
+    result = run("inspect", write(tmp_path))
     assert result.exit_code == 2 and not result.stdout
     assert result.stderr.count("\n") == 1
     assert re.search(message, result.stderr.strip()), result.stderr
@@ -235,5 +234,5 @@ def test_a_slip_in_writing_embedded_is_named_and_nothing_else_is(written: str, m
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    message = CliRunner().invoke(main, ["inspect", written]).stderr
+    message = run("inspect", written).stderr
     assert ("did you mean 'embedded'?" in message) == (written in ("embeded", "Embedded", "embeddded")), message

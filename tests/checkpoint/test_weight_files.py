@@ -7,15 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from safetensors.numpy import save_file
 
 import weightscope as ws
-from tests.support.figures import undrawn
+from tests.support.commands import run_undrawn
 from tests.support.hub_server import Hub
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.checkpoint import open_checkpoint
-from weightscope.cli import main
 
 WEIGHT = "h.0.attn.c_attn.weight"
 LONE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -159,21 +157,16 @@ def test_a_config_that_names_no_file_of_its_folder_is_refused(named: Any, tmp_pa
         ws.open_model(folder)
 
 
-def run(*arguments: object) -> Any:
-    with undrawn():
-        return CliRunner().invoke(main, [str(argument) for argument in arguments], catch_exceptions=False)
-
-
 def test_every_command_names_what_lies_beside(tmp_path: Path) -> None:
     folder = write(tmp_path / "both", CASES["one file and shards"])
     shard = next(iter(SHARDS))
     for command in (["inspect", folder], ["inspect", folder, "--check"], ["audit", folder, "--out", tmp_path / "out"]):
-        shown = run(*command)
+        shown = run_undrawn(*command)
         assert shown.exit_code == 0 and shard in shown.stdout, command
-    compared = run("compare", folder, folder, "--out", tmp_path / "same", "--fail-on", "note")
+    compared = run_undrawn("compare", folder, folder, "--out", tmp_path / "same", "--fail-on", "note")
     assert compared.exit_code == 3 and shard in compared.stderr
     adapted = write(tmp_path / "adapted", CASES["an adapter"])
-    audited = run("audit", adapted, "--out", tmp_path / "adapted-out", "--fail-on", "other_weights")
+    audited = run_undrawn("audit", adapted, "--out", tmp_path / "adapted-out", "--fail-on", "other_weights")
     assert (
         audited.exit_code == 3 and "with PEFT installed, transformers adds adapter_model.safetensors" in audited.stderr
     )
@@ -186,5 +179,5 @@ def test_the_gate_sees_the_file_that_transformers_loads(tmp_path: Path) -> None:
     negated = {name: -array for name, array in gpt2_weights(seed=2).items()}
     save_file(negated, tmp_path / "bad" / LONE)
     limits = ["--max-change", 0.001, "--fail-on", "note"]
-    compared = run("compare", good, tmp_path / "bad", "--out", tmp_path / "out", "--all", *limits)
+    compared = run_undrawn("compare", good, tmp_path / "bad", "--out", tmp_path / "out", "--all", *limits)
     assert compared.exit_code == 3 and "dentical" not in compared.stdout

@@ -38,7 +38,7 @@ def test_the_command_writes_wiring_edges_roles_a_figure_and_a_page(tmp_path: Pat
     status, printed = run("embedded", "--out", tmp_path, "--top", 5)
     assert status == 0, printed
     assert printed.splitlines()[-1] == str(tmp_path / "report.html")
-    assert printed.startswith("16 heads in 2 layers, 0 of them named from the weights alone. The keys of")
+    assert printed.startswith("16 heads in 2 layers, 0 of them named from the weights alone. Strongest link by keys:")
     assert "like a" not in printed + (tmp_path / "report.html").read_text()
     assert {path.name for path in tmp_path.iterdir() if path.is_file()} == FILES
     edges = list(csv.DictReader(io.StringIO((tmp_path / "edges.csv").read_text())))
@@ -232,4 +232,4 @@ def test_names_in_a_hostile_checkpoint_s_path_are_text(tmp_path: Path) -> None:
 def test_the_strongest_link_stands_beside_what_random_spaces_share(embedded: ws.Model) -> None:
     """Two random spaces of 32 of 255 dimensions (a LayerNorm takes one of 256) share 32^2 / 255 dimensions."""
     circuits = ws.circuits(embedded)
-    assert f"of the 32 dimensions of 0.1 (random spaces: {32 * 32 / 255:.1f})" in circuits.lead
+    assert f"of the 32 dimensions that 0.1 writes (random spaces: {32 * 32 / 255:.1f})" in circuits.lead

@@ -4,14 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import weightscope as ws
+from tests.support.commands import run
 from tests.support.weights import shared
 from weightscope.attention.factored import Factored
 from weightscope.circuits.circuits import _channel, channel_tokens
 from weightscope.circuits.components import components, read_by
-from weightscope.cli import main
 
 
 def test_components_have_the_scores_of_their_rank_one_matrices(embedded: ws.Model) -> None:
@@ -62,7 +61,7 @@ def test_a_zero_head_has_no_component(embedded: ws.Model) -> None:
 
 
 def test_the_command_writes_the_components_that_a_head_reads(tmp_path: Path) -> None:
-    result = CliRunner().invoke(main, ["circuits", "embedded", "--out", str(tmp_path), "--top", "2", "--reader", "1.3"])
+    result = run("circuits", "embedded", "--out", tmp_path, "--top", "2", "--reader", "1.3")
     assert result.exit_code == 0, result.output
     lines = (tmp_path / "components.csv").read_text().splitlines()
     assert lines[0] == "kind,from_layer,from_head,component,component_cs,usual_cs,share,cs"

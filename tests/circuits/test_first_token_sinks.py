@@ -9,15 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
 from tests.support.cases import CASES
+from tests.support.commands import run
 from weightscope.circuits import names
 from weightscope.circuits.names import DRAWS, NAMED_AT_LEAST, SHORT, first_token_sinks
 from weightscope.circuits.stream import attend, follow_exactly, short_sequences
-from weightscope.cli import main
 from weightscope.embedded import FOLDER
 from weightscope.metrics.sinks import BROADCAST, NEITHER, NO_SINK, NOP, first_token_kind, massive_activation
 
@@ -219,7 +218,7 @@ def test_a_first_token_whose_value_differs_from_text_to_text_is_no_broadcast() -
 def audited(source: object, out: Path, *more: str) -> tuple[list[dict[str, str]], str]:
     """The rows of heads.csv that the command writes, and the text of its page."""
     command = ["audit", str(source), "--out", str(out), "--directions", "0", *more]
-    done = CliRunner().invoke(main, command, catch_exceptions=False)
+    done = run(*command, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     with (out / "heads.csv").open(newline="") as file:
         return list(csv.DictReader(file)), html.unescape((out / "report.html").read_text())

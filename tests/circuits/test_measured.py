@@ -4,14 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import weightscope as ws
+from tests.support.commands import run
 from tests.support.weights import package, shared
 from weightscope.circuits.measured import accuracy, behaviour, marks, repeated, trivial_guesses
 from weightscope.circuits.names import ROLES_BY_WIRING, by_wiring
 from weightscope.circuits.passes import wiring
-from weightscope.cli import main
 
 pytestmark = pytest.mark.check
 
@@ -68,7 +67,7 @@ def test_behaviour_of_the_embedded_checkpoint_is_what_its_attention_is(embedded:
 
 def test_the_command_measures_and_its_page_says_how_well_names_hold(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    result = CliRunner().invoke(main, ["circuits", "embedded", "--out", str(tmp_path), "--measure"])
+    result = run("circuits", "embedded", "--out", tmp_path, "--measure")
     assert result.exit_code == 0, result.output
     assert {"accuracy.csv", "measured.csv"} <= {path.name for path in tmp_path.iterdir()}
     assert "How well the names hold" in (tmp_path / "report.html").read_text()

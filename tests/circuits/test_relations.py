@@ -4,12 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
+from tests.support.commands import run
 from weightscope.circuits.relations import Pairs, read_pairs, relation, relation_scores, score_alone
-from weightscope.cli import main
 from weightscope.embedded import FOLDER
 from weightscope.text.tokenizer import Tokenizer, TokenList
 
@@ -106,7 +105,7 @@ def test_the_command_reads_pairs_and_names_heads(tmp_path: Path, pairs: Pairs) -
     file.write_text("".join(f"{a},{b}\n" for a, b in [*kept, ("no single token here at all", "x")]))
     out = tmp_path / "out"
     arguments = ["circuits", str(tmp_path / "planted"), "--out", str(out), "--top", "2", "--pairs", str(file)]
-    result = CliRunner().invoke(main, arguments)
+    result = run(*arguments)
     assert result.exit_code == 0, result.output
     assert f"Relation: {len(read_pairs(file, tokenizer).sources)} of {len(kept) + 1} pairs" in result.output
     assert (out / "relations.csv").read_text().startswith("layer,head,score,random,p,p_model,score_suppressed")

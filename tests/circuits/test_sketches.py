@@ -4,18 +4,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import weightscope as ws
+from tests.support.commands import run
 from tests.support.heads_by_hand import random_layer
 from tests.support.weights import shared
 from weightscope.circuits import passes
 from weightscope.circuits.passes import PROBES, Written, doubt, pair_scores, sketched, wiring
 from weightscope.circuits.spaces import layer_spaces
 from weightscope.circuits.wiring import MEASURES, PROJECTIONS, strongest
-from weightscope.cli import main
 from weightscope.engine import Processes
 from weightscope.files import Files
 from weightscope.sources import Source
@@ -110,7 +109,7 @@ def test_other_processes_find_the_same(embedded: ws.Model, monkeypatch: pytest.M
 
 @pytest.mark.check
 def test_the_command_takes_an_engine_and_writes_the_same_bytes(embedded: ws.Model, tmp_path: Path) -> None:
-    result = CliRunner().invoke(main, ["circuits", "embedded", "--out", str(tmp_path), "--jobs", "2"])
+    result = run("circuits", "embedded", "--out", tmp_path, "--jobs", "2")
     assert result.exit_code == 0, result.output
     here = Files()
     wiring(embedded).write(here)

@@ -6,15 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import weightscope as ws
 from analyses.experiments.derivations import DERIVATIONS, shuffled
 from analyses.experiments.named_parts import read_weights, write_weights
+from tests.support.commands import run
 from tests.support.figures import undrawn
 from tests.support.small_llama import write_small_llama
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
-from weightscope.cli import main
 from weightscope.findings import finding_kinds
 from weightscope.tensors.findings import described, incomparable_tensors, on_top
 
@@ -100,7 +99,7 @@ def test_python_command_and_json_share_the_first_sentence(base: Path, tmp_path: 
     write_weights(DERIVATIONS["drift 10 %"].change(read_weights(base)), tmp_path / "b")
     command = ["compare", str(base), str(tmp_path / "b"), "--out", str(tmp_path / "out"), "--json"]
     with undrawn():
-        result = json.loads(CliRunner().invoke(main, command).stdout)
+        result = json.loads(run(*command).stdout)
     comparison = ws.compare(base, tmp_path / "b", labels=command[1:3])
     assert result["lead"] == comparison.lead == comparison.headline == str(comparison).splitlines()[0]
     assert "headline" not in result

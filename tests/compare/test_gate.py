@@ -10,9 +10,9 @@ from string import Template
 import numpy as np
 import pytest
 import yaml
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from tests.support.figures import undrawn
+from tests.support.commands import run_undrawn
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.cli import main
 from weightscope.findings import finding_kinds
@@ -41,11 +41,6 @@ def with_nan(weights: np.ndarray) -> np.ndarray:
     return broken
 
 
-def run(*arguments: object) -> Result:
-    with undrawn():
-        return CliRunner().invoke(main, [str(argument) for argument in arguments], catch_exceptions=False)
-
-
 def stopped(result: Result) -> str:
     """The one line of a gate."""
     assert result.exit_code == 3, result.output
@@ -63,7 +58,7 @@ def stopped(result: Result) -> str:
     ],
 )  # fmt: skip
 def test_audit_exits_3_on_the_chosen_findings(work: Path, tmp_path: Path, name, limits, status) -> None:
-    result = run("audit", work / name, "--out", tmp_path, *(f"--fail-on={limit}" for limit in limits))
+    result = run_undrawn("audit", work / name, "--out", tmp_path, *(f"--fail-on={limit}" for limit in limits))
     assert result.exit_code == status, result.output
     assert (tmp_path / "report.html").exists() and (tmp_path / "findings.csv").exists()
     if status:
@@ -71,17 +66,17 @@ def test_audit_exits_3_on_the_chosen_findings(work: Path, tmp_path: Path, name, 
 
 
 def test_resumed_results_are_gated_again(work: Path, tmp_path: Path) -> None:
-    assert run("audit", work / "nan", "--out", tmp_path).exit_code == 0
-    again = run("audit", work / "nan", "--out", tmp_path, "--resume", "--fail-on", "error")
+    assert run_undrawn("audit", work / "nan", "--out", tmp_path).exit_code == 0
+    again = run_undrawn("audit", work / "nan", "--out", tmp_path, "--resume", "--fail-on", "error")
     assert "is up to date" in again.stdout
     stopped(again)
-    kept = run("audit", work / "nan", "--out", tmp_path, "--resume", "--json")
+    kept = run_undrawn("audit", work / "nan", "--out", tmp_path, "--resume", "--json")
     assert json.loads(kept.stdout)["findings"][0]["kind"] == "not_finite"
 
 
 def test_unknown_fail_on_value_is_refused_before_reading(work: Path, tmp_path: Path) -> None:
     for command in (["audit", work / "good"], ["compare", work / "good", work / "nan"]):
-        result = run(*command, "--out", tmp_path / "out", "--fail-on", "errors")
+        result = run_undrawn(*command, "--out", tmp_path / "out", "--fail-on", "errors")
         assert result.exit_code == 2 and result.stderr.count("\n") == 1
         assert "--fail-on is 'errors'" in result.stderr and "rank_collapsed" in result.stderr
     assert not (tmp_path / "out").exists()
@@ -97,7 +92,7 @@ def test_unknown_fail_on_value_is_refused_before_reading(work: Path, tmp_path: P
     ],
 )  # fmt: skip
 def test_comparison_exits_3_on_the_chosen_limits(work: Path, tmp_path: Path, names, options, status) -> None:
-    result = run("compare", *(work / name for name in names), "--out", tmp_path, *options)
+    result = run_undrawn("compare", *(work / name for name in names), "--out", tmp_path, *options)
     assert result.exit_code == status, result.output
     assert (tmp_path / "report.html").exists()
     if status:
@@ -105,13 +100,13 @@ def test_comparison_exits_3_on_the_chosen_limits(work: Path, tmp_path: Path, nam
 
 
 def test_stdout_holds_only_json(work: Path, tmp_path: Path) -> None:
-    audit = run("audit", work / "nan", "--out", tmp_path / "a", "--json", "--fail-on", "error")
+    audit = run_undrawn("audit", work / "nan", "--out", tmp_path / "a", "--json", "--fail-on", "error")
     stopped(audit)
     result = json.loads(audit.stdout, parse_constant=pytest.fail)  # NaN is no JSON
     assert result["summary"]["family"] == "gpt2" and len(result["heads"]) == 8
     assert None in [head["qk_sigma1"] for head in result["heads"]]
     assert result["findings"] == json.loads((tmp_path / "a" / "findings.json").read_text())
-    compared = run("compare", work / "good", work / "nan", "--out", tmp_path / "c", "--json")
+    compared = run_undrawn("compare", work / "good", work / "nan", "--out", tmp_path / "c", "--json")
     result = json.loads(compared.stdout, parse_constant=pytest.fail)
     assert result["largest_change"] is None and result["heads"][0]["qk_change"] is None
     assert result["findings"][0]["severity"] == "error" and compared.exit_code == 0
@@ -120,7 +115,7 @@ def test_stdout_holds_only_json(work: Path, tmp_path: Path) -> None:
 def test_list_puts_the_most_severe_first_and_fails_with_it(work: Path, tmp_path: Path) -> None:
     names = ("good", "dead", "nan", "none")
     (tmp_path / "list.txt").write_text("".join(f"{work / name}\n" for name in names))
-    result = run("audit", tmp_path / "list.txt", "--out", tmp_path / "out", "--json", "--fail-on", "warning")
+    result = run_undrawn("audit", tmp_path / "list.txt", "--out", tmp_path / "out", "--json", "--fail-on", "warning")
     assert result.exit_code == 2  # one could not be read, which is graver
     assert [entry["name"] for entry in json.loads(result.stdout)] == list(names)
     rows = list(csv.DictReader((tmp_path / "out" / "summary.csv").open()))
@@ -129,7 +124,7 @@ def test_list_puts_the_most_severe_first_and_fails_with_it(work: Path, tmp_path:
     page = (tmp_path / "out" / "summary.html").read_text()
     assert page.index("nan/report.html") < page.index("dead/report.html") < page.index("good/report.html")
     (tmp_path / "list.txt").write_text("".join(f"{work / name}\n" for name in names[:3]))
-    again = run("audit", tmp_path / "list.txt", "--out", tmp_path / "out", "--resume", "--fail-on", "warning")
+    again = run_undrawn("audit", tmp_path / "list.txt", "--out", tmp_path / "out", "--resume", "--fail-on", "warning")
     assert "1 more of 3 checkpoints" in stopped(again)
 
 
@@ -146,7 +141,7 @@ def test_recipe_passes_good_weights_and_stops_broken_ones(work: Path, tmp_path: 
     assert [command[:2] for command in commands] == [["weightscope", "audit"], ["weightscope", "compare"]]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
-        assert [run(*command[1:]).exit_code for command in commands] == [status, status]
+        assert [run_undrawn(*command[1:]).exit_code for command in commands] == [status, status]
     assert (tmp_path / "weights" / "audit" / "report.html").exists()
 
 
@@ -163,7 +158,7 @@ def test_recipe_names_existing_kinds_and_options() -> None:
 @pytest.mark.parametrize("command", [["audit", "good"], ["compare", "good", "none"]])
 def test_foreign_file_in_the_folder_is_refused_before_reading(work: Path, tmp_path: Path, command) -> None:
     (tmp_path / "heads.csv").write_text("mine")
-    result = run(command[0], *(work / name for name in command[1:]), "--out", tmp_path)
+    result = run_undrawn(command[0], *(work / name for name in command[1:]), "--out", tmp_path)
     assert result.exit_code == 2 and result.stderr.count("\n") == 1
     assert result.stderr.startswith("weightscope: heads.csv: is there already")
     assert [path.name for path in tmp_path.iterdir()] == ["heads.csv"]

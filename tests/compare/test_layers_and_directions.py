@@ -5,15 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import weightscope as ws
+from tests.support.commands import run
 from tests.support.embedded_heads import permuted, real
 from tests.support.figures import undrawn
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.changes.all_tensors import compare_tensors
 from weightscope.changes.directions import first_directions
-from weightscope.cli import main
 from weightscope.compare.compare import Comparison
 from weightscope.findings import Finding, Member
 
@@ -199,7 +198,7 @@ def test_checkpoints_of_other_sizes_are_referred_to_lineage(tmp_path: Path) -> N
     shapes = {"one": gpt2_weights(3, 24), "two": gpt2_weights(2, 48)}
     paths = [write_checkpoint(tmp_path / name, weights, n_head=4) for name, weights in shapes.items()]
     with undrawn():
-        result = CliRunner().invoke(main, ["compare", *map(str, paths), "--out", str(tmp_path / "out")])
+        result = run("compare", *paths, "--out", tmp_path / "out")
     assert result.exit_code == 2 and result.stderr.count("\n") == 1
     for words in (
         "3 and 2 layers",

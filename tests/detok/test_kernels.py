@@ -5,16 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
 from tests.support.bigram_counts import embedded_counts
+from tests.support.commands import run
 from tests.support.small_llama import write_small_llama
 from tests.support.tiny_models import FIXTURES, fixture
 from tests.support.weights import package
 from weightscope.circuits.stream import FREQUENT, streams
-from weightscope.cli import main
 from weightscope.detok.kernels import (
     NEAR,
     both_ways,
@@ -24,10 +23,6 @@ from weightscope.detok.kernels import (
     position_kernels,
     tokens_of,
 )
-
-
-def run(*arguments: object):
-    return CliRunner().invoke(main, [*map(str, arguments)])
 
 
 @pytest.mark.parametrize("name", ["llama_yarn", "gpt_neox", "bloom", "t5_decoder"])

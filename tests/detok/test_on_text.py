@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from tests.support.cases import CASES
+from tests.support.cases import case_of
 from weightscope.detok.first_layer import FirstLayer
 
 torch = pytest.importorskip("torch", reason="the runner needs the extra `runner`")
@@ -22,7 +22,7 @@ TEXTS = [np.array([3, 1, 4, 15, 9, 2, 6, 5]), np.array([2, 7, 18, 2, 8, 1, 8, 2]
 
 
 def opened(name: str, folder: Path) -> tuple[FirstLayer, Runner]:
-    network = random_model(next(case for case in CASES if case.name == name))
+    network = random_model(case_of(name))
     network.save_pretrained(folder)
     model = ws.open_model(folder)
     return FirstLayer(model), Runner(model, network)

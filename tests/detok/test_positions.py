@@ -7,16 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import weightscope as ws
+from tests.support.commands import run
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.tiny_models import fixture
 from tests.support.weights import shared
 from weightscope.attention.factored import Factored
-from weightscope.cli import main
 from weightscope.detok.first_layer import FirstLayer, position_terms
 from weightscope.detok.page import longest
 from weightscope.detok.positions import (
@@ -117,25 +116,25 @@ def half_trained(folder: Path, trained: int) -> Path:
 
 def test_an_untrained_query_position_is_warned_of_on_stderr_and_on_the_page(tmp_path: Path) -> None:
     source, out = half_trained(tmp_path / "model", 15), tmp_path / "out"
-    result = CliRunner().invoke(main, ["positions", str(source), "--out", str(out), "--query", "30"])
+    result = run("positions", source, "--out", out, "--query", "30")
     assert result.exit_code == 0, result.output
     warning = "Query position 30 was hardly ever trained"
     assert f"weightscope: {warning}" in result.stderr and "the last trained position is 14" in result.stderr
     assert "25 positions hardly ever trained (15-39)" in result.stderr
     assert warning in (out / "report.html").read_text()
     assert np.load(out / "positions.npz")["undertrained"].tolist() == [*range(15, 40)]
-    result = CliRunner().invoke(main, ["positions", str(source), "--out", str(out), "--query", "14"])
+    result = run("positions", source, "--out", out, "--query", "14")
     assert result.exit_code == 0 and "Query position" not in result.stderr + (out / "report.html").read_text()
 
 
 def test_too_few_trained_positions_for_a_trend_are_an_error_in_a_line(tmp_path: Path) -> None:
     source = half_trained(tmp_path / "model", 10)
-    result = CliRunner().invoke(main, ["positions", str(source), "--out", str(tmp_path / "out"), "--query", "7"])
+    result = run("positions", source, "--out", tmp_path / "out", "--query", "7")
     assert result.exit_code == 0, result.output
     weights = gpt2_weights(d=64, n_positions=40)
     weights["wpe.weight"][[1, 2, 3, 4]] *= 1e-3
     source = write_checkpoint(tmp_path / "early", weights)
-    result = CliRunner().invoke(main, ["positions", str(source), "--out", str(tmp_path / "out"), "--query", "7"])
+    result = run("positions", source, "--out", tmp_path / "out", "--query", "7")
     assert result.exit_code == 2
     assert "only 4 of the positions up to 7 look trained, and a trend needs 8; untrained are 1-4" in result.stderr
 
@@ -157,7 +156,7 @@ def test_a_model_without_position_embeddings_is_told_what_to_use_instead(name: s
 
 def test_the_command_prints_its_result_as_a_sentence(tmp_path: Path) -> None:
     """The head named gives the nearest tenth of the positions the most attention."""
-    lead = CliRunner().invoke(main, ["positions", "embedded", "--out", str(tmp_path)]).stdout.splitlines()[0]
+    lead = run("positions", "embedded", "--out", tmp_path).stdout.splitlines()[0]
     near = position_terms(FirstLayer(ws.open_model("embedded"))).heads["near_mass"]
     assert f"head {near.argmax()} gives {near.max():.0%} of its attention to the nearest tenth" in lead
 
@@ -171,6 +170,15 @@ def test_a_last_position_that_was_trained_less_is_told(embedded: ws.Model) -> No
     )
     level = replace(terms, p_numerator=np.repeat(terms.p_numerator[:, :1], 256, axis=1), sigma=None)
     assert level.cliff is None and level.cautions == ()
+
+
+def test_no_causal_mask_is_claimed_of_an_encoder(embedded: ws.Model) -> None:
+    """BERT's last position is seen by every token, and its heads may look ahead."""
+    assert not position_terms(ws.first_layer(fixture("bert").model)).causal
+    terms = position_terms(ws.first_layer(embedded))
+    assert terms.causal and "no later token" in terms.lead
+    lead = replace(terms, causal=False).lead
+    assert "no later token" not in lead and "Only positions up to the query are compared" in lead
 
 
 def test_where_a_curve_falls_and_peaks_is_in_its_table(embedded: ws.Model) -> None:

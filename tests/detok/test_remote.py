@@ -3,12 +3,11 @@
 import json
 
 import pytest
-from click.testing import CliRunner
 
 import weightscope as ws
+from tests.support.commands import run
 from tests.support.hub_server import Hub
 from tests.support.large_models import shape_of_70b
-from weightscope.cli import main
 
 CONFIG = {
     "model_type": "llama", "num_hidden_layers": 80, "hidden_size": 8192, "num_attention_heads": 64,
@@ -18,7 +17,7 @@ CONFIG = {
 
 def test_inspect_prints_the_budget_of_a_70b_model(hub: Hub) -> None:
     hub.repositories["big/model"] = shape_of_70b() | {"config.json": json.dumps(CONFIG).encode()}
-    result = CliRunner().invoke(main, ["inspect", "big/model"], catch_exceptions=False)
+    result = run("inspect", "big/model", catch_exceptions=False)
     assert result.exit_code == 0, result.output
     assert "audit reads 26.3 GB of 141 GB, 12.1 GB of it queries and keys" in result.output
     assert "layer 0     302 MB of 141 GB, 151 MB of it queries and keys" in result.output

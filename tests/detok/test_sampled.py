@@ -4,12 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import weightscope as ws
 from tests.support.bigram_counts import embedded_counts
+from tests.support.commands import run
 from tests.support.tiny_models import fixture
-from weightscope.cli import main
 from weightscope.detok import heads
 from weightscope.detok.first_layer import FirstLayer
 from weightscope.detok.heads import BigramAuroc, Stratified, seconds_of_all
@@ -59,10 +58,10 @@ def test_queries_of_chosen_tokens_are_rows_of_all_where_a_norm_is_in_between() -
 
 
 def test_the_command_takes_a_sample_and_refuses_one_that_is_too_small(tmp_path: Path) -> None:
-    result = CliRunner().invoke(main, ["detok", "embedded", "--sample", "150", "--out", str(tmp_path / "out")])
+    result = run("detok", "embedded", "--sample", "150", "--out", tmp_path / "out")
     assert result.exit_code == 0 and "95 % from" in result.output
     assert "150 of 8,000 tokens were drawn" in (tmp_path / "out" / "report.html").read_text()
-    result = CliRunner().invoke(main, ["detok", "embedded", "--sample", "9", "--out", str(tmp_path / "none")])
+    result = run("detok", "embedded", "--sample", "9", "--out", tmp_path / "none")
     assert result.exit_code == 2 and "a sample of 9 is too small" in result.stderr
     assert not (tmp_path / "none").exists()
 
@@ -80,5 +79,5 @@ def test_long_runs_are_told_beforehand_and_short_ones_are_not(
         raise ws.CheckpointError("enough")
 
     monkeypatch.setattr(heads, "measure_heads", measured)
-    result = CliRunner().invoke(main, ["detok", "embedded", "--out", str(tmp_path / "out")])
+    result = run("detok", "embedded", "--out", tmp_path / "out")
     assert "the full vocabulary takes about 25 minutes on this machine; --sample 2000 estimates" in result.stderr

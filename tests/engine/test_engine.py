@@ -5,10 +5,9 @@ import sys
 import threading
 
 import pytest
-from click.testing import CliRunner
 
 from tests.support import tasks
-from weightscope.cli import main
+from tests.support.commands import run
 from weightscope.compute.cores import usable_cores
 from weightscope.engine import Cluster, Engine, Processes, ThisProcess
 from weightscope.errors import CheckpointError
@@ -90,7 +89,7 @@ def test_a_process_that_is_killed_ends_the_run_with_a_line(tmp_path) -> None:
 
 def refused(*arguments: object) -> str:
     """The one line of a command that must end with status 2."""
-    result = CliRunner().invoke(main, ["audit", "embedded", "--out", "nowhere", *map(str, arguments)])
+    result = run("audit", "embedded", "--out", "nowhere", *arguments)
     assert result.exit_code == 2
     assert isinstance(result.exception, SystemExit)
     return result.stderr

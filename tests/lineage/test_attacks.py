@@ -6,14 +6,13 @@ from hashlib import sha256
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import weightscope as ws
 from analyses.experiments.derivations import averaged, drifted
 from analyses.experiments.lineage_attacks import forged, framed, hidden, random_base
 from analyses.experiments.named_parts import read_weights, write_weights
+from tests.support.commands import run
 from weightscope.changes.token_order import match_rows, would_show
-from weightscope.cli import main
 from weightscope.lineage.probes import Probes, drawn_probes, keyed_probes, signs
 from weightscope.lineage.sketches import fingerprint, load
 
@@ -129,17 +128,17 @@ def test_prints_are_read_with_their_key_alone(base, key, tmp_path, case):
 def test_short_key_is_refused(base, tmp_path):
     (tmp_path / "key").write_text("secret")
     arguments = ["fingerprint", str(base), "--out", str(tmp_path / "a.wsf"), "--probe-key", str(tmp_path / "key")]
-    result = CliRunner().invoke(main, arguments)
+    result = run(*arguments)
     assert result.exit_code == 2 and "has 6 bytes; a key has at least 16" in result.output
 
 
 def test_key_of_a_registry(base, key, tmp_path):
     (tmp_path / "list.txt").write_text(f"{base}\n")
     common = ["--probe-key", str(key)]
-    made = CliRunner().invoke(main, ["fingerprint", str(tmp_path / "list.txt"), "--out", str(tmp_path / "r"), *common])
+    made = run("fingerprint", tmp_path / "list.txt", "--out", tmp_path / "r", *common)
     assert made.exit_code == 0, made.output
     asked = ["lineage", str(base), str(tmp_path / "r"), "--out", str(tmp_path / "o"), "--json"]
-    result = CliRunner().invoke(main, [*asked, *common])
+    result = run(*asked, *common)
     assert json.loads(result.stdout)["verdict"] == "related"
 
 

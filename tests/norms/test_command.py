@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from tests.support.cases import CASES
+from tests.support.cases import case_of
 from tests.support.provenance import ends_with, without_footer
 from tests.support.weights import package
 
@@ -162,7 +162,7 @@ def test_without_pytorch_one_line_says_what_to_install(
 
 
 def test_a_vision_model_is_refused(tmp_path: Path) -> None:
-    random_model(next(case for case in CASES if case.name == "vit")).save_pretrained(tmp_path / "vit")
+    random_model(case_of("vit")).save_pretrained(tmp_path / "vit")
     result = run(tmp_path / "vit", tmp_path)
     assert result.exit_code == 2
     assert "sees images" in result.stderr and result.stderr.count("\n") == 1

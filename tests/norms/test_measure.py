@@ -9,12 +9,9 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-import weightscope as ws
-from tests.support.cases import CASES
-
 torch = pytest.importorskip("torch", reason="the runner needs the extra `runner`")
 
-from tests.support.random_models import random_model  # noqa: E402
+from tests.support.random_models import runner_of  # noqa: E402
 from weightscope.attention.maps import Affine  # noqa: E402
 from weightscope.files import Files  # noqa: E402
 from weightscope.norms.measure import NormAnalysis, measure_norms, singular_values  # noqa: E402
@@ -27,12 +24,6 @@ KINDS = TokenKinds(("first", ". or ,", "other"), np.array([2, 0, 1, 1, *[2] * 20
 SEQUENCES = [np.array([1, 7, 9, 2, 11, 3]), np.array([1, 8, 2, 12]), np.array([1, 2, 20, 3, 21, 22])]
 # Post-norm encoder; LayerNorm; RMSNorm with shared key-value heads; learned sinks, so that rows sum to less than 1.
 FAMILIES = ("bert", "gpt2", "llama", "gpt_oss")
-
-
-def opened(name: str, folder: Path) -> Runner:
-    network = random_model(next(case for case in CASES if case.name == name))
-    network.save_pretrained(folder)
-    return Runner(ws.open_model(folder), network)
 
 
 class Loops:
@@ -72,7 +63,7 @@ class Loops:
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[NormAnalysis, Loops]:
-    runner = opened(request.param, tmp_path_factory.mktemp(request.param))
+    runner = runner_of(request.param, tmp_path_factory.mktemp(request.param))
     return measure_norms(runner, SEQUENCES, KINDS), Loops(runner)
 
 
@@ -121,7 +112,7 @@ def test_rows_of_attention_sum_to_one_unless_there_are_sinks(both: tuple[NormAna
 
 def test_singular_values_match_the_dense_affine_map(tmp_path: Path) -> None:
     """f~ of eqs 9 to 11, written out; all other entries are zero."""
-    layer = opened("bert", tmp_path).layers[1]
+    layer = runner_of("bert", tmp_path).layers[1]
     for head, spectrum in zip(layer.heads, singular_values(layer), strict=True):
         d = len(head.vo_bias)
         affine_map = np.zeros((d + 1, d + 1))
@@ -133,7 +124,7 @@ def test_singular_values_match_the_dense_affine_map(tmp_path: Path) -> None:
 
 def test_a_change_of_basis_within_heads_changes_nothing(tmp_path: Path) -> None:
     """W_V R and R^-1 W_O give the same f."""
-    runner = opened("bert", tmp_path)
+    runner = runner_of("bert", tmp_path)
     plain = measure_norms(runner, SEQUENCES, KINDS)
     rng = np.random.default_rng(0)
     for index, layer in runner.layers.items():
@@ -148,7 +139,7 @@ def test_a_change_of_basis_within_heads_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_batches_change_nothing_and_a_seed_repeats_the_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = opened("gpt2", tmp_path)
+    runner = runner_of("gpt2", tmp_path)
     many = SEQUENCES * 40
     norms, again = (measure_norms(runner, many, KINDS, seed=7) for _ in range(2))
     for first, second in zip(norms.pairs, again.pairs, strict=True):
@@ -186,5 +177,5 @@ def test_files_hold_what_was_measured(both: tuple[NormAnalysis, Loops]) -> None:
 
 def test_page_mentions_a_gate_that_f_leaves_out(tmp_path: Path) -> None:
     for name, gated in (("qwen3_next", True), ("llama", False)):
-        norms = measure_norms(opened(name, tmp_path / name), SEQUENCES, KINDS)
+        norms = measure_norms(runner_of(name, tmp_path / name), SEQUENCES, KINDS)
         assert norms.gated is gated

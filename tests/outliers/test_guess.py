@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from tests.support.cases import CASES
+from tests.support.cases import case_of
 from weightscope.outliers.measure import extremity, guess, rank_agreement, ranks
 
 torch = pytest.importorskip("torch", reason="tiny models are made with the extra `runner`")
@@ -23,7 +23,7 @@ POST_NORM = ("bert", "roberta", "distilbert", "deberta", "mpnet", "albert", "opt
 @pytest.mark.parametrize("name", POST_NORM)
 def test_the_streams_norm_is_what_the_stream_has_come_out_of(name: str, tmp_path: Path) -> None:
     """(x - beta) / gamma has mean 0 and variance 1 over dimensions, for every token of every such layer."""
-    case = next(case for case in CASES if case.name == name)
+    case = case_of(name)
     network = random_model(case)
     network.save_pretrained(tmp_path)
     model = ws.open_model(tmp_path, tower=case.tower or None)
@@ -45,7 +45,7 @@ def test_the_streams_norm_is_what_the_stream_has_come_out_of(name: str, tmp_path
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
 def test_guess_matches_plain_products(name: str, tmp_path: Path) -> None:
-    random_model(next(case for case in CASES if case.name == name)).save_pretrained(tmp_path)
+    random_model(case_of(name)).save_pretrained(tmp_path)
     model = ws.open_model(tmp_path)
     guessed = guess(model)
     for i in model.attention_layers:

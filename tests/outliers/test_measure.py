@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from tests.support.cases import CASES, LLAMA, Case
+from tests.support.cases import LLAMA, Case, case_of
 from tests.support.tiny_models import NAMES, fixture
 from weightscope.attention.layer import Layer
 from weightscope.outliers.measure import key_maps, keys_and_queries, left_out, summed_contributions
@@ -61,7 +61,7 @@ def test_dimensions_add_up_to_score_differences_between_keys(subtests: pytest.Su
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama_no_rope"])
 def test_means_match_plain_loops(name: str, tmp_path: Path) -> None:
     """Batches, kinds and masks: everything against one token after the other in float64."""
-    case = NO_ROPE if name == "llama_no_rope" else next(case for case in CASES if case.name == name)
+    case = NO_ROPE if name == "llama_no_rope" else case_of(name)
     network = random_model(case)
     network.save_pretrained(tmp_path)
     model = ws.open_model(tmp_path)

@@ -9,13 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
+from tests.support.commands import run
 from tests.support.other_packages import installed_beside, printed_beside
 from tests.support.stacked_experts import stacked_and_separate
-from weightscope.cli import main
 from weightscope.embedded import FOLDER
 from weightscope.errors import CheckpointError
 from weightscope.metrics.matrix_spectra import signal_to_noise
@@ -80,7 +79,7 @@ def test_a_share_that_is_none_is_refused(top: float) -> None:
 
 @pytest.mark.parametrize("more", [["--for", "mergekit"], ["--for", "peft", "--by", "change"]], ids=str)
 def test_a_missing_base_is_asked_for(more: list[str]) -> None:
-    result = CliRunner().invoke(main, ["rank", "embedded", *more])
+    result = run("rank", "embedded", *more)
     assert result.exit_code == 2 and "needs --base" in result.output
     with pytest.raises(CheckpointError, match="needs `base`"):
         ranking = rank(ws.open_model("embedded"), **({"by": "change"} if "change" in more else {}))
@@ -98,13 +97,13 @@ def test_stacked_experts_are_no_modules_of_lora(tmp_path: Path) -> None:
 def test_the_command_writes_the_file_and_every_score(tuned: Path, tmp_path: Path) -> None:
     file, table = tmp_path / "merge.yaml", tmp_path / "scores.csv"
     options = ["--base", "embedded", "--for", "mergekit", "--out", str(file), "--csv", str(table)]
-    result = CliRunner().invoke(main, ["rank", str(tuned), *options])
+    result = run("rank", tuned, *options)
     assert result.exit_code == 0, result.output
     first, *_ = file.read_text().splitlines()
     assert first.startswith("# weightscope") and first.removeprefix("# ") in result.stdout
     rows = [*csv.DictReader(table.open())]
     assert len(rows) == 8 and sum(row["chosen"] == "yes" for row in rows) == 4
-    printed = CliRunner().invoke(main, ["rank", str(tuned), *options[:4]]).stdout
+    printed = run("rank", tuned, *options[:4]).stdout
     assert printed == file.read_text()
 
 

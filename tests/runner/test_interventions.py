@@ -6,25 +6,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-import weightscope as ws
-from tests.support.cases import CASES
-
 torch = pytest.importorskip("torch", reason="the runner needs the extra `runner`")
 pytest.importorskip("transformers", reason="the runner needs the extra `runner`")
 
-from tests.support.random_models import random_model  # noqa: E402
+from tests.support.random_models import runner_of  # noqa: E402
 from weightscope.runner import Activations, Runner  # noqa: E402
 from weightscope.runner.runner import Intervention, losses_under  # noqa: E402
 
 pytestmark = pytest.mark.check
 
 TEXTS = [np.random.default_rng(n).integers(3, 20, n) for n in (11, 8)]
-
-
-def runner_of(name: str, folder: Path) -> Runner:
-    network = random_model(next(case for case in CASES if case.name == name))
-    network.save_pretrained(folder)
-    return Runner(ws.open_model(folder), network)
 
 
 def runs_of_the_first_block(runner: Runner) -> list[None]:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from tests.support.cases import CASES, Case
+from tests.support.cases import CASES, Case, case_of
 
 torch = pytest.importorskip("torch", reason="the runner needs the extra `runner`")
 transformers = pytest.importorskip("transformers", reason="the runner needs the extra `runner`")
@@ -125,7 +125,7 @@ def test_replacing_an_output_by_itself_changes_nothing(embedded: Runner) -> None
 @pytest.mark.parametrize("name", ["llama", "bert", "gpt_neox", "bloom", "dinov2"])
 def test_a_replaced_output_reaches_the_next_layer(name: str, tmp_path: Path) -> None:
     """Whether W_O is inside the attention module or after it: layer 1 sees the difference."""
-    case = next(case for case in CASES if case.name == name)
+    case = case_of(name)
     network = random_model(case)
     network.save_pretrained(tmp_path)
     runner = Runner(ws.open_model(tmp_path), network)

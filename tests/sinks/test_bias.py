@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from tests.support.cases import CASES
 
 torch = pytest.importorskip("torch", reason="the runner needs the extra `runner`")
 pytest.importorskip("transformers", reason="the runner needs the extra `runner`")
 
-from tests.support.random_models import random_model  # noqa: E402
+from tests.support.random_models import runner_of  # noqa: E402
 from tests.support.weights import package  # noqa: E402
 from weightscope.runner import Activations, Runner  # noqa: E402
 from weightscope.sinks.bias import (  # noqa: E402  # noqa: E402
@@ -48,13 +47,6 @@ OTHERS = (
 TEXTS = [np.array([1, *np.random.default_rng(n).integers(3, 20, n)]) for n in (8, 11, 8, 5)]
 
 
-def tiny(name: str, folder: Path) -> Runner:
-    """A random model of that family, every parameter drawn."""
-    network = random_model(next(case for case in CASES if case.name == name))
-    network.save_pretrained(folder)
-    return Runner(ws.open_model(folder), network)
-
-
 def means(runner: Runner, texts: list[np.ndarray]) -> dict[int, np.ndarray]:
     """mu_sink of each layer."""
     measured = measure_updates(runner, texts)
@@ -74,7 +66,7 @@ def collected(runner: Runner, texts: list[np.ndarray]) -> list[Activations]:
 @pytest.mark.parametrize("name", PAPERS + OTHERS)
 def test_the_parts_are_plain_sums_and_add_up(name: str, tmp_path: Path) -> None:
     """u_sink + sum_j u_j + b = output (eq. 1), each u_j by a loop over heads and tokens in float64."""
-    for seen in collected(tiny(name, tmp_path), TEXTS):
+    for seen in collected(runner_of(name, tmp_path), TEXTS):
         layer = seen.layer
         for parts, (x, attention), output in zip(decompose(seen), seen.each(), seen.output, strict=True):
             sent = sent_from_each(seen, x.astype(np.float64), attention.astype(np.float64))  # (n from, n to, d)
@@ -103,7 +95,7 @@ def sent_from_each(seen: Activations, x: np.ndarray, attention: np.ndarray) -> n
 @pytest.mark.parametrize("name", [*PAPERS, "qwen3_next"])
 def test_measures_match_all_updates_stacked(name: str, first: str, tmp_path: Path) -> None:
     """Eqs 2-6 from dense matrices of every update, whether texts begin with one token or each with its own."""
-    runner = tiny(name, tmp_path)
+    runner = runner_of(name, tmp_path)
     texts = TEXTS if first == "the same" else [text[1:] for text in TEXTS]
     seen = collected(runner, texts)
     measured = measure_updates(runner, texts)
@@ -149,7 +141,7 @@ def test_measures_match_all_updates_stacked(name: str, first: str, tmp_path: Pat
 
 @pytest.mark.parametrize("name", PAPERS + OTHERS)
 def test_replacing_updates_by_themselves_changes_nothing(name: str, tmp_path: Path) -> None:
-    runner = tiny(name, tmp_path)
+    runner = runner_of(name, tmp_path)
     plain, layers = runner.losses(TEXTS), sorted(runner.layers)
     unchanged = runner.losses(TEXTS, replacing_sink(lambda layer, update: update, layers))
     np.testing.assert_allclose(unchanged, plain, rtol=1e-6)
@@ -160,7 +152,7 @@ def test_replacing_updates_by_themselves_changes_nothing(name: str, tmp_path: Pa
 @pytest.mark.parametrize("ablate", [False, True], ids=["SSP", "ablation"])
 def test_patching_matches_edited_heads_in_transformers(name: str, ablate: bool, tmp_path: Path) -> None:
     """alpha_i0 v_0 exchanged for its mean before W_O, inside transformers: another road to eqs 2 and 7."""
-    runner = tiny(name, tmp_path)
+    runner = runner_of(name, tmp_path)
     texts, more_texts = TEXTS[:2], TEXTS[2:]
     mu = means(runner, more_texts)
     heads = HeadsOfSink(runner)
@@ -203,7 +195,7 @@ class HeadsOfSink:
 
 
 def test_only_named_layers_are_patched(tmp_path: Path) -> None:
-    runner = tiny("llama", tmp_path)
+    runner = runner_of("llama", tmp_path)
     plain = runner.losses(TEXTS)
     np.testing.assert_array_equal(runner.losses(TEXTS, replacing_sink(nothing, [])), plain)
     each = [runner.losses(TEXTS, replacing_sink(nothing, [layer])) for layer in (0, 1)]
@@ -213,7 +205,7 @@ def test_only_named_layers_are_patched(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", PAPERS)
 def test_position_0_is_unchanged_if_patching_starts_after_it(name: str, tmp_path: Path) -> None:
     """In every layer token 0's stream is then the unpatched model's, to the last bit; with it patched it is not."""
-    runner = tiny(name, tmp_path)
+    runner = runner_of(name, tmp_path)
 
     def first_rows(start: int | None) -> np.ndarray:
         rows: list[np.ndarray] = []
@@ -231,7 +223,7 @@ def test_position_0_is_unchanged_if_patching_starts_after_it(name: str, tmp_path
 
 
 def test_the_table_holds_every_range_and_both_interventions(tmp_path: Path) -> None:
-    runner = tiny("mistral", tmp_path)
+    runner = runner_of("mistral", tmp_path)
     table = patching_table(text_losses(runner, means(runner, TEXTS), TEXTS))
     expected = float(perplexity(runner.losses(TEXTS), np.array([len(text) - 1 for text in TEXTS])))
     (*as_it_is, low, high), *rows = table.rows()
@@ -256,11 +248,11 @@ def test_ranges_partition_the_layers(n: int, sizes: tuple[int, int, int]) -> Non
 
 def test_a_model_that_is_not_causal_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ws.CheckpointError, match="layer 0: attention is not causal"):
-        measure_updates(tiny("bert", tmp_path), TEXTS)
+        measure_updates(runner_of("bert", tmp_path), TEXTS)
 
 
 def test_a_text_of_one_token_is_refused(tmp_path: Path) -> None:
-    runner = tiny("llama", tmp_path)
+    runner = runner_of("llama", tmp_path)
     for texts in ([np.array([1])], [], [np.zeros((3, 12, 12), np.float32)]):
         with pytest.raises(ws.CheckpointError, match="needs at least two tokens"):
             measure_updates(runner, texts)
@@ -268,7 +260,7 @@ def test_a_text_of_one_token_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", BIASED)
 def test_the_picture_adds_up(name: str, tmp_path: Path) -> None:
-    runner = tiny(name, tmp_path)
+    runner = runner_of(name, tmp_path)
     parts = updates_of(runner, TEXTS[0], 1)
     output = next(seen for seen in collected(runner, TEXTS[:1]) if seen.layer.index == 1).output[0]
     np.testing.assert_allclose(parts.sink.rows() + parts.others + parts.bias, output, atol=1e-5 * np.abs(output).max())

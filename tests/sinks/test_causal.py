@@ -9,16 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import weightscope as ws
-from tests.support.cases import CASES
+from tests.support.cases import case_of
+from tests.support.commands import run
 
 torch = pytest.importorskip("torch", reason="the runner needs the extra `runner`")
 pytest.importorskip("transformers", reason="the runner needs the extra `runner`")
 
-from tests.support.random_models import random_model  # noqa: E402
-from weightscope.cli import main  # noqa: E402
+from tests.support.random_models import random_model, runner_of  # noqa: E402
 from weightscope.metrics.sinks import BROADCAST, NOP  # noqa: E402
 from weightscope.runner import Runner, open_runner  # noqa: E402
 from weightscope.runner.framing import tokenizer_of  # noqa: E402
@@ -42,12 +41,6 @@ pytestmark = pytest.mark.check
 FAMILIES = ("llama", "gpt2", "qwen2")  # grouped values; biases and no rotation; biases and both
 HEADS = [(0, 1), (1, 0), (1, 3)]
 TEXTS = [np.random.default_rng(seed).integers(3, 20, n) for seed, n in enumerate((11, 8, 11))]
-
-
-def runner_of(name: str, folder: Path) -> Runner:
-    network = random_model(next(case for case in CASES if case.name == name))
-    network.save_pretrained(folder)
-    return Runner(ws.open_model(folder), network)
 
 
 def changed_by_loops(name: str, runner: Runner, how: str, given: dict[tuple[int, int], Any], patch: Any) -> np.ndarray:
@@ -190,7 +183,7 @@ def test_command_writes_the_table_where_there_are_sink_heads(
         (tmp_path / f"{name}.txt").write_text("\n\n".join([4 * words] * 3))
     texts = [option for name in ("one", "two") for option in ("--text", str(tmp_path / f"{name}.txt"))]
     options = [*texts, "--inputs", "2", "--length", "12", "--causal", "1", "--out", str(tmp_path / "out")]
-    done = CliRunner().invoke(main, ["sinks", "embedded", "--question", "kind", *options], catch_exceptions=False)
+    done = run("sinks", "embedded", "--question", "kind", *options, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     assert (tmp_path / "out" / "causal.csv").exists() == planted
     page = (tmp_path / "out" / "report.html").read_text()
@@ -215,8 +208,8 @@ def test_texts_that_are_changed_may_begin_with_their_own_first_token(monkeypatch
 
 
 def test_images_have_no_perplexity(tmp_path: Path) -> None:
-    random_model(next(case for case in CASES if case.name == "vit")).save_pretrained(tmp_path)
+    random_model(case_of("vit")).save_pretrained(tmp_path)
     command = ["sinks", str(tmp_path), "--question", "kind", "--causal", "2", "--out", str(tmp_path / "out")]
-    done = CliRunner().invoke(main, command)
+    done = run(*command)
     assert done.exit_code == 2
     assert "sees images; this needs one that reads text" in done.output

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from tests.support.cases import CASES, Case
+from tests.support.cases import Case, case_of
+from tests.support.commands import run
 from tests.support.provenance import ends_with, header_of
-from weightscope.cli import main
 from weightscope.embedded import FOLDER
 from weightscope.files import REPORT
 
@@ -27,7 +27,7 @@ KIND_FILES = {"events.csv", "heads.csv", "layers.csv", "sinks.npz", *REPORT} | {
 
 
 def sinks(*arguments: object) -> Result:
-    return CliRunner().invoke(main, ["sinks", *map(str, arguments)], catch_exceptions=False)
+    return run("sinks", *arguments, catch_exceptions=False)
 
 
 def visible(folder: Path) -> set[str]:
@@ -52,7 +52,7 @@ def saved(name: str, folder: Path) -> Path:
     pytest.importorskip("transformers", reason="the runner needs the extra `runner`")
     from tests.support.random_models import random_model
 
-    case: Case = next(case for case in CASES if case.name == name)
+    case: Case = case_of(name)
     random_model(case).save_pretrained(folder)
     return folder
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from tests.support.cases import CASES, Case
+from tests.support.cases import Case, case_of
 from tests.support.weights import shared
 
 torch = pytest.importorskip("torch", reason="the runner needs the extra `runner`")
@@ -68,7 +68,7 @@ TEXT = ("gpt2", "llama", "qwen3", "bert", "bloom")
 
 
 def case_named(name: str) -> Case:
-    return next(case for case in CASES if case.name == name)
+    return case_of(name)
 
 
 def runner_of(case: Case, folder: Path) -> Runner:

@@ -2,17 +2,17 @@
 
 from pathlib import Path
 
-from click.testing import CliRunner, Result
+from click.testing import Result
 
+from tests.support.commands import run
 from tests.support.figures import undrawn
-from weightscope.cli import main
 from weightscope.files import HIDDEN
 
 
 def audit_of(source: object, out: Path, *options: str) -> Result:
     """`weightscope audit` in this process, its figures undrawn."""
     with undrawn():
-        return CliRunner().invoke(main, ["audit", str(source), "--out", str(out), *options])
+        return run("audit", source, "--out", out, *options)
 
 
 def names_in(folder: Path) -> list[str]:

@@ -347,3 +347,8 @@ CASES = (
     Case("siglip_text", "siglip", TOWERS, r"text_model.*self_attn\.out_proj$", head="", tower="text"),
     Case("siglip_vision", "siglip", TOWERS, r"vision_model.*self_attn\.out_proj$", head="", tower="vision"),
 )  # fmt: skip
+
+
+def case_of(name: str) -> Case:
+    """The case of that name."""
+    return next(case for case in CASES if case.name == name)

@@ -3,11 +3,13 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from click.testing import CliRunner, Result
 from safetensors.numpy import load_file, save_file
 
+from tests.support.figures import undrawn
 from tests.support.tiny_models import fixture
 from weightscope.cli import main
 
@@ -68,9 +70,15 @@ def studies(source: Path, text: Path, out: Path, *options: str) -> dict[str, lis
     }
 
 
-def run(*arguments: object) -> Result:
-    """A command in this process; an exception is kept in the result."""
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+def run(*arguments: object, **options: Any) -> Result:
+    """A command in this process; an exception is kept in the result unless `catch_exceptions` is false."""
+    return CliRunner().invoke(main, [str(argument) for argument in arguments], **options)
+
+
+def run_undrawn(*arguments: object) -> Result:
+    """A command that draws no figures; an exception is raised."""
+    with undrawn():
+        return run(*arguments, catch_exceptions=False)
 
 
 def is_one_line(result: Result) -> bool:

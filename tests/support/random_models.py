@@ -1,12 +1,15 @@
 """Tiny random models of transformers, one a case of cases.py, and inputs for them."""
 
 import zlib
+from pathlib import Path
 
 import numpy as np
 import torch
 import transformers
 
-from tests.support.cases import Case
+import weightscope as ws
+from tests.support.cases import Case, case_of
+from weightscope.runner import Runner
 
 
 def random_model(case: Case) -> torch.nn.Module:
@@ -24,6 +27,13 @@ def random_model(case: Case) -> torch.nn.Module:
         with torch.no_grad():
             parameter.copy_(torch.tensor(1 + 0.3 * draw if is_norm else 0.4 * draw))
     return model
+
+
+def runner_of(name: str, folder: Path) -> Runner:
+    """A case's random model, saved in a folder and run by weightscope."""
+    network = random_model(case_of(name))
+    network.save_pretrained(folder)
+    return Runner(ws.open_model(folder), network)
 
 
 def inputs_of(case: Case) -> dict[str, torch.Tensor]:

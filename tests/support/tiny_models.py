@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
-from tests.support.cases import CASES, Case
+from tests.support.cases import CASES, Case, case_of
 
 FIXTURES = Path(__file__).parent.parent / "architectures" / "fixtures"
 
@@ -46,7 +46,7 @@ class Fixture:
 @lru_cache(None)
 def fixture(name: str) -> Fixture:
     """The fixture of that name, opened once."""
-    case = next(case for case in CASES if case.name == name)
+    case = case_of(name)
     return Fixture(case, FIXTURES / name)
 
 

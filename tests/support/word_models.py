@@ -4,7 +4,7 @@ from pathlib import Path
 
 import tokenizers
 
-from tests.support.cases import CASES
+from tests.support.cases import case_of
 from tests.support.random_models import random_model
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
@@ -12,7 +12,7 @@ WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine",
 
 def written_model(name: str, folder: Path, *, framed: bool, cls: str = "[CLS]") -> Path:
     """A tiny random model of a family with a tokenizer of words, in BERT's frame or in none."""
-    random_model(next(case for case in CASES if case.name == name)).save_pretrained(folder)
+    random_model(case_of(name)).save_pretrained(folder)
     vocabulary = {word: i for i, word in enumerate(["[UNK]", cls, "[SEP]", ",", ".", "a", *WORDS])}
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
     made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()

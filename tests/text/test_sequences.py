@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import weightscope as ws
+from weightscope.text.bigrams import count_bigrams
 from weightscope.text.kinds import token_kinds
 from weightscope.text.sequences import (
     Framing,
@@ -55,6 +56,19 @@ def test_framing_is_what_the_tokenizer_adds_or_what_is_put_before(library, token
     assert Framing(tokenizer).begun("red") == [tokenizer.ids["red"]]
     (pair,) = paragraph_pairs(Framing(tokenizer, before=(9,)), [TEXT], 1, longest=6)
     assert (pair[0], len(pair)) == (9, 6)
+
+
+def test_text_of_unknown_tokens_is_refused(framing, tmp_path) -> None:
+    """A model of proteins says nothing about English: all of it would be one token."""
+    foreign = TEXT.translate({ord(letter): f"x{letter}" for letter in "aeiou"})
+    (tmp_path / "corpus.txt").write_text(foreign)
+    for run in (
+        lambda: paragraph_pairs(framing, [foreign], 4),
+        lambda: token_windows(framing, [foreign], 1, 8),
+        lambda: count_bigrams([tmp_path / "corpus.txt"], framing.tokenizer),
+    ):
+        with pytest.raises(ws.CheckpointError, match=r"tokens of this text are '\[UNK\]'; give one in the language"):
+            run()
 
 
 def test_paragraphs_are_what_blank_lines_part() -> None:

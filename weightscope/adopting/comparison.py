@@ -160,23 +160,23 @@ def compared_scores(call: Observed) -> bool:
     return bool(((np.nan_to_num(call.attention) > NO_SCORE).sum(-1) > 1).any())
 
 
-def _here(found: np.ndarray, expected: np.ndarray, seen: np.ndarray) -> float:
+def _here(scores: np.ndarray, expected: np.ndarray, seen: np.ndarray) -> float:
     """The largest error of a token's scores with itself, relative to the largest; infinite in cross-attention."""
-    if found.shape[1] != found.shape[2]:
+    if scores.shape[1] != scores.shape[2]:
         return np.inf
-    diagonals = (np.diagonal(each[..., : found.shape[1]], axis1=1, axis2=2) for each in (found, expected, seen))
+    diagonals = (np.diagonal(each[..., : scores.shape[1]], axis1=1, axis2=2) for each in (scores, expected, seen))
     a, b, both = diagonals
     return _off(a[both], b[both]) if both.any() else np.inf
 
 
-def _off(found: np.ndarray, expected: np.ndarray) -> float:
+def _off(computed: np.ndarray, expected: np.ndarray) -> float:
     """The largest error, relative to the largest number expected."""
-    return float(np.abs(found - expected).max(initial=0.0) / max(1.0, np.abs(expected).max(initial=0.0)))
+    return float(np.abs(computed - expected).max(initial=0.0) / max(1.0, np.abs(expected).max(initial=0.0)))
 
 
-def _where(found: np.ndarray, expected: np.ndarray, seen: np.ndarray) -> str:
+def _where(attention: np.ndarray, expected: np.ndarray, seen: np.ndarray) -> str:
     """In how many heads the attention is off, where it is not in all."""
-    wrong = (np.abs(found - expected) > TOLERANCE) & seen
+    wrong = (np.abs(attention - expected) > TOLERANCE) & seen
     heads = wrong.any(axis=(1, 2))
     return "" if heads.all() else f" in {heads.sum()} of {len(heads)} heads"
 

@@ -25,7 +25,7 @@ from weightscope.adopting.tiny_models import SIZES, attention_of, first_line
 from weightscope.adopting.trial import Tiny
 from weightscope.architectures import Family
 from weightscope.attention.layer import Layer
-from weightscope.checkpoint import Checkpoint, Tensor
+from weightscope.checkpoint import Checkpoint
 from weightscope.checkpoint.checkpoint import DerivedTensor, WholeTensor
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
@@ -79,15 +79,10 @@ class _Reach:
 class _Multiplied(DerivedTensor, WholeTensor):
     """A tensor times a number."""
 
-    stored: Tensor
     factor: float
-    noted: set[str] | None = None
 
     def read(self) -> np.ndarray:
         return np.asarray(self.stored.read() * np.float32(self.factor))
-
-    def unchecked(self, noted: set[str]) -> Tensor:
-        return replace(self, stored=self.stored.unchecked(noted))
 
 
 def at_full_size(

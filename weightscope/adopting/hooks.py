@@ -192,9 +192,14 @@ class _Log:
         if scores.ndim >= 3 and self.open and (scores.ndim > 3 or scores.shape[0] > 1):
             self.softmaxes.append(_Softmax(self.time, scores.detach().clone(), attention.detach().clone()))
 
-    def close(self) -> None:
-        for hook in self.hooks:
-            hook.remove()
+    def run(self, part: torch.nn.Module, inputs: dict[str, Any]) -> None:
+        """Run one part of the model; then nothing is watched any more."""
+        try:
+            with torch.no_grad(), _softmaxes_seen(self):
+                part(**inputs)
+        finally:
+            for hook in self.hooks:
+                hook.remove()
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:
@@ -265,11 +270,7 @@ def _softmaxes_seen(log: _Log) -> Iterator[None]:
 def watch(part: torch.nn.Module, model: torch.nn.Module, inputs: dict[str, Any]) -> _Log:
     """Run one part of a model under watch."""
     log = _Log(model)
-    try:
-        with torch.no_grad(), _softmaxes_seen(log):
-            part(**inputs)
-    finally:
-        log.close()
+    log.run(part, inputs)
     return log
 
 
@@ -433,8 +434,4 @@ def watch_layers(
                 lambda layer, args, kwargs, _, name=name: leave(name, layer, args, kwargs), with_kwargs=True
             )
         )
-    try:
-        with torch.no_grad(), _softmaxes_seen(log):
-            part(**inputs)
-    finally:
-        log.close()
+    log.run(part, inputs)

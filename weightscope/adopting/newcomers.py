@@ -5,12 +5,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import weightscope as ws
 from weightscope.adopting.comparison import REFUSED, TOLERANCE, line_of
-from weightscope.adopting.tiny_models import HEADS
+from weightscope.adopting.tiny_models import mappings_of_heads
 from weightscope.adopting.trial import Tiny, problem_of, tiny_models
 from weightscope.architectures import FAMILIES, stacks_of, table
 from weightscope.errors import CheckpointError
@@ -40,14 +39,13 @@ def limited_time() -> Iterator[None]:
 
 def model_types() -> list[str]:
     """Every model_type whose config some auto class builds a model of, and every other one that a row reads."""
-    autos = [getattr(transformers, f"AutoModelFor{head}" if head else "AutoModel", None) for head in HEADS]
-    kinds, read_types = [], {kind for row in FAMILIES for kind in row.types}
+    kinds, mappings, read_types = [], mappings_of_heads(), {kind for row in FAMILIES for kind in row.types}
     for kind in CONFIG_MAPPING:
         try:
             config = CONFIG_MAPPING[kind]
         except (AttributeError, ImportError):  # named, but not there without other packages
             continue
-        if kind in read_types or any(auto is not None and config in auto._model_mapping for auto in autos):
+        if kind in read_types or any(config in mapping for mapping in mappings):
             kinds.append(kind)
     return sorted(kinds)
 

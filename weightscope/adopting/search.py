@@ -306,16 +306,16 @@ def _without(row: Family, kind: type[Step]) -> tuple[Step, ...]:
     return tuple(step for step in row.steps if not isinstance(step, kind))
 
 
-def _placed(other: Family, row: Family) -> dict[str, Any]:
+def _placed(source: Family, row: Family) -> dict[str, Any]:
     """Cells of position terms that name tensors, with the other row's layer for this one's."""
     changes: dict[str, Any] = {}
-    if other.positions.bias is not None:
-        before = other.layer.format(i=0)
-        changes["heads__others"], changes["heads__loose"] = other.heads.others, other.heads.loose
+    if source.positions.bias is not None:
+        before = source.layer.format(i=0)
+        changes["heads__others"], changes["heads__loose"] = source.heads.others, source.heads.loose
         changes["heads__shared"] = tuple(
             row.layer.format(i=0) + name.removeprefix(before) if name.startswith(before) else name
-            for name in other.heads.shared
+            for name in source.heads.shared
         )
-        if hasattr(other.positions.bias, "layer"):
-            changes["positions__bias"] = replace(other.positions.bias, layer=row.layer)  # type: ignore[type-var]
+        if hasattr(source.positions.bias, "layer"):
+            changes["positions__bias"] = replace(source.positions.bias, layer=row.layer)  # type: ignore[type-var]
     return changes

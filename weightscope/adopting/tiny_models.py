@@ -104,11 +104,16 @@ def classes_of(config: Any) -> list[Any]:
     return [each for each in dict.fromkeys(classes) if each.config_class not in parts]
 
 
+def mappings_of_heads() -> list[Any]:
+    """The classes of each auto class of `HEADS` by config."""
+    autos = [getattr(transformers, f"AutoModelFor{head}" if head else "AutoModel", None) for head in HEADS]
+    return [auto._model_mapping for auto in autos if auto is not None]
+
+
 @cache
 def _mappings() -> list[Any]:
-    """The classes of every auto class by config, `HEADS` first."""
-    autos = [getattr(transformers, f"AutoModelFor{head}" if head else "AutoModel", None) for head in HEADS]
-    first = [auto._model_mapping for auto in autos if auto is not None]
+    """The classes of every auto class by config, those of `HEADS` first."""
+    first = mappings_of_heads()
     every = [each for each in vars(modeling_auto).values() if type(each) is type(first[0])]
     return list({id(each): each for each in (*first, *every)}.values())  # as dicts they are equal: all are lazy
 

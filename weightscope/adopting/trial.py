@@ -174,12 +174,12 @@ def slopes_seen(row: Family, tiny: Tiny, stack: str) -> tuple[int, float, float]
     return len(slopes), float(rise), float(start)
 
 
-def _best(layer: Any, one: Observed) -> Errors | str:
+def _best(layer: Any, call: Observed) -> Errors | str:
     """The errors under whichever of the streams that may have entered gives the smallest."""
-    tried = list(measured(layer, one))
+    tried = list(measured(layer, call))
     numbers = [errors for errors in tried if isinstance(errors, Errors)]
     if numbers:
-        return min(numbers, key=lambda found: (found.output > EXACT, found.attention, np.nan_to_num(found.output)))
+        return min(numbers, key=lambda errors: (errors.output > EXACT, errors.attention, np.nan_to_num(errors.output)))
     return next(iter(tried), "nothing was seen to enter it")
 
 

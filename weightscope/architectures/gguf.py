@@ -552,7 +552,6 @@ def _llama3_scaling(stored: np.ndarray, config: Config) -> dict[str, Any]:
 class RestoredTensor(DerivedTensor, WholeTensor):
     """A tensor as it was before it was converted."""
 
-    stored: Tensor
     undo: Undo
     n_heads: int
     n_kv_heads: int
@@ -571,13 +570,6 @@ class RestoredTensor(DerivedTensor, WholeTensor):
     @property
     def shape(self) -> tuple[int, ...]:
         return SHAPES[self.undo](self.stored.shape) if self.undo in SHAPES else self.stored.shape
-
-    @property
-    def noted(self) -> set[str] | None:  # type: ignore[override]
-        return self.stored.noted
-
-    def unchecked(self, noted: set[str]) -> Tensor:
-        return replace(self, stored=self.stored.unchecked(noted))
 
     def ends(self) -> tuple[Tensor, Tensor, int | tuple[float, ...]] | None:
         ends = None if self.undo is logarithm else self.stored.ends()  # which would change places
@@ -614,12 +606,7 @@ class RestoredTensor(DerivedTensor, WholeTensor):
         return np.ascontiguousarray(pieces[start - first * r : stop - first * r])
 
     def blocks(self, n_rows: int) -> Iterator[tuple[int, np.ndarray]]:
-        if not self._pieces:
-            yield from super().blocks(n_rows)
-            return
-        self.check_rows(0, 0)
-        for start in range(0, self.shape[0], n_rows):
-            yield start, self.rows(start, min(start + n_rows, self.shape[0]))
+        return Tensor.blocks(self, n_rows) if self._pieces else super().blocks(n_rows)
 
 
 @dataclass(frozen=True)
@@ -649,19 +636,11 @@ class HeaderTensor(WholeTensor):
 class Spread(DerivedTensor, WholeTensor):
     """The values that neighbours share, once for each."""
 
-    stored: Tensor
     full: tuple[int, ...]
 
     @property
     def shape(self) -> tuple[int, ...]:
         return self.full
-
-    @property
-    def noted(self) -> set[str] | None:  # type: ignore[override]
-        return self.stored.noted
-
-    def unchecked(self, noted: set[str]) -> Tensor:
-        return replace(self, stored=self.stored.unchecked(noted))
 
     def read(self) -> np.ndarray:
         return np.repeat(self.stored.read(), self.full[-1] // self.stored.shape[-1], axis=-1)
@@ -687,10 +666,6 @@ class OutOfLatent(DerivedTensor, WholeTensor):
     @property
     def parts(self) -> tuple[StoredTensor, ...]:
         return (*self.stored.parts, *self.values.parts)
-
-    @property
-    def noted(self) -> set[str] | None:  # type: ignore[override]
-        return self.stored.noted
 
     def unchecked(self, noted: set[str]) -> Tensor:
         return replace(self, stored=self.stored.unchecked(noted), values=self.values.unchecked(noted))

@@ -26,7 +26,7 @@
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import cached_property, partial
@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from weightscope.architectures.cells import LEGACY, LayerTensors, Names, StoredNorm
+from weightscope.architectures.cells import LEGACY, LayerTensors, StoredNorm
 from weightscope.architectures.config import ModelConfig
 from weightscope.architectures.family import Family
 from weightscope.architectures.gguf import ROLES, RestoredTensor, keys_in_halves, less_one, queries_in_halves
@@ -150,12 +150,7 @@ Read = Callable[[int | None], np.ndarray]  # the array, of one expert or of all
 class ConvertedTensor(DerivedTensor, WholeTensor):
     """A tensor of the file in the convention of `NamedTensor.array`."""
 
-    stored: Tensor
     named: NamedTensor
-
-    @property
-    def noted(self) -> set[str] | None:  # type: ignore[override]
-        return self.stored.noted
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -339,7 +334,7 @@ class _Module(NamedTuple):
 Patterns = list[tuple[re.Pattern[str], _Module]]  # of the names of experts' tensors
 
 
-def _stated(also: Mapping[str, Names]) -> dict[str, _Module]:
+def _stated(also: Mapping[str, Sequence[str]]) -> dict[str, _Module]:
     """What a cell `also` says of modules and tensors, by their names."""
     modules: dict[str, _Module] = {}
     for role, names in also.items():
@@ -648,7 +643,7 @@ def modules_of(row: Family, *, of_model: bool = False) -> tuple[dict[str, _Modul
 
 
 def network_of(row: Family) -> dict[str, _Module]:
-    """What `networks.toml` says of a row of the table; norms only where the config leaves them as the row has them."""
+    """What `networks.json` says of a row of the table; norms only where the config leaves them as the row has them."""
     modules = {} if row.origin else _stated(FAMILIES.networks.get(title(row), {}))
     usual = next((known for known in FAMILIES if title(known) == title(row)), row) if row.when else row
     if (row.norms.before is None, row.norms.after is None) != (usual.norms.before is None, usual.norms.after is None):

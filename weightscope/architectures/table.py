@@ -11,6 +11,7 @@ from typing import Any
 
 from weightscope.architectures.family import Family
 from weightscope.architectures.stanzas import File, read_rows
+from weightscope.checkpoint.config import read_json
 from weightscope.errors import CheckpointError
 from weightscope.files import regular_file
 from weightscope.tables import Table
@@ -18,7 +19,7 @@ from weightscope.tables import Table
 # The built-in table: a file is parsed when a row of it is asked for, and a row is made of its stanza then.
 
 UNSUPPORTED = "unsupported.toml"
-NETWORKS = "networks.toml"  # what surrounds attention in rows that do not say it themselves
+NETWORKS = "networks.json"  # modules around attention; written by tests.architectures.make_networks
 FIRST = ("gpt", "qwen", "llama")  # files whose rows come first
 FIRST_ROWS = ("gpt2", "llama")  # of rows that are as near, the earlier one is named
 
@@ -35,11 +36,7 @@ class Rows(Sequence[Family]):
         """The text of each file by its name."""
         files = {path.stem: path for path in sorted(self.folder.glob("*.toml"))}
         files = {stem: files[stem] for stem in FIRST} | files
-        return {
-            path.name: path.read_text(encoding="utf-8")
-            for path in files.values()
-            if path.name not in (UNSUPPORTED, NETWORKS)
-        }
+        return {path.name: path.read_text(encoding="utf-8") for path in files.values() if path.name != UNSUPPORTED}
 
     @cached_property
     def unsupported(self) -> dict[str, str]:
@@ -47,14 +44,9 @@ class Rows(Sequence[Family]):
         return tomllib.loads((self.folder / UNSUPPORTED).read_text(encoding="utf-8"))
 
     @cached_property
-    def networks(self) -> dict[str, dict[str, tuple[str, ...]]]:
+    def networks(self) -> dict[str, dict[str, list[str]]]:
         """Modules by role around attention, by the title of the row whose models were seen to use them so."""
-        rows: dict[str, dict[str, tuple[str, ...]]] = defaultdict(dict)
-        for network in tomllib.loads((self.folder / NETWORKS).read_text(encoding="utf-8"))["network"]:
-            roles = {role: (names,) if isinstance(names, str) else (*names,) for role, names in network.items()}
-            for title_of_row in roles.pop("rows"):
-                rows[title_of_row] |= roles
-        return dict(rows)
+        return read_json(self.folder / NETWORKS)
 
     def file(self, name: str) -> File:
         """One file, parsed."""

@@ -214,9 +214,6 @@ class Atlas(Result):
                 range(min(SHOWN, len(self.family_table)))))  # fmt: skip
         return lines + ([self.errors.take(range(min(SHOWN, len(self.errors))))] if self.problems else [])
 
-    def __str__(self) -> str:
-        return "\n".join(part if isinstance(part, str) else part.text() for part in self.printed())
-
     def shown(self) -> list[Table]:
         """The families."""
         return [self.family_table]

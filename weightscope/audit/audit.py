@@ -1,11 +1,9 @@
 """An audit: every attention head of a checkpoint measured from the weights alone, and what stands out."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -229,7 +227,7 @@ def measure_task(
         unchecked = model.unchecked()  # a copy, because a model caches its last layer
         layer = unchecked.layer(index)
         directions = how_many_read(model, options.layers_of(model), options.directions)
-        with fetching(model, following, tokens_read=bool(directions)):
+        with model.checkpoint.prefetching(read_next(model, following, bool(directions))):
             forms, bounds = measured_forms(model, options), logit_bounds(unchecked, index)
             measured = measured_layer(layer, forms, options, directions, bounds)
             broken = sorted(unchecked.checkpoint.noted or ())  # in the layer; embeddings are judged by themselves
@@ -237,24 +235,12 @@ def measure_task(
         return measured | {"broken": np.array(broken, dtype=str)}
 
 
-@contextmanager
-def fetching(model: Model, index: int | None, tokens_read: bool = False) -> Iterator[None]:
-    """Fetch a layer's tensors, or the embeddings, while the block runs; an error comes up when they are read."""
-    if index is None:
-        yield
-        return
-
-    def fetch(index: int) -> None:
-        with suppress(CheckpointError):
-            if index == END:
-                model.checkpoint.prefetch([*tensors_of_heads(model, (), tokens_read), *other_gains(model)])
-            else:
-                model.checkpoint.prefetch(tensor.name for tensor in model.attention_tensors(index))
-
-    thread = Thread(target=fetch, args=(index,), daemon=True)
-    thread.start()
-    yield
-    thread.join()
+def read_next(model: Model, index: int | None, tokens_read: bool) -> Iterator[str]:
+    """Names of the tensors of a layer or, at the END, of what is read after the layers; lazy, as it may be refused."""
+    if index == END:
+        yield from (*tensors_of_heads(model, (), tokens_read), *other_gains(model))
+    elif index is not None:
+        yield from (tensor.name for tensor in model.attention_tensors(index))
 
 
 def logit_bounds(model: Model, index: int) -> LogitBounds:

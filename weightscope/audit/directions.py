@@ -1,10 +1,12 @@
 """The tokens along every head's first singular directions; the embeddings are streamed once per group of layers."""
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,7 @@ from weightscope.text.tokenizer import Tokenizer, token_names
 
 DEFAULT = 2  # directions or blocks of each map for which tokens are found, unless another number is requested
 AFFORDABLE = 4e11  # multiply-adds, a few seconds; for a larger model tokens are found on request only
-VECTOR_BYTES = 32 << 20  # of singular vectors in memory at a time
+VECTOR_BYTES = 64 << 20  # of singular vectors in memory at a time
 TOKENS = 8  # named per side
 TOKENS_IN_FINDING = 3
 WRITES = "writes"
@@ -38,10 +40,8 @@ class TokenRows:
     unit: str = "cosines"  # or "logits": what a direction of length one adds to each logit
     centred: bool = False  # the mean of each row is subtracted first
 
-    def nearest(self, spaces: Sequence[np.ndarray]) -> list[tuple[Nearest, Nearest]]:
+    def nearest(self, spaces: Iterable[np.ndarray]) -> list[tuple[Nearest, Nearest]]:
         """The rows along each space, and against it."""
-        if not spaces:
-            return []
         with bar(what="tokens along directions", unit="row", total=self.n_tokens, unit_scale=True) as progress:
 
             def blocks() -> Iterator[tuple[int, np.ndarray]]:
@@ -176,7 +176,7 @@ Group = dict[tuple[int, int], list[tuple[str, Directions]]]  # by layer and head
 
 
 def _groups(model: Model, measured: MeasuredHeads, how_many: int) -> Iterator[Group]:
-    """The directions of all heads, in groups of layers with about `VECTOR_BYTES`; each is emptied before the next."""
+    """The directions of all heads, in groups of layers with about `VECTOR_BYTES`; whoever takes one empties it."""
     layers = measured.layers.tolist()
 
     def of_head(head: Head, arrays: Arrays) -> list[tuple[str, Directions]]:
@@ -195,27 +195,25 @@ def _groups(model: Model, measured: MeasuredHeads, how_many: int) -> Iterator[Gr
 
     group: Group = {}
     n_bytes = 0
-    for layer in bar(layers, "directions", "layer"):
+    for layer, following in bar(pairwise((*layers, None)), "directions", "layer", total=len(layers)):
         hand_back()
-        by_head = dict(of_layer(layer))
-        n_bytes += sum(d.left.nbytes + d.right.nbytes for directions in by_head.values() for _, d in directions)
-        group |= by_head
+        coming = () if following is None else model.attention_tensors(following)
+        with model.checkpoint.prefetching([tensor.name for tensor in coming]):
+            for head, directions in of_layer(layer):
+                group[head] = directions
+                n_bytes += sum(direction.left.nbytes + direction.right.nbytes for _, direction in directions)
         if n_bytes >= VECTOR_BYTES or layer == layers[-1]:
             yield group
-            group.clear()
             n_bytes = 0
     hand_back()
 
 
 def _with_tokens(group: Group, name: Callable[[int], str], read: TokenRows, written: TokenRows) -> list[HeadDirections]:
-    """The tokens of a group of heads; all rows are streamed once."""
-    spaces: dict[TokenRows, list[np.ndarray]] = {read: [], written: []}
-    for directions in group.values():
-        for map_name, direction in directions:
-            if not direction.block.wide:
-                for side, space in zip(SIDES[map_name], (direction.left, direction.right), strict=True):
-                    spaces[written if side == WRITES else read].append(space)
-    nearest = {rows: iter(rows.nearest(of_rows)) for rows, of_rows in spaces.items()}
+    """The tokens of a group of heads, which is emptied; all rows are streamed once."""
+    blocks = {head: [(map_name, direction.block) for map_name, direction in maps] for head, maps in group.items()}
+    spaces = _spaces(group, read, written)
+    group.clear()
+    nearest = {rows: iter(rows.nearest(_taken(of_rows))) for rows, of_rows in spaces.items() if of_rows}
 
     def line(map_name: str, block: Block) -> Line:
         sides: list[tuple[str, TokenRows, Nearest, list[str]]] = []
@@ -228,9 +226,24 @@ def _with_tokens(group: Group, name: Callable[[int], str], read: TokenRows, writ
         return Line(map_name, block, tuple(sides))
 
     return [
-        HeadDirections(layer, head, tuple(line(map_name, direction.block) for map_name, direction in directions))
-        for (layer, head), directions in group.items()
+        HeadDirections(layer, head, tuple(line(map_name, block) for map_name, block in of_head))
+        for (layer, head), of_head in blocks.items()
     ]
+
+
+def _spaces(group: Group, read: TokenRows, written: TokenRows) -> dict[TokenRows, deque[np.ndarray]]:
+    """The spaces (d, k) that are compared with the rows of each kind."""
+    spaces: dict[TokenRows, deque[np.ndarray]] = {read: deque(), written: deque()}
+    for map_name, direction in (pair for maps in group.values() for pair in maps if not pair[1].block.wide):
+        for side, space in zip(SIDES[map_name], (direction.left, direction.right), strict=True):
+            spaces[written if side == WRITES else read].append(space)
+    return spaces
+
+
+def _taken(spaces: deque[np.ndarray]) -> Iterator[np.ndarray]:
+    """Each of them in turn, and no longer kept."""
+    while spaces:
+        yield spaces.popleft()
 
 
 def with_tokens(findings: Findings, directions: Sequence[HeadDirections]) -> Findings:

@@ -26,7 +26,8 @@ from weightscope.compute import lapack
 from weightscope.compute.cores import in_threads
 from weightscope.errors import counted
 from weightscope.findings import Finding, Member, finding, spans
-from weightscope.metrics.spaces import alike, principal_angles
+from weightscope.metrics.moves import principal_angles
+from weightscope.metrics.spaces import alike
 from weightscope.model import Model
 from weightscope.results import ShowsShapes
 
@@ -65,7 +66,7 @@ Cluster = tuple[list[Place], Likeness]
          look_next="Compare the two heads' attention on text; copied layers and unbroken symmetry look like "
                    "this.")  # fmt: skip
 @finding("alike_heads", "heads with nearly the same spaces", rank=20,
-         look_next="Compare the two heads' attention on text: their spaces are alike, their maps are not.")  # fmt: skip
+         look_next="Compare the two heads' attention on text: alike in their spaces, they are not copies.")  # fmt: skip
 def duplicates(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
     """One finding per cluster of heads in which each has the spaces of the next."""
     layers, n_heads = heads.layers.tolist(), heads.n_heads

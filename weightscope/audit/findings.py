@@ -274,8 +274,8 @@ def _collapse(
          look_next="Compare its spectrum with its layer's other heads, and with the same head at another training "
                    "step.")  # fmt: skip
 @finding("layer_off_trend", "layer off the trend", rank=100,
-         look_next="Compare the layer with its neighbours: another scale here means another norm gain, learning rate "
-                   "or merge.")  # fmt: skip
+         look_next="Compare the layer with its neighbours: another norm gain, learning rate or merge may be the "
+                   "cause.")  # fmt: skip
 def _far_from_others(
     heads: MeasuredHeads, name: str, explained: Collection[int]
 ) -> tuple[list[Finding], dict[Place, Finding]]:
@@ -370,8 +370,8 @@ def outlier_gains(model: Model, layers: Sequence[int]) -> Iterator[Finding]:
 
 
 @finding("outlier_dimension", "outlier dimension", rank=140,
-         look_next="Expect massive activations in this dimension; keep it in higher precision when the model is "
-                   "quantised.")  # fmt: skip
+         look_next="Measure the dimension on text (`weightscope outliers`): weights alone do not show whether its "
+                   "activations are large.")  # fmt: skip
 def _dimensions(outsized: np.ndarray, values: np.ndarray, text: str, **about: Any) -> Finding:
     """A finding about dimensions, the most extreme first: outsized (k,) indices into values (d,)."""
     rest = f"; outsized too: {', '.join(map(str, outsized[1:NAMED]))}" if len(outsized) > 1 else ""
@@ -416,8 +416,8 @@ def positions_of(model: Model) -> tuple[np.ndarray | None, str]:
 
 
 @finding("undertrained_rows", "undertrained embedding rows", rank=150,
-         look_next="Prompt with these tokens: rows that training rarely saw give erratic output; padding rows may be "
-                   "removed.")  # fmt: skip
+         look_next="Run the model on these tokens, or at these positions: rows that training rarely saw may give "
+                   "erratic output. Padding rows may be removed.")  # fmt: skip
 @finding("oversized_rows", "oversized embedding rows", rank=160,
          look_next="See which tokens or positions these are: the first position and special tokens often carry a "
                    "sink's norm.")  # fmt: skip

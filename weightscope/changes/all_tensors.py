@@ -351,11 +351,6 @@ def limited_changes(a: Model, changes: Iterable[Change]) -> dict[str, float]:
     return limited
 
 
-def _root_size(change: Change) -> float:
-    """The root of how many values a tensor has afterwards: the norm of as many ones."""
-    return sqrt(prod(change.shapes[1]))
-
-
 def find_rescaled(changes: Iterable[Change], label: str) -> Iterator[Finding]:
     """Tensors of a checkpoint that became zero, or whose norm became a thousand times as large or as small."""
     zero: list[tuple[Change, float]] = []
@@ -364,9 +359,10 @@ def find_rescaled(changes: Iterable[Change], label: str) -> Iterator[Finding]:
         before, after = sqrt(change.squares), sqrt(change.squares_b)
         if change.kind in UNKNOWN_SIZE or not isfinite(before + after):
             continue
+        ones = sqrt(prod(change.shapes[1]))  # the norm of as many ones as the tensor has values afterwards
         if before > after == 0:
             zero.append((change, 0.0))
-        elif not 1 / RESCALED <= after / before <= RESCALED if before else after > LARGEST_RMS * _root_size(change):
+        elif not 1 / RESCALED <= after / before <= RESCALED if before else after > LARGEST_RMS * ones:
             scaled.append((change, after / before if before else inf))
     for kind, tensors, measure in (("zero_tensor", zero, "norm"), ("out_of_scale", scaled, "norm_ratio")):
         if not tensors:

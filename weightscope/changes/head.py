@@ -20,7 +20,7 @@ from weightscope.changes.thresholds import CLEAR, FAR, FLAT, LIKELY_SAME, OTHER_
 from weightscope.checkpoint import Checkpoint, Tensor
 from weightscope.checkpoint.lora import ChangeTensor, MergedTensor
 from weightscope.compute.cores import in_threads, one_blas_thread
-from weightscope.metrics.spaces import relative_change, relative_size, space_angles
+from weightscope.metrics.moves import Moved, moved_angles, norms_of_product, relative, relative_change, relative_size
 from weightscope.metrics.spectra import low_rank
 from weightscope.model import Model
 from weightscope.results import ShowsShapes
@@ -166,7 +166,7 @@ def _alike(a: Stage, b: Stage, left: Sequence[int]) -> list[list[int]]:
 
 
 def _same(a: Head, b: Head) -> bool:
-    return all(change <= UNMOVED for change in _moves(a, b).values())
+    return all(change <= UNMOVED for change in _moves(a, b, _factors(a, b)).values())
 
 
 def layer_changes(a: Stage, b: Stage) -> dict[str, np.ndarray]:
@@ -182,7 +182,8 @@ def layer_changes(a: Stage, b: Stage) -> dict[str, np.ndarray]:
 
 
 def _head_changes(a: Head, b: Head, added: Head | None) -> dict[str, float]:
-    moves = _moves(a, b)
+    factors = _factors(a, b)
+    moves = _moves(a, b, factors)
     ranks = {f"{name}_change_rank": float("nan") for name in MAPS}
     if added is not None:
         exact = {"qk": qk_difference(a, added), "vo": vo_difference(a, added)}
@@ -193,27 +194,49 @@ def _head_changes(a: Head, b: Head, added: Head | None) -> dict[str, float]:
         moves["qk_change_delta1"] = relative_size(turned, a.qk_at(1))
     changes: dict[str, float] = {}
     for name in MAPS:
-        angles = space_angles(getattr(a, name), getattr(b, name))
         changes[f"{name}_change"] = moves.pop(f"{name}_change")
-        changes |= {f"{name}_{angle}": value for angle, value in angles.items()}
+        for side, of_factor in factors[name].items():
+            angles = moved_angles(*of_factor)
+            changes |= {f"{name}_{side}_angle": angles.max(), f"{name}_{side}_angle_mean": angles.mean()}
     return changes | moves | ranks
 
 
-def _moves(a: Head, b: Head) -> dict[str, float]:
-    """The relative changes of a head, named as in `MOVED`."""
+Factors = dict[str, dict[str, tuple[Moved, np.ndarray, np.ndarray]]]
+
+
+def _factors(a: Head, b: Head) -> Factors:
+    """How the factors (d, r) of both maps moved, what they were and what they are; queries at distance 0."""
     with np.errstate(invalid="ignore", over="ignore"):
-        moves = {f"{name}_change": relative_change(getattr(a, name), getattr(b, name)) for name in MAPS}
-        turns = a.layer.rotation is not None or b.layer.rotation is not None
-        moves["qk_change_delta1"] = relative_change(a.qk_at(1), b.qk_at(1)) if turns else moves["qk_change"]
+        maps = {name: (getattr(a, name), getattr(b, name)) for name in MAPS}
+        sides = {name: {"left": (x.left, y.left), "right": (x.right, y.right)} for name, (x, y) in maps.items()}
+        return {name: {side: (Moved.of(*pair), *pair) for side, pair in pairs.items()} for name, pairs in sides.items()}
+
+
+def _moves(a: Head, b: Head, factors: Factors) -> dict[str, float]:
+    """The relative changes of a head, named as in `MOVED`."""
+    norms = {name: norms_of_product(*(moved for moved, *_ in sides.values())) for name, sides in factors.items()}
+    (query, *_), (key, *_) = factors["qk"].values()
+    if a.layer.rotation is not None or b.layer.rotation is not None:
+        further = norms_of_product(query.times(_one_further(a), _one_further(b)), key)
+    else:
+        further = norms["qk"]
+    with np.errstate(invalid="ignore", over="ignore"):
+        moves = {f"{name}_change": relative(moved, size) for name, (size, moved) in norms.items()}
+        moves["qk_change_delta1"] = relative(further[1], further[0])
         before, after = _bias_terms(a), _bias_terms(b)
-        for name in MAPS:
-            size = getattr(a, name).frobenius()
-            norms = {term: float(np.linalg.norm(before[term])) for term in before if term.startswith(name)}
-            moved = {term: float(np.linalg.norm(after[term] - before[term])) for term in norms}
-            moves |= {f"{term}_change": _relative(moved[term], norms[term]) for term in norms}
-            effects = [_relative(moved[term], np.maximum(norms[term], size)) for term in norms]
+        for name, (size, _) in norms.items():
+            lengths = {term: float(np.linalg.norm(before[term])) for term in before if term.startswith(name)}
+            moved = {term: float(np.linalg.norm(after[term] - before[term])) for term in lengths}
+            moves |= {f"{term}_change": relative(moved[term], lengths[term]) for term in lengths}
+            effects = [relative(moved[term], np.maximum(lengths[term], size)) for term in lengths]
             moves[f"{name}_bias_effect"] = float(np.max(effects))
     return moves
+
+
+def _one_further(head: Head) -> np.ndarray:
+    """What turns the head's queries at distance 0 into those at distance 1, (r, r)."""
+    rotation, identity = head.layer.rotation, np.eye(head.w_q.shape[1])
+    return identity if rotation is None else np.asarray(rotation.turn(identity, rotation.angles_at(1), 1.0))
 
 
 def _bias_terms(head: Head) -> dict[str, np.ndarray]:
@@ -224,13 +247,6 @@ def _bias_terms(head: Head) -> dict[str, np.ndarray]:
     of_key = head.query_at(0)[0] @ head.b_k.astype(np.float64)
     terms = {"qk_bias": head.qk_bias, "qk_key_bias": of_key, "vo_bias": head.vo_bias}
     return {name: term.astype(np.float64) for name, term in terms.items()}
-
-
-def _relative(moved: float, before: float) -> float:
-    """Their ratio; infinite where there was nothing before and something moved, 0 where nothing did."""
-    if before == 0:
-        return float("inf") if moved > 0 else float(moved)
-    return float(moved / before)
 
 
 def unmoved(changes: Arrays) -> np.ndarray:

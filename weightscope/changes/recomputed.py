@@ -92,8 +92,9 @@ def way_from(older: Tensor, newer: Tensor, casts: Collection[str], cells: Cells)
     """
     if casts:
         cast = min(casts, key=list(CASTS).index)
-        for x, y in _values(older, newer):
-            _add_float_cells(x, y, cast, cells)
+        with np.errstate(all="ignore"):
+            for x, y in _values(older, newer):
+                cells.add(x != y, np.abs(x - y) > OUTER * _float_steps(y, cast))
         return "cast"
     if len(older.shape) < 2:
         return ""
@@ -113,12 +114,6 @@ def _values(older: Tensor, newer: Tensor) -> Iterator[tuple[np.ndarray, np.ndarr
 
 
 # Rounding
-
-
-def _add_float_cells(x: np.ndarray, y: np.ndarray, cast: str, cells: Cells) -> None:
-    """Count how values lie in the cells of a float's numbers."""
-    with np.errstate(all="ignore"):
-        cells.add(x != y, np.abs(x - y) > OUTER * _float_steps(y, cast))
 
 
 def _float_steps(y: np.ndarray, cast: str) -> np.ndarray:

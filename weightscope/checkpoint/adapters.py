@@ -121,7 +121,7 @@ class AdapterOfFile:
     @cached_property
     def names(self) -> dict[str, str]:
         """Modules of the base by what such a file calls them; what would be ambiguous is left out."""
-        found: dict[str, str] = {}
+        modules: dict[str, str] = {}
         taken: set[str] = set()
         for name in self.base:
             module = name.removesuffix(".weight")
@@ -130,13 +130,13 @@ class AdapterOfFile:
             for cut in range(module.count(".") + 1):  # with or without the base's prefixes
                 short = module.split(".", cut)[-1]
                 for called in {short, short.replace(".", "_")}:
-                    if found.setdefault(called, module) != module:
+                    if modules.setdefault(called, module) != module:
                         taken.add(called)
             for prefix in ("text_model.", "model.", "transformer."):  # which a base alone may leave out
                 for called in (prefix + module, (prefix + module).replace(".", "_")):
-                    if found.setdefault(called, module) != module:
+                    if modules.setdefault(called, module) != module:
                         taken.add(called)
-        return {called: module for called, module in found.items() if called not in taken}
+        return {called: module for called, module in modules.items() if called not in taken}
 
     @property
     def others(self) -> list[str]:

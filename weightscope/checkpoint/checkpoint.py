@@ -4,11 +4,13 @@ import re
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -57,9 +59,11 @@ class Tensor(ABC):
     def rows(self, start: int, stop: int) -> np.ndarray:
         """Rows [start, stop) along the first axis as float32."""
 
-    @abstractmethod
     def blocks(self, n_rows: int) -> Iterator[tuple[int, np.ndarray]]:
         """Blocks of at most `n_rows` rows in order, each with the index of its first row."""
+        self.check_rows(0, 0)
+        for start in range(0, self.shape[0], n_rows):
+            yield start, self.rows(start, min(start + n_rows, self.shape[0]))
 
     @abstractmethod
     def unchecked(self, noted: set[str]) -> "Tensor":
@@ -122,6 +126,7 @@ class WholeTensor(Tensor):
             yield start, rows[start : start + n_rows]
 
 
+@dataclass(frozen=True, eq=False)
 class DerivedTensor(Tensor):
     """A tensor computed from a stored one as it is read; name, file, dtype and shape are the stored one's."""
 
@@ -146,6 +151,13 @@ class DerivedTensor(Tensor):
     @property
     def parts(self) -> "tuple[StoredTensor, ...]":
         return self.stored.parts
+
+    @property
+    def noted(self) -> set[str] | None:  # type: ignore[override]
+        return self.stored.noted
+
+    def unchecked(self, noted: set[str]) -> Tensor:
+        return replace(self, stored=self.stored.unchecked(noted))
 
 
 @dataclass(frozen=True)
@@ -203,8 +215,7 @@ class StoredTensor(Tensor):
             yield 0, self.read()
             return
         self.file.prefetch([self.entry])
-        for start in range(0, self.shape[0], n_rows):
-            yield start, self.rows(start, min(start + n_rows, self.shape[0]))
+        yield from super().blocks(n_rows)
 
     def check_readable(self) -> None:
         """Refuse a dtype that cannot hold weights, before a byte is read or fetched."""
@@ -350,6 +361,19 @@ class Checkpoint(Mapping[str, Tensor]):
         """
         for file, entries in self._by_file(names):
             file.prefetch(entries)
+
+    @contextmanager
+    def prefetching(self, names: Iterable[str]) -> Iterator[None]:
+        """Fetch these tensors while the block runs; an error comes up when they are read."""
+
+        def fetch() -> None:
+            with suppress(CheckpointError):
+                self.prefetch(names)
+
+        thread = Thread(target=fetch, daemon=True)
+        thread.start()
+        yield
+        thread.join()
 
     def _parts(self, names: Iterable[str]) -> list[StoredTensor]:
         tensors = (self._tensors[name] for name in dict.fromkeys(names) if name in self._tensors)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from math import prod
 from pathlib import Path, PurePath
 from types import MappingProxyType
@@ -29,6 +30,8 @@ from weightscope.files import open_regular
 WHOLE = 64 << 20  # bytes of a file that is known by all of its content; of a larger one by samples and its inode
 READ, SAMPLE = 1 << 20, 4096  # bytes read at a time for that, and of a sample
 LARGEST_READ = 1 << 30  # systems return less than 2 GB at a time
+ADVICE = 128 << 10  # bytes: of a longer range Linux reads only as much as its read-ahead, often this
+ADVISED = 512 << 20  # bytes: what is asked for too early would push other things out of memory
 MAX_OFFSET = 2**63 - 1
 SIZES = range(MAX_OFFSET + 1)
 MAX_DIMENSIONS = 32
@@ -393,9 +396,10 @@ class OpenFile:
         """Ask the system to read these tensors from disk ahead, where it takes such advice."""
         if not hasattr(os, "posix_fadvise"):
             return
+        steps = (step for entry in entries for step in range(entry.start, entry.stop, ADVICE))
         with suppress(OSError):  # reading reports what is wrong
-            for entry in entries:
-                os.posix_fadvise(self._descriptor, entry.start, entry.stop - entry.start, os.POSIX_FADV_WILLNEED)
+            for start in islice(steps, ADVISED // ADVICE):
+                os.posix_fadvise(self._descriptor, start, ADVICE, os.POSIX_FADV_WILLNEED)
 
 
 class LocalFile(OpenFile):

@@ -31,7 +31,7 @@ TOKENS = 5  # tokens named at each end of a channel's first direction
 AFFORDABLE = 4e11  # multiply-adds of reading the directions through the tokens: a few seconds
 
 
-def edges_table(model: Model, wired: Wiring, found: HeadRoles, top: int) -> Table:
+def edges_table(model: Model, wired: Wiring, roles: HeadRoles, top: int) -> Table:
     """edges.csv: the `top` strongest pairs of each kind by PK and by CS."""
     edges = all_strongest(wired, top)
     through = channels(model, wired, edges)
@@ -92,8 +92,8 @@ def edges_table(model: Model, wired: Wiring, found: HeadRoles, top: int) -> Tabl
                 meaning="tokens whose logits it raises most | lowers most, its sign being arbitrary; of near-equal "
                 "directions those that lie most in their space",
             ),
-            Column("from_role", of(lambda e: found.names[e.i, e.a])),
-            Column("to_role", of(lambda e: found.names[e.j, e.b])),
+            Column("from_role", of(lambda e: roles.names[e.i, e.a])),
+            Column("to_role", of(lambda e: roles.names[e.j, e.b])),
         ]
     )  # fmt: skip
 
@@ -298,7 +298,7 @@ class Circuits(Result):
         pk, r = self.wiring.pk["k"][edge.pair], self.wiring.rank["o"][edge.i, edge.a]
         random = self.wiring.random_pk("k").mean[edge.pair]
         return (
-            f"{sentence} The keys of {b} read most of what another head writes: {pk:.1f} of the {r} dimensions of {a} "
+            f"{sentence} Strongest link by keys: those of {b} overlap {pk:.1f} of the {r} dimensions that {a} writes "
             f"(random spaces: {random:.1f})."
         )
 

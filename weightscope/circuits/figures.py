@@ -24,12 +24,12 @@ THICKEST = 2.6  # points
 
 
 @in_our_style()
-def diagram(found: Circuits) -> Any:
+def diagram(circuits: Circuits) -> Any:
     """The strongest pairs by PK, one panel per kind of reading."""
-    wired, names = found.wiring, found.roles.names
+    wired, names = circuits.wiring, circuits.roles.names
     n, h = names.shape
     figure, axes = subplots(3, 1, figsize=(max(3.4, min(7.0, 0.5 * n + 1)), 6.6), sharex=True, sharey=True)
-    strongest = found.edges.where(found.edges["ranked_by"] == "pk")
+    strongest = circuits.edges.where(circuits.edges["ranked_by"] == "pk")
     place = {int(layer): i for i, layer in enumerate(wired.layers)}
     for axis, kind in zip(axes, PROJECTIONS, strict=True):
         edges = strongest.where(strongest["kind"] == kind)
@@ -60,7 +60,7 @@ def diagram(found: Circuits) -> Any:
     ticks = np.arange(0, n, max(1, n // 12))
     axes[-1].set_xticks(ticks, wired.layers[ticks])
     axes[-1].set_xlabel("layer")
-    there = [role for role in ROLE_COLOURS if role in found.named]
+    there = [role for role in ROLE_COLOURS if role in circuits.named]
     handles = [
         Line2D([], [], marker="o", linestyle="", color=ROLE_COLOURS[role], markersize=4, label=role) for role in there
     ]

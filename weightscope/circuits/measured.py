@@ -26,32 +26,32 @@ JUDGED_ON = {"previous_token": "text", "induction": "repeated", "duplicate_token
 HAD = {"previous_token": 0.25, "induction": 0.25, "duplicate_token": 0.25, "first_token": 0.5, "copying": 1.5}
 
 
-def measured(model: Model, found: Circuits, texts: Sequence[str | Path] = (), device: str = "cpu") -> Circuits:
+def measured(model: Model, circuits: Circuits, texts: Sequence[str | Path] = (), device: str = "cpu") -> Circuits:
     """Run the model and add how well the names hold."""
     read = read_texts(texts, characters=20_000)
     framing = framing_of(model)
     did = behaviour(model, token_windows(framing, read.texts, N_TEXTS, TEXT_LENGTH), framing, device)
     kept = {int(layer): i for i, layer in enumerate(model.attention_layers)}
-    rows = [kept[int(layer)] for layer in found.wiring.layers]
+    rows = [kept[int(layer)] for layer in circuits.wiring.layers]
     did = {name: values[rows] for name, values in did.items()}
-    trivial = trivial_guesses(model, found.wiring.layers)
+    trivial = trivial_guesses(model, circuits.wiring.layers)
     compared = [
         (score, name, did[name] >= HAD[name])
         for score, name in SCORED_BY.items()
-        if name in did and np.isfinite(found.roles.scores[score]).any()
+        if name in did and np.isfinite(circuits.roles.scores[score]).any()
     ]
-    table = accuracy(found.roles.scores, compared, trivial)
-    n, h = found.roles.names.shape
+    table = accuracy(circuits.roles.scores, compared, trivial)
+    n, h = circuits.roles.names.shape
     heads = Table(
         [
-            Column("layer", np.repeat(found.wiring.layers, h)),
+            Column("layer", np.repeat(circuits.wiring.layers, h)),
             Column("head", np.tile(np.arange(h), n)),
             *(Column(name, values.ravel(), format=".2f") for name, values in did.items()),
         ]
     )
     source = f"{read.source}, {N_TEXTS} passages of {TEXT_LENGTH} tokens, and on {N_REPEATED} sequences of "
     source += f"{REPEATED_LENGTH} random tokens said twice"
-    return replace(found, accuracy=Accuracy(heads, table, source))
+    return replace(circuits, accuracy=Accuracy(heads, table, source))
 
 
 SCORED_BY = {

@@ -486,32 +486,32 @@ def assign_names(scores: dict[str, np.ndarray], roles: Sequence[Role]) -> tuple[
     return names, sure
 
 
-def roles_table(wiring: Wiring, found: HeadRoles) -> Table:
+def roles_table(wiring: Wiring, roles: HeadRoles) -> Table:
     """roles.csv: one row per head."""
-    n, h = found.names.shape
+    n, h = roles.names.shape
     layers, heads = np.repeat(wiring.layers, h), np.tile(np.arange(h), n)
     return Table(
         [
             Column("layer", layers),
             Column("head", heads),
             Column("kv_head", heads * wiring.n_kv_heads // h),
-            Column("role", found.names.ravel(), "name", meaning=NAME),
+            Column("role", roles.names.ravel(), "name", meaning=NAME),
             *(
                 Column(name, values.ravel(), symbol=symbol, format=".2f", meaning=meaning)
-                for (name, (symbol, meaning)), values in zip(SURE.items(), found.sure, strict=True)
+                for (name, (symbol, meaning)), values in zip(SURE.items(), roles.sure, strict=True)
             ),
-            *(column for name in COLUMNS for column in _columns(name, found)),
+            *(column for name in COLUMNS for column in _columns(name, roles)),
         ]
     )  # fmt: skip
 
 
-def _columns(name: str, found: HeadRoles) -> Iterator[Column]:
+def _columns(name: str, roles: HeadRoles) -> Iterator[Column]:
     """The columns of a score, and of its interval if it has one."""
     symbol, meaning = COLUMNS[name]
-    yield Column(name, found.scores[name].ravel(), symbol=symbol, meaning=meaning, format=".2f")
+    yield Column(name, roles.scores[name].ravel(), symbol=symbol, meaning=meaning, format=".2f")
     for end in ("low", "high") if name in SAMPLED else ():
         meaning = f"{end} end of a 95 % interval over the tokens that were drawn (bootstrap)"
-        values = found.scores[f"{name}_{end}"].ravel()
+        values = roles.scores[f"{name}_{end}"].ravel()
         yield Column(f"{name}_{end}", values, symbol=f"{symbol}, {end}", meaning=meaning, format=".2f")
 
 

@@ -30,11 +30,16 @@ MEANINGS = {
 
 
 @phase("drawing figures")
-def write_report(files: Files, found: Circuits) -> None:
+def write_report(files: Files, circuits: Circuits) -> None:
     """Write report.html, circuits.png and circuits.svg."""
-    named = found.named_heads
-    drawn = save(diagram(found), files, "circuits", "edges.csv")
-    shown, edges, roles, accuracy = facts(found), found.strongest_edges, _role_rows(found), found.accuracy
+    named = circuits.named_heads
+    drawn = save(diagram(circuits), files, "circuits", "edges.csv")
+    shown, edges, accuracy = facts(circuits), circuits.strongest_edges, circuits.accuracy
+    roles = [
+        (role, colour, "; ".join(filter(None, (MEANINGS[role], GIVEN[role].often))),
+         list(zip(circuits.named[role], circuits.scores_of(role), strict=True)))
+        for role, colour in ROLE_COLOURS.items() if role in circuits.named
+    ]  # fmt: skip
     numbers = {
         "roles": [{"role": role, "meaning": meaning, "heads": dict(heads)} for role, _, meaning, heads in roles],
         "wiring": shown,
@@ -44,29 +49,27 @@ def write_report(files: Files, found: Circuits) -> None:
         "columns": COLUMNS,
     }
     write_template(
-        files, "report.html", "circuits.html", numbers=numbers, title=f"Circuits of {found.name}", lead=found.lead,
-        provenance=found.provenance, caveats=found.caveats, facts=shown, roles=roles, kinds=READS, columns=COLUMNS,
-        kind_colours=KIND_COLOURS, accuracy=accuracy, drawn=drawn, edges=edges,
+        files, "report.html", "circuits.html", numbers=numbers, title=f"Circuits of {circuits.name}",
+        lead=circuits.lead, provenance=circuits.provenance, caveats=circuits.caveats, facts=shown, roles=roles,
+        kinds=READS, columns=COLUMNS, kind_colours=KIND_COLOURS, accuracy=accuracy, drawn=drawn, edges=edges,
         named=named.take(range(min(len(named), ROWS))), found_named=len(named), at_once=ROWS,
     )  # fmt: skip
 
 
-def facts(found: Circuits) -> dict[str, Any]:
+def facts(circuits: Circuits) -> dict[str, Any]:
     """The data that the page's script draws, as JSON."""
-    roles = list(ROLE_COLOURS)
+    roles, scores = list(ROLE_COLOURS), circuits.roles.scores
     return {
-        "layers": found.wiring.layers.tolist(),
-        "heads": found.wiring.n_heads,
+        "layers": circuits.wiring.layers.tolist(),
+        "heads": circuits.wiring.n_heads,
         "roles": roles,
         "colours": [*ROLE_COLOURS.values(), UNNAMED],
         "kinds": [{"name": name, "colour": KIND_COLOURS[kind]} for kind, name in READS.items()],
-        "role": [[roles.index(name) if name else -1 for name in row] for row in found.roles.names],
+        "role": [[roles.index(name) if name else -1 for name in row] for row in circuits.roles.names],
         "often": [GIVEN[role].often for role in roles],
-        "scores": {
-            COLUMNS[name][0]: _json(values) for name in COLUMNS if np.isfinite(values := found.roles.scores[name]).any()
-        },
-        "edges": page_edges(found.wiring),
-        "top": int(found.edges["rank"].max(initial=0)),
+        "scores": {COLUMNS[name][0]: _json(scores[name]) for name in COLUMNS if np.isfinite(scores[name]).any()},
+        "edges": page_edges(circuits.wiring),
+        "top": int(circuits.edges["rank"].max(initial=0)),
     }
 
 
@@ -87,32 +90,10 @@ def page_edges(wired: Wiring) -> list[list[Any]]:
                         of_heads.add((*place, *its) if writers else (*its, *place))
         for pair in sorted(among | of_heads, key=lambda at: -z[at]):
             pk, cs = wired.pk[kind][pair], wired.cs[kind][pair]
-            rows.append(
-                [
-                    number,
-                    *map(int, pair),
-                    round(float(pk), 2),
-                    round(float(z[pair]), 1),
-                    round(float(cs), 4),
-                    int(pair in among),
-                ]
-            )
+            numbers = (round(float(pk), 2), round(float(z[pair]), 1), round(float(cs), 4))
+            rows.append([number, *map(int, pair), *numbers, int(pair in among)])
     return rows
 
 
 def _json(values: np.ndarray) -> list[list[float | None]]:
     return [[round(float(value), 3) if np.isfinite(value) else None for value in row] for row in values]
-
-
-def _role_rows(found: Circuits) -> list[tuple[str, str, str, list[tuple[str, str]]]]:
-    """Name, colour, meaning, and heads with their scores, of every role in use."""
-    return [
-        (
-            role,
-            ROLE_COLOURS[role],
-            "; ".join(filter(None, (MEANINGS[role], GIVEN[role].often))),
-            list(zip(found.named[role], found.scores_of(role), strict=True)),
-        )
-        for role in ROLE_COLOURS
-        if role in found.named
-    ]

@@ -279,9 +279,9 @@ def _spaces_of(model: Model, layer: Layer, groups: Sequence[int] | None = None) 
 
 
 FACTS: dict[str, Callable[[Spaces], np.ndarray]] = {
-    "rank": lambda own: own.of_heads(own.rank),
-    "concentration": lambda own: (own.use**2).sum(axis=-1).ravel(),
-    "largest": lambda own: own.use.max(axis=-1).ravel(),
+    "rank": lambda spaces: spaces.of_heads(spaces.rank),
+    "concentration": lambda spaces: (spaces.use**2).sum(axis=-1).ravel(),
+    "largest": lambda spaces: spaces.use.max(axis=-1).ravel(),
 }  # of a head's spaces, (H,) each
 
 
@@ -353,29 +353,29 @@ def _meet(
         scores[:, number, ends[i] - of_layers.shape[1] : ends[i]] = of_layers
 
 
-def _with_the_strongest(model: Model, found: _Pass, top: int, engine: Engine, get_model: GetModel) -> Wiring:
+def _with_the_strongest(model: Model, estimate: _Pass, top: int, engine: Engine, get_model: GetModel) -> Wiring:
     """The wiring with exact values for all pairs that can be among the `top` of a kind by a measure."""
-    wired = found.wiring
+    wired = estimate.wiring
     chosen = all_strongest(wired, top)
     first = np.array(
         [(PROJECTIONS.index(edge.kind), edge.i, edge.a, edge.j, edge.b // wired.shared) for edge in chosen]
     )
     _compute(model, wired, first, engine, get_model)
-    doubts = np.stack([_doubts(found, kind, top) for kind in PROJECTIONS])  # (3, L, H, L, G)
+    doubts = np.stack([_doubts(estimate, kind, top) for kind in PROJECTIONS])  # (3, L, H, L, G)
     pairs = np.argwhere(np.isfinite(doubts))
     order = np.argsort(doubts[tuple(pairs.T)], kind="stable")
     _compute(model, wired, pairs[order[:MOST_PAIRS]], engine, get_model)
     return replace(wired, left=max(0, len(pairs) - MOST_PAIRS))
 
 
-def _doubts(found: _Pass, kind: str, top: int) -> np.ndarray:
+def _doubts(estimate: _Pass, kind: str, top: int) -> np.ndarray:
     """How doubtful it is that an estimated pair is among the `top` by a measure, (L, H, L, G); NaN if ruled out.
 
     Pairs are compared with the last of the `top` exact ones: at least that many pairs stand out as much.
     """
-    wired = found.wiring
+    wired = estimate.wiring
     shape = wired.pk[kind].shape
-    scales = {"pk": np.ones(()), "cs": found.largest["o"][:, :, None, None] * found.largest[kind]}
+    scales = {"pk": np.ones(()), "cs": estimate.largest["o"][:, :, None, None] * estimate.largest[kind]}
     estimates = {"pk": wired.pk[kind], "cs": wired.cs[kind] ** 2}
     random = {"pk": wired.random_pk(kind), "cs": wired.random_cs_squared(kind)}
     limit = np.log(len(PROJECTIONS) * len(MEASURES) * top / FAILURE)

@@ -102,8 +102,8 @@ def relation_scores(model: Model, pairs: Pairs, top: int = TOP, permutations: in
     def look_up() -> None:
         columns = [each[:, None] for of_head in written for each in of_head]
         nearest = nearest_rows(unembedding.blocks(), columns, top, by_cosine=False)
-        found = np.array([[np.isin(pairs.targets, side.rows) for side in sides] for sides in nearest])  # (h n, 2, n)
-        hits.extend(found.reshape(len(written), len(rows), 2, -1).swapaxes(1, 2))
+        hit = np.array([[np.isin(pairs.targets, side.rows) for side in sides] for sides in nearest])  # (h n, 2, n)
+        hits.extend(hit.reshape(len(written), len(rows), 2, -1).swapaxes(1, 2))
         written.clear()
 
     for index in bar(list(model.attention_layers), "relation", "layer"):
@@ -161,15 +161,15 @@ class Relation(NamedTuple):
     @property
     def lead(self) -> str:
         """The heads whose scores no head reaches in more than one of twenty permutations."""
-        said = []
+        sentences = []
         for ending, verb in (("", "map"), ("_suppressed", "suppress")):
             kept = self.table.where(self.table[f"p_model{ending}"] <= LEVEL)
             kept = kept.sorted_by(f"score{ending}", descending=True)
             places = zip(kept["layer"], kept["head"], kept[f"score{ending}"], strict=True)
             named = [f"{layer}.{head} ({score:.0%})" for layer, head, score in places][:NAMED]
-            said.append(f"beyond chance, {verb} them: {', '.join(named) or 'no head'}")
+            sentences.append(f"beyond chance, {verb} them: {', '.join(named) or 'no head'}")
         alone = f"Embeddings alone map {self.alone:.0%} of them."
-        return f"Relation: {self.pairs.told}. {alone} Heads that, {'; that, '.join(said)}.".replace("%", " %")
+        return f"Relation: {self.pairs.told}. {alone} Heads that, {'; that, '.join(sentences)}.".replace("%", " %")
 
 
 def relation(model: Model, path: Path) -> Relation:

@@ -286,37 +286,39 @@ def _expected(claim: Claim, name: str, base: Any) -> tuple[dict[str, str], dict[
     return {"heads": claimed.heads}, {"heads": heads}
 
 
-def _other_files(where: str, claimed: dict[str, str], found: dict[str, str]) -> Iterator[Difference]:
+def _other_files(where: str, claimed: dict[str, str], computed: dict[str, str]) -> Iterator[Difference]:
     """Files that are missing, more, or of another content."""
-    for name in sorted(claimed.keys() | found.keys()):
-        if claimed.get(name) != found.get(name):
-            yield Difference(f"{where}[{shortened(name)}]", claimed.get(name), found.get(name))
+    for name in sorted(claimed.keys() | computed.keys()):
+        if claimed.get(name) != computed.get(name):
+            yield Difference(f"{where}[{shortened(name)}]", claimed.get(name), computed.get(name))
 
 
-def _differences(where: str, claim: Any, found: Any, names: Sequence[str], loose: bool = False) -> Iterator[Difference]:
+def _differences(
+    where: str, claim: Any, computed: Any, names: Sequence[str], loose: bool = False
+) -> Iterator[Difference]:
     """Where two values of JSON differ, by path: numbers within tolerance, texts but for their numbers' last digits."""
-    if isinstance(claim, dict) and isinstance(found, dict):
-        for key in sorted(claim.keys() | found.keys()):
+    if isinstance(claim, dict) and isinstance(computed, dict):
+        for key in sorted(claim.keys() | computed.keys()):
             if not (loose and key in ("likeness", "z")):
-                yield from _differences(f"{where}.{shortened(key)}", claim.get(key), found.get(key), names, loose)
-    elif isinstance(claim, list) and isinstance(found, list) and len(claim) == len(found):
-        for i, (mine, theirs) in enumerate(zip(claim, found, strict=True)):
+                yield from _differences(f"{where}.{shortened(key)}", claim.get(key), computed.get(key), names, loose)
+    elif isinstance(claim, list) and isinstance(computed, list) and len(claim) == len(computed):
+        for i, (mine, theirs) in enumerate(zip(claim, computed, strict=True)):
             yield from _differences(f"{where}[{i}]", mine, theirs, names, loose)
-    elif not _agree(where, claim, found, names):
-        yield Difference(where, claim, found)
+    elif not _agree(where, claim, computed, names):
+        yield Difference(where, claim, computed)
 
 
-def _agree(where: str, claim: Any, found: Any, names: Sequence[str]) -> bool:
+def _agree(where: str, claim: Any, computed: Any, names: Sequence[str]) -> bool:
     """Whether two values are the same up to what another machine may round otherwise."""
-    if isinstance(claim, str) and isinstance(found, str):
-        return claim == found or _same_text(claim, found, names)
-    if isinstance(claim, bool) or isinstance(found, bool) or not isinstance(claim, int | float):
-        return type(claim) is type(found) and claim == found
-    if not isinstance(found, int | float) or isinstance(found, int):
-        return claim == found  # whole numbers count something
-    if where == "p_value" and found > 0 and 0 < claim <= 1:
-        return isclose(log(claim), log(found), rel_tol=OF_LOGARITHM, abs_tol=OF_LOGARITHM)
-    return abs(claim) < FINITE and isclose(claim, found, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
+    if isinstance(claim, str) and isinstance(computed, str):
+        return claim == computed or _same_text(claim, computed, names)
+    if isinstance(claim, bool) or isinstance(computed, bool) or not isinstance(claim, int | float):
+        return type(claim) is type(computed) and claim == computed
+    if not isinstance(computed, int | float) or isinstance(computed, int):
+        return claim == computed  # whole numbers count something
+    if where == "p_value" and computed > 0 and 0 < claim <= 1:
+        return isclose(log(claim), log(computed), rel_tol=OF_LOGARITHM, abs_tol=OF_LOGARITHM)
+    return abs(claim) < FINITE and isclose(claim, computed, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
 
 
 def _same_text(claim: str, computed: str, names: Sequence[str]) -> bool:

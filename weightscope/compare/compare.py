@@ -276,9 +276,6 @@ class Comparison(Result):
         sizes = f"{counted(len(self.measured[0].layers), 'layer')} of {counted(self.measured[0].n_heads, 'head')}"
         return f"{' -> '.join(map(printable, self.labels))}: {sizes}"
 
-    def __str__(self) -> str:
-        return "\n".join(part if isinstance(part, str) else part.text() for part in self.printed())
-
     def printed(self) -> list[str | Table]:
         """What a terminal shows, from top to bottom."""
         moved = self.moved_most(PRINTED)

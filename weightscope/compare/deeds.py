@@ -15,7 +15,7 @@ from weightscope.changes.tensor import UNKNOWN_SIZE, Change
 from weightscope.changes.thresholds import FAR, NEAR, SAME_SPECTRA, UNMOVED
 from weightscope.errors import CheckpointError, counted
 from weightscope.findings import Finding, Member, finding, spans
-from weightscope.metrics.spaces import relative_change
+from weightscope.metrics.moves import relative_change
 from weightscope.model import Model
 
 LINEAGE = "`weightscope lineage` looks for other orders and other bases"

@@ -480,7 +480,9 @@ def position_terms(first: FirstLayer, query: int | None = None, unscaled: bool =
     with np.errstate(over="ignore", invalid="ignore"):  # found and named below
         numerators = [position_numerators(head.qk, head.qk_bias, positions, query) for head in first.heads]
     t_p, t_pp = (np.stack(terms).astype(np.float64) for terms in zip(*numerators, strict=True))
-    terms = PositionTerms(query, first.heads[0].scale, t_p, t_pp, sigma, undertrained, Provenance.of(model.checkpoint))
+    network, provenance = model.family.mlp, Provenance.of(model.checkpoint)
+    causal = network is not None and network.causal
+    terms = PositionTerms(query, first.heads[0].scale, t_p, t_pp, sigma, undertrained, causal, provenance)
     for what, values in (("T^p", terms.t_p), ("T^pp", terms.t_pp)):
         first.check_finite(what, values, first.layer)
     return terms

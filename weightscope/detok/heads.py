@@ -274,9 +274,6 @@ class BigramAuroc(Result):
         sizes = f"{printable(self.model)}, layer {self.layer}: {len(self.auroc)} heads"
         return f"{sizes}, the best is head {best} with {auroc:.2f}"
 
-    def __str__(self) -> str:
-        return "\n".join(part if isinstance(part, str) else part.text() for part in self.printed())
-
     def printed(self) -> list[str | Table]:
         """What a terminal shows, from above to below."""
         return [

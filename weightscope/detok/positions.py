@@ -33,6 +33,7 @@ class PositionTerms(ShowsShapes, Result):
     pp_numerator: np.ndarray  # (n_heads, n_positions): p_i W_QK p_j', no sigma in it
     sigma: SigmaStatistics | None  # None where only the numerators are known or were requested
     undertrained: np.ndarray  # positions whose embedding training hardly touched, in order
+    causal: bool  # whether a token is known to see none that comes after it
     provenance: Provenance = field(default_factory=Provenance, repr=False)
 
     @property
@@ -87,14 +88,21 @@ class PositionTerms(ShowsShapes, Result):
 
     @property
     def cautions(self) -> tuple[str, ...]:
-        """Caveats on positions that training hardly touched, in sentences."""
+        """Caveats on what is compared, and on positions that training hardly touched, in sentences."""
+        one_way = "Only positions up to the query are compared, as under a causal mask."
+        return (*([] if self.causal else [one_way]), *self._untrained)
+
+    @property
+    def _untrained(self) -> tuple[str, ...]:
+        """Caveats on positions that training hardly touched."""
         if not len(self.undertrained):
             if self.cliff is None:
                 return ()
             last = self.t_p.shape[1] - 1
+            why = ": no later token attends to the last position, so it was trained less" * self.causal
             return (
                 f"T^p of the last position, {last}, is {self.cliff:.2f} times that of position {last - 1} in the "
-                "median head: no later token attends to the last position, so it was trained less.",
+                f"median head{why}.",
             )
         count, listed = len(self.undertrained), in_runs(self.undertrained)
         left_out = f"{counted(count, 'position')} hardly ever trained ({listed}), left out of the trends."

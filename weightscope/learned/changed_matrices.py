@@ -116,11 +116,11 @@ def _update(label: str, a: NamedTensor, b: NamedTensor, change: Change, *, exact
     noise = 2.0**-bits * max(before, size) / sqrt(12 * d.size) * sum(map(sqrt, d.shape))
     shape = d.shape
     del d
-    found = None
+    intruders = None
     if size and (exact or min(shape) <= EXACT_SIDE):
         x, y = (each.array().T if TRANSPOSED in a.stored else each.array() for each in (a, b))
-        found = intruders_of(x, y)
-    return Update(label, a.name, a.role, a.layer, shape, far, change.rank, size, noise, s, written, read, found)
+        intruders = intruders_of(x, y)
+    return Update(label, a.name, a.role, a.layer, shape, far, change.rank, size, noise, s, written, read, intruders)
 
 
 def leading(d: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -4,8 +4,9 @@ import numpy as np
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
+from weightscope.formulas import plain
 from weightscope.learned.learned import Learned, Tune
-from weightscope.pages.style import COLUMN, in_our_style, plain, subplots
+from weightscope.pages.style import COLUMN, in_our_style, subplots
 
 WIDEST = 7.0  # inches
 

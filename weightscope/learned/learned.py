@@ -81,7 +81,7 @@ class Tune(ShowsShapes):
     def as_json(self) -> dict[str, Any]:
         """Its part of learned.json."""
         training = {"kind": self.training.kind, "rank": self.training.rank, "evidence": self.training.evidence}
-        said = [] if self.words is None else [
+        words = [] if self.words is None else [
             {"token": name, "id": int(token), "before": float(self.words.before[token]),
              "after": float(self.words.after[token])}
             for name, token in zip(self.words.names, self.words.top, strict=True)
@@ -93,7 +93,7 @@ class Tune(ShowsShapes):
                 {"side": each.side, "strength": each.strength, "chance": each.chance, "matrices": len(each.matrices),
                  "layers": list(each.layers)} for each in self.shared
             ],
-            "words": said, "no_words": self.no_words,
+            "words": words, "no_words": self.no_words,
         }  # fmt: skip
 
 
@@ -208,9 +208,6 @@ class Learned(Result):
         """The matrices that changed most."""
         order = np.argsort(-np.nan_to_num(self.table["change"], nan=0.0, posinf=1e9), kind="stable")[:most]
         return self.table.take([int(i) for i in order])
-
-    def __str__(self) -> str:
-        return "\n".join(part if isinstance(part, str) else part.text() for part in self.printed())
 
     def shown(self) -> list[Table]:
         """The matrices that changed most."""
@@ -339,14 +336,14 @@ def tune_of(base: Readable, tuned: Readable, *, exact: bool = False, with_words:
         for update in updates_of(entry, change, exact=exact)
     ]
     why = "its heads are not read"
-    said = None
+    raised = None
     if not with_words:
         why = "they were not asked for"
     elif isinstance(base, Model) and isinstance(tuned, Model):
         why = why_no_words(base, tuned) if updates else "nothing changed"
-        said = None if why else words(base, tuned)
+        raised = None if why else words(base, tuned)
     training = training_of(changes.changes, tuned.checkpoint.note)
-    return Tune(tuned.name, changes, training, updates, shared_directions(updates), said, why)
+    return Tune(tuned.name, changes, training, updates, shared_directions(updates), raised, why)
 
 
 def _is_update(change: Change) -> bool:

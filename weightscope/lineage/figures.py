@@ -7,10 +7,11 @@ from matplotlib.collections import LineCollection
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
+from weightscope.formulas import plain
 from weightscope.lineage.lineage import Lineage
 from weightscope.lineage.matching import BACKGROUND, SURE
 from weightscope.lineage.sketches import SKETCH, Sketches
-from weightscope.pages.style import BY_LAYER, COLOURS, COLUMN, in_our_style, plain, subplots, whole_numbers
+from weightscope.pages.style import BY_LAYER, COLOURS, COLUMN, in_our_style, subplots, whole_numbers
 
 GAP = 2  # places between two bases
 DARK_IS_ALIKE = f"{BY_LAYER}_r"
@@ -29,8 +30,9 @@ def lineage_figure(lineage: Lineage) -> Figure:
 
 
 def _strip(figure: Figure, axis: Axes, lineage: Lineage) -> None:
-    """Layers of the suspect above, layers of its bases below."""
-    suspect, bases = lineage.suspect, _bases(lineage)
+    """Layers of the suspect above, below the bases that they come from, or the first that was compared."""
+    suspect = lineage.suspect
+    bases = list(dict.fromkeys(each.base for each in lineage.sources if each)) or [lineage.compared[0].base]
     starts = np.cumsum([0, *(len(base.layers) + GAP for base in bases)])
     width = max(starts[-1] - GAP, len(suspect.layers))
     above, shift = (width - len(suspect.layers)) / 2, (width - (starts[-1] - GAP)) / 2
@@ -48,11 +50,6 @@ def _strip(figure: Figure, axis: Axes, lineage: Lineage) -> None:
     axis.axis("off")
     if lines:
         figure.colorbar(ScalarMappable(colours, DARK_IS_ALIKE), ax=axis, pad=0.01, label="likeness")
-
-
-def _bases(lineage: Lineage) -> list[Sketches]:
-    """The bases that layers come from; without any, the first base that was compared."""
-    return list(dict.fromkeys(each.base for each in lineage.sources if each)) or [lineage.compared[0].base]
 
 
 def _row(axis: Axes, start: float, y: float, sketches: Sketches, side: str) -> None:
@@ -75,10 +72,7 @@ def _likeness(axis: Axes, lineage: Lineage) -> None:
     """Likeness of each layer to its counterpart and to the base's other layers, and the range of strangers."""
     nearest = min(lineage.compared, key=lambda each: each.log_p)
     match = lineage.origin.match if lineage.origin else next(iter(nearest.matches.values()))
-    layers, unpaired = np.array(lineage.suspect.layers), match.likeness.astype(float)
-    for i, j in enumerate(match.layers):
-        if j is not None:
-            unpaired[i, j] = np.nan
+    layers, unpaired = np.array(lineage.suspect.layers), match.unpaired
     if np.isfinite(unpaired).any():
         pairs = np.repeat(layers, unpaired.shape[1]), unpaired.ravel()
         axis.plot(*pairs, ".", color="0.7", markersize=2, label="other pairs")

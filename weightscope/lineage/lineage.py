@@ -16,7 +16,14 @@ from weightscope.changes.thresholds import EXPLAINED
 from weightscope.errors import CheckpointError, counted, printable
 from weightscope.files import REPORT
 from weightscope.findings import listed, spans
-from weightscope.lineage.differences import Kind, WeightChanges, structure_kinds, weight_changes, weight_kinds
+from weightscope.lineage.differences import (
+    RESIZED,
+    Kind,
+    WeightChanges,
+    structure_kinds,
+    weight_changes,
+    weight_kinds,
+)
 from weightscope.lineage.direction import HOW, Proof, merge_share, prove, without_layers
 from weightscope.lineage.initial import initial_ones, learnt_alike
 from weightscope.lineage.matching import BACKGROUND, ROUTES, Match
@@ -178,15 +185,7 @@ TRAINED = ("fine-tuned", "low-rank update")
 OF_A_MERGE = (*TRAINED, "norms folded", "norms folded: the base")  # what a merge looks like next to one of its bases
 SMALLER = {"B": {"layers removed", "vocabulary cut"}, "A": {"layers replaced or added", "layers repeated",
            "vocabulary extended"}}  # fmt: skip  # what the newer one lacks, by whether that is the suspect
-OTHER_SIZES = {
-    "heads removed",
-    "heads added",
-    "heads grouped",
-    "heads grouped: the base",
-    "width cut",
-    "width extended",
-    "layers replaced or added",
-}
+OTHER_SIZES = {*RESIZED, "heads removed", "heads added", "layers replaced or added"}
 
 
 def _related(
@@ -425,8 +424,9 @@ class Lineage(Result):
                 known = f"{both} share an origin, although other norms make other heads of their attention"
             return f"{known}: {'; '.join(_said_of(self.parts, 'related'))}. {UNKNOWN_ORDER.capitalize()}."
         if self.verdict == "undecided":
-            cleared = listed([printable(each.base.name) for each in self.compared if self.is_cleared(each.base)], NAMED)
-            nothing = f" Nothing is shared with {cleared}." if cleared else ""
+            names = [printable(each.base.name) for each in self.compared]
+            cleared = [name for name in names if not any(doubt.startswith(f"{name}: ") for doubt in self.doubts)]
+            nothing = f" Nothing is shared with {listed(cleared, NAMED)}." if cleared else ""
             return f"{none}.{nothing} It is undecided whether they share anything else: {'; '.join(self.doubts)}."
         if self.origin is None:
             return f"{none}. {COMPARED_TOO} {OUT_OF_REACH}"
@@ -451,12 +451,6 @@ class Lineage(Result):
         if len(self.weights) > 1:
             return f"{name} shares its origin with {parents}, as a merge does: {numbers}; {order}. {what}"
         return f"{name} and {base_name} share an origin: {numbers}; {order}.{self.apart} {what}"
-
-    def is_cleared(self, base: Sketches) -> bool:
-        """Whether a base was compared wholly, and nothing is shared with it."""
-        return self.verdict in ("unrelated", "undecided") and not any(
-            doubt.startswith(f"{printable(base.name)}: ") for doubt in self.doubts
-        )
 
     @cached_property
     def ties(self) -> list[str]:
@@ -531,10 +525,7 @@ class Lineage(Result):
         for compared in self.compared:
             for route, match in compared.matches.items():
                 mean, spread = BACKGROUND.get(route, (np.nan, np.nan))
-                unpaired = match.likeness.copy()
-                for i, j in enumerate(match.layers):
-                    if j is not None:
-                        unpaired[i, j] = np.nan
+                unpaired = match.unpaired
                 rest = float(np.nanmean(unpaired)) if np.isfinite(unpaired).any() else np.nan
                 count = sum(j is not None for j in match.layers)
                 rows.append(
@@ -574,9 +565,6 @@ class Lineage(Result):
         if self.unread and self.origin:
             lines.append(f"Not compared: {listed(self.unread, NAMED)}.")
         return [*lines, self.part_table, self.alignment if self.origin else self.background]
-
-    def __str__(self) -> str:
-        return "\n".join(part if isinstance(part, str) else part.text() for part in self.printed())
 
     def shown(self) -> list[Table]:
         """The layers and their counterparts."""

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weightscope.attention.factored import Factored, inner
+from weightscope.attention.factored import Factored, inner_products
 from weightscope.changes.token_order import TokenOrder
 from weightscope.compute.cores import in_threads
 from weightscope.errors import CheckpointError
@@ -76,6 +76,12 @@ class Match(ShowsShapes):
     def is_everywhere(self) -> bool:
         """Whether heads that are not counterparts are alike too: they have something in common that others may have."""
         return self.elsewhere > SHARED * self.mean
+
+    @property
+    def unpaired(self) -> np.ndarray:
+        """The likeness of all other pairs of layers, (L_s, L_b); NaN of counterparts."""
+        counterparts = np.array(self.layers, float)[:, None] == np.arange(self.likeness.shape[1])  # None is NaN
+        return np.where(counterparts, np.nan, self.likeness)
 
     @property
     def mean(self) -> float:
@@ -242,20 +248,19 @@ def _rest_of_maps(maps: Maps, taken: np.ndarray) -> np.ndarray:
 
 
 def _cosine(w: Factored, other: Factored) -> float:
-    """The cosine of two maps without their traces; 0 if one is zero in float32."""
-    sizes = [_product(each, each) for each in (w, other)]
-    if sqrt(max(0.0, min(sizes))) < TINY:
+    """The cosine of two maps without their traces, which heads that copy have however they were initialised.
+
+    0 if one is zero in float32.
+    """
+    # <W, W> = tr(L'L R'R), and likewise <W', W'> and <W, W'>
+    sides = inner_products(w.left, other.left), inner_products(w.right, other.right)
+    products = np.array([(of_left * of_right).sum() for of_left, of_right in zip(*sides, strict=True)])
+    if w.shape[0] == w.shape[1]:
+        x, y = (float(np.einsum("dr,dr->", each.left, each.right, dtype=np.float64)) for each in (w, other))
+        products -= np.array([x * x, y * y, x * y]) / w.shape[0]
+    if sqrt(max(0.0, products[:2].min())) < TINY:
         return 0.0
-    return _product(w, other) / sqrt(sizes[0] * sizes[1])
-
-
-def _product(w: Factored, other: Factored) -> float:
-    """<W, W'> of two maps without their traces, which heads that copy have however they were initialised."""
-    product = float((inner(w.left, other.left) * inner(w.right, other.right)).sum())  # tr((A'A~)(B~'B))
-    if w.shape[0] != w.shape[1]:
-        return product
-    traces = [float((each.left * each.right.astype(np.float64)).sum()) for each in (w, other)]
-    return product - traces[0] * traces[1] / w.shape[0]
+    return float(products[2] / sqrt(products[0] * products[1]))
 
 
 def _examined(

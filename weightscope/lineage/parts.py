@@ -140,14 +140,14 @@ def _feed_forward(suspect: Model, base: Model, both: Both, basis: Basis) -> Part
     )
 
 
-def _layers_found(found: dict[int | None, Found], total: int) -> str:
+def _layers_found(states: dict[int | None, Found], total: int) -> str:
     """Where networks come from, in words."""
     parts = []
-    for state, times in Counter(each.state for each in found.values()).items():
-        likeness = [each.likeness for each in found.values() if each.state == state]
+    for state, times in Counter(each.state for each in states.values()).items():
+        likeness = [each.likeness for each in states.values() if each.state == state]
         size = "" if state == SAME else f" (likeness {min(likeness):.2f} to {max(likeness):.2f})"
         parts.append(f"{state} in {times} of {counted(total, 'layer')}{size}")
-    moved = [f"{layer} was {each.base_layer}" for layer, each in found.items() if each.base_layer != layer]
+    moved = [f"{layer} was {each.base_layer}" for layer, each in states.items() if each.base_layer != layer]
     if 0 < len(moved) <= NAMED:
         parts.append(f"layer {', '.join(moved)} in the base")
     elif moved:

@@ -1,4 +1,4 @@
-"""The spaces that heads read and write: how alike two are, how far one has moved, which tokens lie along it."""
+"""The spaces that heads read and write: how alike two are, and which tokens lie along one."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -8,8 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.linalg import solve_triangular
 
-from weightscope.attention.factored import Factored, combined, orthonormal, signs_of
-from weightscope.compute import lapack
+from weightscope.attention.factored import Factored, combined, signs_of
 from weightscope.compute.cores import in_threads, usable_cores
 from weightscope.metrics.spectra import near_equal_blocks, null_tolerance
 from weightscope.results import ShowsShapes
@@ -75,64 +74,7 @@ def alike(first: np.ndarray, second: np.ndarray, least: float) -> Iterator[tuple
                 yield i, later, row[later]
 
 
-def principal_angles(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Principal angles between two column spaces in radians, ascending (Golub and Van Loan, section 6.4.3).
-
-    a (d, r), b (d, s) -> (r, s).
-    """
-    (q_a, _), (q_b, _) = orthonormal(a), orthonormal(b)
-    inside = q_a.T @ q_b
-    cosines = lapack.singular_values(inside)
-    # arccos loses small angles: cos 1e-8 is 1 in float64. Their sines are the singular values of what b has outside a,
-    # read off along its own right singular vectors so that they are not squared.
-    outside = q_b - q_a @ inside  # (d, s)
-    vectors = lapack.eigh(outside.T @ outside)[1]
-    sines = np.sort(np.linalg.norm(outside @ vectors, axis=0))[: len(cosines)]
-    return np.arctan2(sines, cosines)
-
-
-def difference(a: Factored, b: Factored) -> Factored:
-    """B - A as a product of rank 2r: [L_B - L_A, L_A] [R_B, R_B - R_A]', exactly zero where nothing has changed.
-
-    Factors of other widths, as of heads that were resized, are set side by side: [L_B, -L_A] [R_B, R_A]'.
-    """
-    if a.left.shape != b.left.shape:
-        return Factored(np.concatenate([b.left, -a.left], axis=1), np.concatenate([b.right, a.right], axis=1))
-    return Factored(
-        np.concatenate([b.left.astype(np.float64) - a.left, a.left], axis=1),
-        np.concatenate([b.right, b.right.astype(np.float64) - a.right], axis=1),
-    )
-
-
-def relative_change(a: Factored, b: Factored) -> float:
-    """|B - A|_F / |A|_F; infinite where A is zero and B is not, 0 where both are, NaN where one is not finite.
-
-    Unlike the change of W_Q and W_K apart, it is blind to a change of basis within the head, which changes no score.
-    """
-    return relative_size(difference(a, b), a)
-
-
-def relative_size(change: Factored, a: Factored) -> float:
-    """|change|_F / |A|_F; infinite where A is zero and the change is not, 0 where both are, NaN where unknown."""
-    moved, before = change.frobenius(), a.frobenius()
-    if before == 0:
-        return float("inf") if moved > 0 else moved  # 0 or NaN
-    return moved / before
-
-
-def space_angles(a: Factored, b: Factored) -> dict[str, float]:
-    """Largest and mean principal angle in radians between the left spaces and between the right spaces of two
-    matrices.
-    """
-    summary: dict[str, float] = {}
-    for side, x, y in (("left", a.left, b.left), ("right", a.right, b.right)):
-        known = bool(np.isfinite(x).all() and np.isfinite(y).all())
-        angles = principal_angles(x, y) if known else np.array([np.nan])
-        summary |= {f"{side}_angle": float(angles.max()), f"{side}_angle_mean": float(angles.mean())}
-    return summary
-
-
-STRIP = 256  # columns of a product that a thread makes
+STRIP = 384  # columns of a product that a thread makes
 WIDEST = 16  # directions: a longer block of near-equal singular values is named, its tokens are not looked for
 
 
@@ -301,7 +243,7 @@ def _above(scores: np.ndarray, low: np.ndarray, how_many: int) -> Hits:
 
 def nearest_rows(
     blocks: Iterable[tuple[int, np.ndarray]],
-    spaces: Sequence[np.ndarray],
+    spaces: Iterable[np.ndarray],
     how_many: int,
     centred: bool = False,
     by_cosine: bool = True,
@@ -330,7 +272,7 @@ def nearest_rows(
     return [pair for strip in strips for pair in strip.nearest()]
 
 
-def _strips(spaces: Sequence[np.ndarray]) -> Iterator[list[np.ndarray]]:
+def _strips(spaces: Iterable[np.ndarray]) -> Iterator[list[np.ndarray]]:
     """The spaces (d, k) in lists of about `STRIP` columns, the same however many cores there are."""
     strip: list[np.ndarray] = []
     for space in spaces:

@@ -5,6 +5,7 @@ from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, StrMethodFormatter
 
+from weightscope.formulas import plain
 from weightscope.norms.measure import NormAnalysis
 from weightscope.pages import style
 
@@ -85,7 +86,7 @@ def layer_figure(norms: NormAnalysis) -> Figure:
     for axis, values in (weights, norms.alpha), (vectors, norms.alpha_f):
         styles = style.kind_styles(len(norms.kind_names))
         for kind, of_layers, look in zip(norms.kind_names, values.mean(axis=1).T, styles, strict=True):
-            axis.plot(norms.layer_indices, of_layers, label=style.plain(kind), **look)
+            axis.plot(norms.layer_indices, of_layers, label=plain(kind), **look)
         axis.set_ylim(bottom=0)
         style.layers_along(axis)
     weights.set(title="weights", ylabel=r"summed $\alpha$")
@@ -99,5 +100,5 @@ def _panels(kinds: tuple[str, ...], rows: int, height: float) -> tuple[Figure, n
     size = (min(1.0, (len(kinds) + 0.5) / 4) * 2 * style.COLUMN, height)
     figure, axes = style.subplots(rows, len(kinds), figsize=size, sharex=True, sharey=True, squeeze=False)
     for axis, kind in zip(axes[0], kinds, strict=True):
-        axis.set_title(style.plain(kind))
+        axis.set_title(plain(kind))
     return figure, axes

@@ -12,6 +12,7 @@ from matplotlib.text import Annotation
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Bbox
 
+from weightscope.formulas import plain
 from weightscope.outliers.measure import DIMENSION_Z, Contributions, OutlierAnalysis, Stream
 from weightscope.pages import style
 from weightscope.tables import Table
@@ -127,7 +128,7 @@ def preferences_figure(c: Contributions, dimensions: np.ndarray) -> Figure:
         axis.plot(c.layer_indices, of_outliers, color="0.5", linestyle="--", label="outliers together")
         for j in sorted(map(int, np.argsort(-np.abs(gaps).max(axis=0))[:2])):
             axis.plot(c.layer_indices, gaps[:, j], label=str(j), **_dimension_style(j, dimensions))
-        axis.set_title(f"{style.plain(c.kind_names[kind])} above {c.kind_names[-1]}")
+        axis.set_title(f"{plain(c.kind_names[kind])} above {c.kind_names[-1]}")
         style.index_along(axis, "attention layer")
         axis.legend(title="dimensions", title_fontsize=7, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.28))
     figure.supylabel("mean score, before $1/\\sqrt{d'}$", fontsize=8)  # as a label of the first panel it is cut off
@@ -164,7 +165,7 @@ def _grid(n: int, most_columns: int, height: float, more: float) -> tuple[Figure
 def _kind_lines(axis: Axes, x: np.ndarray, means: np.ndarray, kinds: Sequence[str]) -> None:
     """(len(x), K) means, one line per kind of token."""
     for kind, values, look in zip(kinds, means.T, style.kind_styles(len(kinds)), strict=True):
-        axis.plot(x, values, label=style.plain(kind), **look)
+        axis.plot(x, values, label=plain(kind), **look)
     axis.xaxis.set_major_locator(style.whole_numbers())
 
 

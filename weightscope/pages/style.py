@@ -24,7 +24,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatterSciNotation, MaxNLocator
 
 from weightscope.attention.figures import ShownFigure
-from weightscope.errors import counted, printable
+from weightscope.errors import counted
 from weightscope.files import Files
 from weightscope.tables import Column, Table
 
@@ -112,11 +112,6 @@ def kind_styles(n_kinds: int) -> list[dict[str, Any]]:
         {"color": colour, "marker": MARKERS[kind % len(MARKERS)], "markersize": 3}
         for kind, colour in enumerate(colours)
     ]
-
-
-def plain(text: str) -> str:
-    """Text from a checkpoint for a figure: a dollar sign does not start a formula."""
-    return printable(text).replace("$", r"\$")
 
 
 def layer_colours(layers: np.ndarray) -> np.ndarray:

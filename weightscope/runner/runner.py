@@ -399,7 +399,3 @@ class Study(Result):
         """The result of what was measured while the model ran."""
         measured.setdefault("model", runner.model.title)
         return cls(**measured, provenance=Provenance.of(runner.model.checkpoint))
-
-    def printed(self) -> Sequence[str]:
-        """The lines that a terminal shows."""
-        return [self.lead]

@@ -146,7 +146,6 @@ def quantised(pair: Pair, change: Change, *, may_compensate: bool = True) -> Pro
 class RoundedTensor(DerivedTensor):
     """A tensor rounded to a float of fewer bits before it was quantised."""
 
-    stored: Tensor
     cast: str
 
     def read(self) -> np.ndarray:
@@ -158,9 +157,6 @@ class RoundedTensor(DerivedTensor):
     def blocks(self, n_rows: int) -> Iterator[tuple[int, np.ndarray]]:
         for start, rows in self.stored.blocks(n_rows):
             yield start, CASTS[self.cast](rows)
-
-    def unchecked(self, noted: set[str]) -> Tensor:
-        return replace(self, stored=self.stored.unchecked(noted))
 
 
 def _by_cells(letter: str, older: Tensor, newer: Tensor, _: Change) -> Proof | None:

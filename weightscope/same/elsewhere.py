@@ -44,14 +44,11 @@ def find_elsewhere(judged: Sequence[Judged], parts: Sequence[Compared]) -> list[
             continue
         near = [each for each in by_shape[here.tensors.b.shape] if each is not here
                 and error_of(firsts[id(each)], rows) <= max(tolerance, EXACT)]  # fmt: skip
-        if len({each.label for each in near}) == 1 and _is_all(near[0], here, max(tolerance, EXACT)):
+        if len({each.label for each in near}) != 1:
+            continue
+        if change_of_all(Pair(near[0].tensors.a, here.tensors.b)).change <= max(tolerance, EXACT):
             result[i] = replace(result[i], deed=_named(here, near[0]), detail=f"A's {near[0].label}")
     return result
-
-
-def _is_all(origin: Compared, here: Compared, tolerance: float) -> bool:
-    """Whether a tensor of B has the values of another tensor of A."""
-    return change_of_all(Pair(origin.tensors.a, here.tensors.b)).change <= tolerance
 
 
 def _is_unexplained(judged: Judged) -> bool:

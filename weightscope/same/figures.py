@@ -5,7 +5,8 @@ from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from weightscope.pages.style import COLUMN, in_our_style, plain, subplots
+from weightscope.formulas import plain
+from weightscope.pages.style import COLUMN, in_our_style, subplots
 from weightscope.same.same import Same
 from weightscope.same.verdicts import VERDICTS
 

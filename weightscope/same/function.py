@@ -43,11 +43,6 @@ def basis_of(a: Model, b: Model) -> Basis | None:
     return basis
 
 
-def basis_in_words(basis: Basis) -> str:
-    """What happened to the stream's coordinates."""
-    return "the stream's coordinates permuted" if basis.permuted else "the stream's coordinates rotated"
-
-
 ANY = (asymmetric, asymmetric)
 ATTENTION = {"q", "k", "v", "o", "q+k+v", "k+v", "q_norm", "k_norm", "norm.before", "q_a", "q_b", "kv_a", "kv_b"}
 

@@ -1,7 +1,7 @@
 """One tensor of A and its counterpart in B: the strongest verdict that can be proved, or what was done to it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from math import prod, sqrt
 from typing import NamedTuple
@@ -21,7 +21,7 @@ from weightscope.metrics.spectra import evenly_spread, low_rank
 from weightscope.same.catalogue import EXACT, OF_VOCABULARY, SPREAD, Deed, Sizes, error_of, find_deed, sampled
 from weightscope.same.coarser import COMPENSATED, exponentiated, in_cells, merged_otherwise, quantised, rounded_twice
 from weightscope.same.stored import equal_bytes, is_copy
-from weightscope.same.verdicts import DIFFERENT, QUANTISED, ROUNDED, SAME_FUNCTION, SAME_VALUES, UNDECIDED
+from weightscope.same.verdicts import DIFFERENT, QUANTISED, ROUNDED, SAME_VALUES, UNDECIDED
 from weightscope.tensors.measure import BITS, why_unread
 
 STORED_OTHERWISE = "stored otherwise"  # of the same values: in another dtype or packing, or with another sign of zero
@@ -294,8 +294,3 @@ def alone(tensor: NamedTensor, label: str, *, in_a: bool) -> Judged:
     kind = {"bias": "bias", "unembedding": "head"}.get(tensor.role.rpartition(".")[2], "tensor")
     deed = f"{kind} {'dropped' if in_a else 'added'}"
     return Judged(*about, DIFFERENT, deed, float("nan"), f"only in {which}", **rest)  # type: ignore[arg-type]
-
-
-def as_same_function(judged: Judged, why: str) -> Judged:
-    """A changed tensor whose layer still computes the same."""
-    return replace(judged, verdict=SAME_FUNCTION, detail="; ".join(filter(None, (judged.detail, why))))

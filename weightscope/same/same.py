@@ -25,8 +25,8 @@ from weightscope.results import Result
 from weightscope.same.catalogue import Sizes
 from weightscope.same.config_and_tokens import Settings, Tokens, compare_settings, compare_tokenizers
 from weightscope.same.elsewhere import UNEXPLAINED, find_elsewhere, name_shards, name_unread, reordered_experts
-from weightscope.same.function import allowed, apart, basis_in_words, basis_of, called, is_unknown, last_apart
-from weightscope.same.judge import Compared, Judged, alone, as_same_function, few_compensated, judge, tolerance_of
+from weightscope.same.function import allowed, apart, basis_of, called, is_unknown, last_apart
+from weightscope.same.judge import Compared, Judged, alone, few_compensated, judge, tolerance_of
 from weightscope.same.stored import read_known_digests, same_files
 from weightscope.same.verdicts import (
     DIFFERENT,
@@ -194,9 +194,6 @@ class Same(Result):
                 for each in self.differing[:most]]  # fmt: skip
         return Table.of_rows([column for column in COLUMNS if column.name in SHOWN], rows)
 
-    def __str__(self) -> str:
-        return "\n".join(part if isinstance(part, str) else part.text() for part in self.printed())
-
     def shown(self) -> list[Table]:
         """The tensors that differ."""
         return [self.worst(20)]
@@ -331,16 +328,16 @@ def _is_scale(tensor: NamedTensor) -> bool:
     return bool(np.isfinite(values).all() and (values > 0).all())
 
 
-def _by_part(a: Readable, b: Readable, judged: Judged, whole: Compared) -> Judged:
+def _by_part(a: Readable, b: Readable, judged: Judged, fused: Compared) -> Judged:
     """The same verdict; what was done to parts of a fused tensor, where nothing that was done to it all explains it."""
     if judged.verdict != DIFFERENT or not judged.deed.startswith((*UNEXPLAINED, *ANY_ORDER)):
         return judged
-    pairs = [*zip(a.tensors.parts(whole.a), b.tensors.parts(whole.b), strict=False)]
+    pairs = [*zip(a.tensors.parts(fused.a), b.tensors.parts(fused.b), strict=False)]
     if not pairs or any(x.role != y.role for x, y in pairs):
         return judged
-    parts = [_compared(a, b, Counterparts(a.tensors.label(x), x, y, "role"), whole.share) for x, y in pairs]
+    parts = [_compared(a, b, Counterparts(a.tensors.label(x), x, y, "role"), fused.share) for x, y in pairs]
     deeds = find_elsewhere([judge(each) for each in parts], parts)
-    rounding = tolerance_of(whole.tensors)  # a part in one convention has no cells of its own
+    rounding = tolerance_of(fused.tensors)  # a part in one convention has no cells of its own
     done = {each.deed: each.role for each in deeds if each.verdict == DIFFERENT and not each.size <= rounding}
     if not done or any(deed.startswith(UNEXPLAINED) for deed in done):
         return judged
@@ -392,7 +389,8 @@ def _same_function(a: Readable, b: Readable, judged: Sequence[Judged]) -> list[J
     if basis is None:
         return list(judged)
     turned = basis.rotation is not None
-    why = basis_in_words(basis) if turned else "the layer gives the same on random inputs"
+    coordinates = f"the stream's coordinates {'permuted' if basis.permuted else 'rotated'}"
+    why = coordinates if turned else "the layer gives the same on random inputs"
     deeds: dict[int, list[tuple[str, str]]] = {layer: [] for layer in range(a.config.n_layers if turned else 0)}
     for i in mine:
         if (layer := judged[i].layer) is not None:
@@ -401,11 +399,8 @@ def _same_function(a: Readable, b: Readable, judged: Sequence[Judged]) -> list[J
         deeds = {layer: changed for layer, changed in deeds.items() if len(changed) > 1}
     sizes = {layer: apart(a, b, layer, basis, [role for role, _ in changed]) for layer, changed in deeds.items()}
     same_ones = [layer for layer, size in sizes.items() if size <= allowed(basis)]
-    unknown = [
-        layer
-        for layer, size in sizes.items()
-        if layer not in same_ones and is_unknown(a, b, layer, basis, size, deeds[layer])
-    ]
+    unknown = [layer for layer, size in sizes.items()
+               if layer not in same_ones and is_unknown(a, b, layer, basis, size, deeds[layer])]  # fmt: skip
     last = any(judged[i].role in LAST for i in mine) and last_apart(a, b, basis) <= allowed(basis)
     if turned and (len(same_ones) < a.config.n_layers or not last):
         return list(judged)
@@ -415,7 +410,8 @@ def _same_function(a: Readable, b: Readable, judged: Sequence[Judged]) -> list[J
         each = judged[i]
         if each.layer in same_ones or (each.layer is None and (last if each.role in LAST else turned)):
             deed = why if turned else called(each.role, each.deed, folded=each.layer in with_norms)
-            result[i] = as_same_function(replace(each, deed=deed), "" if turned else why)
+            detail = "; ".join(filter(None, (each.detail, "" if turned else why)))
+            result[i] = replace(each, verdict=SAME_FUNCTION, deed=deed, detail=detail)
         elif each.layer in unknown:
             result[i] = replace(each, verdict=UNDECIDED, detail=f"{NOT_RUN}; {each.detail}".removesuffix("; "))
     return result

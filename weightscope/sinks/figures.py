@@ -1,7 +1,7 @@
 """Figures of attention sinks: Figs 2 to 5 and Table 1 of the sink-as-bias paper, and its predictions; then Figs 2B,
 4, 5, 6, 8 and 14 of the two-sink-mechanisms paper, and its lemmas."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Any
 
@@ -307,12 +307,9 @@ def spectrum_figure(sinks: SinkMechanisms) -> Figure:
     figure, (axis, spike, norm) = subplots(1, 3, figsize=(2 * COLUMN, 2.1))
     largest = sinks.qk_singular_values[..., :1]
     spectra = sinks.qk_singular_values / np.where(largest > 0, largest, np.nan)  # (L, H, r)
-    groups = (("other heads", ~sinks.sink_heads, "0.5", "--"), ("sink heads", sinks.sink_heads, COLOURS[1], "-"))
     gap, norm_ratio = spectral_gap(sinks.qk_singular_values), np.median(sinks.norm_ratio, axis=0)
     strength = sinks.strength.mean(axis=0)
-    for name, chosen, colour, dash in groups:
-        if not chosen.any():
-            continue
+    for name, chosen, colour, dash in _head_groups(sinks):
         index = np.arange(1, spectra.shape[-1] + 1)
         low, middle, high = np.nanpercentile(spectra[chosen], [25, 50, 75], axis=0)
         axis.fill_between(index, low, high, color=colour, alpha=0.2, linewidth=0)
@@ -477,9 +474,8 @@ def routing_figure(sinks: SinkMechanisms) -> Figure:
         if name == "alignment":
             rest = np.median(sinks.measures["alignment_others"], axis=0)
             axis.plot(strength.ravel(), rest.ravel(), "x", color="0.75", markersize=2, label="other tokens")
-        for label_of, chosen, colour in _head_groups(sinks):
-            if chosen.any():
-                axis.plot(strength[chosen], values[chosen], ".", color=colour, markersize=4, alpha=0.8, label=label_of)
+        for group, chosen, colour, _ in _head_groups(sinks):
+            axis.plot(strength[chosen], values[chosen], ".", color=colour, markersize=4, alpha=0.8, label=group)
         if name in ("key_ratio", "update_spread") and np.nanmax(values) > WIDE * np.nanmin(values):
             axis.set_yscale("log")
             if np.nanmax(values) < VAST * np.nanmin(values):
@@ -490,9 +486,13 @@ def routing_figure(sinks: SinkMechanisms) -> Figure:
     return figure
 
 
-def _head_groups(sinks: SinkMechanisms) -> tuple[tuple[str, np.ndarray, str], ...]:
-    """Other heads and sink heads: name, (L, H) bool, colour."""
-    return ("other heads", ~sinks.sink_heads, "0.5"), ("sink heads", sinks.sink_heads, COLOURS[1])
+def _head_groups(sinks: SinkMechanisms) -> Iterator[tuple[str, np.ndarray, str, str]]:
+    """Other heads and sink heads, those that there are: name, (L, H) bool, colour, dash."""
+    for name, chosen, colour, dash in (
+        ("other heads", ~sinks.sink_heads, "0.5", "--"), ("sink heads", sinks.sink_heads, COLOURS[1], "-"),
+    ):  # fmt: skip
+        if chosen.any():
+            yield name, chosen, colour, dash
 
 
 def _kinds(sinks: SinkMechanisms) -> list[tuple[int, str]]:

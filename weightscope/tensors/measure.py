@@ -164,14 +164,11 @@ class SharedTensor(DerivedTensor):
     """A tensor of which several matrices are made: its values are kept between them, or their facts noted, or both."""
 
     def __init__(self, stored: Tensor, keep: bool, note: bool) -> None:
-        self.stored, self.keep, self.note = stored, keep, note
+        super().__init__(stored)
+        self.keep, self.note = keep, note
         self._kept: Weights | None = None
         self._noted: dict[int, tuple[int, TensorFacts]] = {}  # by the first row of what was read: where it ends, facts
         self._lock = Lock()
-
-    @property
-    def noted(self) -> set[str] | None:  # type: ignore[override]
-        return self.stored.noted
 
     @property
     def piece(self) -> int:
@@ -200,11 +197,6 @@ class SharedTensor(DerivedTensor):
         rows = self.stored.rows(start, stop)
         self._note(rows, start)
         return rows
-
-    def blocks(self, n_rows: int) -> Iterator[tuple[int, np.ndarray]]:
-        self.check_rows(0, 0)
-        for start in range(0, self.shape[0], n_rows):
-            yield start, self.rows(start, min(start + n_rows, self.shape[0]))
 
     def _note(self, weights: Weights, start: int) -> None:
         """Note the facts of rows from `start` on, as `facts_of` of each block would."""

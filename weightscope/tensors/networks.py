@@ -12,7 +12,6 @@ from math import sqrt
 from typing import NamedTuple
 
 import numpy as np
-from scipy.spatial import cKDTree
 
 from weightscope.architectures.names import TRANSPOSED, NamedTensor, Tensors
 from weightscope.checkpoint.blocks import row_width
@@ -110,6 +109,8 @@ def _copies(sketch: np.ndarray, alive: np.ndarray) -> list[int]:
     """Neurons that read and write the same directions as an earlier one: sketch (a, p) of those alive (a,)."""
     if len(alive) < 2 or not np.isfinite(sketch).all():
         return []
+    from scipy.spatial import cKDTree  # takes a while to import, and an audit without `--all` does not need it
+
     limit = COPY * sqrt(sketch.shape[1])
     distances, nearest = cKDTree(sketch).query(sketch, k=2, distance_upper_bound=limit)  # itself, and another
     near = np.flatnonzero(distances[:, 1] < limit)

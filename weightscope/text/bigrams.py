@@ -142,6 +142,8 @@ def count_bigrams(
     if not matrix.nnz:
         summary = f"{sums.documents} documents with text, {sums.tokens} tokens"
         raise CheckpointError(f"no token follows another in {len(files)} corpus files ({summary})")
+    if tokenizer.unknown is not None:
+        tokenizer.check_known(int(matrix[tokenizer.unknown].sum()), int(matrix.sum()))
     return Counts(
         matrix.indptr.astype(np.int64),
         matrix.indices.astype(np.int64),

@@ -90,7 +90,15 @@ def _encoded(framing: Framing, inputs: Sequence[tuple[str, ...]], n: int, longes
     chosen = np.random.default_rng(seed).permutation(len(inputs))[:n]
     room = min(longest, framing.n_positions or longest) - len(framing.before)
     encoded = [framing.tokenizer.encode(*inputs[index], longest=room) for index in chosen]
-    return [np.array([*framing.before, *ids]) for ids in encoded if ids]
+    return _known(framing, [np.array([*framing.before, *ids]) for ids in encoded if ids])
+
+
+def _known(framing: Framing, sequences: list[np.ndarray]) -> list[np.ndarray]:
+    """The same sequences, unless most of their tokens, special ones aside, are unknown."""
+    ids = np.concatenate([np.empty(0, int), *sequences])
+    ids = ids[~np.isin(ids, framing.special)]
+    framing.tokenizer.check_known(int((ids == framing.tokenizer.unknown).sum()), len(ids))
+    return sequences
 
 
 def excerpts(texts: Sequence[str], n: int, characters: tuple[int, int], seed: int = 0) -> list[str]:
@@ -120,7 +128,7 @@ def token_windows(framing: Framing, texts: Sequence[str], n: int, length: int, s
         ids = framing.begun(passage)[:length]
         if len(ids) == length and len(windows) < n:
             windows.append(np.array(ids))
-    return windows
+    return _known(framing, windows)
 
 
 # Texts: those given, else the public-domain works in this package, else OpenWebText.

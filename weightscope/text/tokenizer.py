@@ -152,6 +152,18 @@ class Tokenizer:
         """One more than the largest token id: the rows an embedding needs, gaps between the ids included."""
         return 1 + max(self.ids.values())
 
+    @property
+    def unknown(self) -> int | None:
+        """The id of the token that stands for what is not in the vocabulary, where it has one."""
+        return self.ids.get(self.facts["model"][1] or "")
+
+    def check_known(self, unknown: int, tokens: int) -> None:
+        """Refuse a text of so many tokens if most of them are the unknown one."""
+        if unknown > tokens / 2:
+            problem = f"{unknown:,} of the {tokens:,} tokens of this text are {self.text(self.unknown or 0)!r}"
+            file = str(self.file) if self.file else None
+            raise CheckpointError(f"{problem}; give one in the language of the tokenizer", file=file)
+
     @cached_property
     def hash(self) -> str:
         """The SHA-256 of the mapping from ids to tokens, in hexadecimal.
@@ -199,8 +211,7 @@ class Tokenizer:
             ids = self.encode(text, special=False)
         except CheckpointError as error:  # an unpaired surrogate, or a vocabulary without its unknown token
             raise CheckpointError(f"the tokenizer cannot encode {text!r}: {error}") from error
-        unknown = self.facts["model"][1]
-        if len(ids) == 1 and (text == unknown or ids[0] != self.ids.get(unknown or "")):
+        if len(ids) == 1 and (text == self.facts["model"][1] or ids[0] != self.unknown):
             return ids[0]
         if text not in self.ids:
             parts = " + ".join(repr(self.text(index)) for index in ids) or "nothing"
