@@ -143,9 +143,14 @@ DRAWINGS = (
         ("torch", "transformers"),
     ),
     Drawing("lineage-null", "analyses.experiments.lineage_null --tiny {llama}/.."),
-    Drawing("atlas-losses", "analyses.experiments.atlas_losses", ("gguf",)),
+    Drawing(
+        "atlas-losses",
+        f"analyses.experiments.atlas_losses --tiny {{llama}}/.. --model {{gpt2}} --model {{mpnet}} --model {{vit}}"
+        f" --model {MINILM} --model {SMOLLM2} --model {{qwen}} --model {{gemma}} --model {{antiberty}}",
+        ("gguf",),
+    ),
     Drawing("atlas-hub", "benchmarks.atlas --repositories 1000 --prove 0", ("distributed", "pyarrow")),
-    Drawing("atlas-hub-order", "benchmarks.atlas --repositories 100", ("distributed", "pyarrow")),
+    Drawing("atlas-hub-order", "benchmarks.atlas --repositories 300", ("distributed", "pyarrow")),
     Drawing("planted-removals", "analyses.experiments.planted_removals embedded {vit}"),
     Drawing("fine-tunes", "analyses.toys.train_tunes --text {books}"),
     Drawing(

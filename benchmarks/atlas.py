@@ -16,7 +16,7 @@ import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,8 @@ from weightscope.tables import Table
 
 FAMILIES = 20
 OFTEN = ("bfloat16", "drift 1 %", "drift 3 %", "rank 4, all", "8 bits, rows", "4 bits, groups of 32", "heads permuted",
-         "neurons permuted", "norms folded", "vocabulary cut", "last layers removed")  # fmt: skip
+         "neurons permuted", "norms folded", "vocabulary cut", "last layers removed", "stream rotated",
+         "stream permuted")  # fmt: skip
 SLOW = 0.2  # seconds before each answer of a slow repository
 FAULTS = ("503", "breaks off", "other range", "shorter")
 HEADER = ("run", "repositories", "made", "kept", "errors", "requests", "megabytes", "families", "families_right",
@@ -70,8 +71,7 @@ def contents(weights: Weights, folder: Path) -> dict[str, bytes | Hole]:
 def populate(count: int, work: Path, seed: int = 0) -> Population:
     """A Hub of so many repositories."""
     rng, hub = np.random.default_rng(seed), Population()
-    shapes = [Sizes(layers, width, heads, width // heads, heads // 2, 96, 48)
-              for layers, width, heads in ((4, 32, 4), (5, 32, 4), (4, 48, 4), (5, 48, 4))]  # fmt: skip
+    shapes = [Sizes(layers, width, 4, 32, 2, 96, 48) for layers, width in ((4, 32), (5, 32), (4, 48), (5, 48))]
     members = defaultdict[int, list[str]](list)
     for number in range(count):
         family, name = number % FAMILIES, f"org-{number % 37}/model-{number:04d}"
@@ -98,14 +98,14 @@ def populate(count: int, work: Path, seed: int = 0) -> Population:
 
 
 def derived(weights: Weights, change: str, number: int) -> Weights:
-    """A derivation; noise has a seed of its own each time."""
+    """A derivation, drawn anew each time: no two repositories permute or turn their weights alike."""
     if change.startswith("drift"):
         share = float(change.split()[1]) / 100
         rng = np.random.default_rng([7, number])
         moved = {part: (w + share * w.std() * rng.standard_normal(w.shape)).astype(np.float32)
                  for part, w in sorted(weights.parts.items(), key=str) if w.ndim == 2}  # fmt: skip
         return weights.but(moved)
-    return DERIVATIONS[change].change(weights)
+    return DERIVATIONS[change].change(replace(weights, seed=(number,)))
 
 
 def spoil(hub: Population, name: str, kind: int) -> None:
@@ -162,7 +162,7 @@ def environment(server: Hub, home: Path) -> dict[str, str]:
 
 
 def run(arguments: list[str], seen: dict[str, str], watch: Callable[[], None] = lambda: None) -> dict[str, Any]:
-    """Run a command, calling `watch` meanwhile; what it prints."""
+    """The JSON that a command prints; `watch` is called while it runs."""
     with subprocess.Popen(arguments, env=seen, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         with_output: list[str] = []
         while process.poll() is None:

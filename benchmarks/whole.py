@@ -49,6 +49,7 @@ class Whole:
 WHOLE = (
     Whole(FEW, replace(ATTENTION, layers=4), "audit --directions 2"),
     Whole("32 layers of a 7B, 32,000 tokens", ATTENTION, "audit --directions 2"),
+    Whole("4 layers of a 7B against another's", replace(ATTENTION, layers=4), "compare", moved=True),
     Whole("a 7B with its MLPs, 13 GB in a file", SEVEN, "audit --all"),
     Whole("1,000 layers of 4 heads", Sizes(layers=1000, inner=64), "audit"),
     Whole("80 layers of a 70B, streamed from a server", SEVENTY, "audit", served=True, long=True),

@@ -252,7 +252,7 @@ def test_a_fingerprint_file_is_a_source_with_its_digest(pair: tuple[Path, Path],
 
 @pytest.fixture
 def published(hub: Hub, pair: tuple[Path, Path]) -> Hub:
-    hub.repositories["owner/model"] = {path.name: path.read_bytes() for path in pair[0].iterdir()}
+    hub.publish("owner/model", pair[0])
     return hub
 
 

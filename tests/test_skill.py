@@ -16,7 +16,7 @@ from tests.support.commands import run
 from tests.support.figures import undrawn
 from weightscope.cli import main
 from weightscope.findings import SEVERITIES
-from weightscope.same.verdicts import VERDICTS
+from weightscope.same import VERDICTS
 
 TEXT = (Path(__file__).parents[1] / "SKILL.md").read_text()
 COMMANDS = re.findall(r"`(weightscope [^`]+)`", TEXT)

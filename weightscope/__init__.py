@@ -114,7 +114,8 @@ _HOMES = {
 
 
 # A room and the function that it is opened for share a name, as `audit`. Python binds a package's name when it is first
-# imported: imported and unbound here (a docstring each), it never hides the function, which __getattr__ finds.
+# imported: imported and unbound here (a docstring, a few names at most), it never hides the function that __getattr__
+# finds.
 for _room in ("audit", "circuits", "compare", "learned", "lineage", "same"):
     import_module(f"weightscope.{_room}")
     del globals()[_room]

@@ -6,11 +6,12 @@ Every derivation of derivations.py of a random Llama of 8 layers x 16 heads and 
 with its base alone, as an atlas would: by bits of blocks, then by sketches of heads. The smallest budget leaves one
 head a layer with 64 of 256 rows of the output projection, 7 % of attention (150 MB of a 7B are 3 %); of GPT-2, whose
 heads do not lie together, one of two layers. Strangers: checkpoints drawn anew in the base's shape, all against all.
+Trained strangers: the seeds of every family of tiny models (toys/train_lineage.py), and published models.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
-from math import isnan
+from collections.abc import Iterator, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,13 @@ import numpy as np
 import weightscope as ws
 from analyses.experiments.derivations import redrawn, same_spectra, shuffled, those_for
 from analyses.experiments.named_parts import Weights, read_weights, write_weights
+from analyses.experiments.planted_lineage import families_in
 from analyses.inputs import out_option
 from benchmarks.synthetic import Sizes, write
 from weightscope.atlas.families import families_of
 from weightscope.atlas.prints import Print, make_print
 from weightscope.atlas.sampling import MOST_WEIGHTS, sample_of
+from weightscope.atlas.values import best_of_each, distinct, log_p_of
 from weightscope.cli.command import EndsInOneLine
 from weightscope.files import Folder, scratch_folder
 from weightscope.progress import bar
@@ -33,14 +36,17 @@ from weightscope.tables import Table
 
 SIZES = Sizes(layers=8, width=256, heads=16, head_dim=16, kv_heads=16, vocabulary=512, inner=320)
 STRANGERS = 40
-HEADER = ("base", "derivation", "planted", "share_read", "joined_by", "bits", "likeness")
+HEADER = ("base", "derivation", "planted", "share_read", "joined_by", "bits", "likeness", "p")
 
 
-def print_of(folder: Path, most: int) -> Print:
+TRAINED = ("group", "a", "b", "joined_by", "bits", "p_values")
+
+
+def print_of(folder: Path | str, most: int) -> Print:
     """The fingerprint of a checkpoint from so many weights."""
     answer = make_print(Source.named(str(folder)), most=most)
     assert answer is not None
-    return Print.of_arrays(answer[0], folder.name)
+    return Print.of_arrays(answer[0], Path(folder).name)
 
 
 def budgets_of(folder: Path) -> dict[str, int]:
@@ -57,13 +63,13 @@ def share(weights: int, whole: int) -> str:
     return f"{100 * weights / whole:.0f} %"
 
 
-def joined(prints: list[Print]) -> tuple[str, float, float]:
-    """How an atlas joins two checkpoints: by "bits" or "heads", or "" where it does not; bits and likeness."""
+def joined(prints: list[Print]) -> tuple[str, float, float, float]:
+    """What an atlas joins two checkpoints by, "" where it does not; bits, likeness and p."""
     families = families_of([each.outline() for each in prints], prints.__getitem__)
     edges = [edge for family in families for edge in family.edges]
     if not edges:
-        return "", float("nan"), float("nan")
-    return "heads" if isnan(edges[0].bits) else "bits", edges[0].bits, edges[0].likeness
+        return "", *(float("nan"),) * 3
+    return edges[0].by, edges[0].bits, edges[0].likeness, edges[0].p
 
 
 def rows_of(title: str, base: Weights, work: Path) -> Iterator[tuple[Any, ...]]:
@@ -79,7 +85,7 @@ def rows_of(title: str, base: Weights, work: Path) -> Iterator[tuple[Any, ...]]:
             try:
                 made = print_of(place, most)
             except ws.CheckpointError as error:
-                yield title, name, "; ".join(row.kinds), budget, f"not read: {error}", float("nan"), float("nan")
+                yield title, name, "; ".join(row.kinds), budget, f"not read: {error}", *(float("nan"),) * 3
                 continue
             yield title, name, "; ".join(row.kinds), budget, *joined([of_base[budget], made])
 
@@ -99,11 +105,29 @@ def strangers_of(base: Weights, work: Path) -> list[Path]:
     return folders
 
 
+def trained_pairs(group: str, sources: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    """All pairs of trained strangers: what joins them, bits of their blocks, whatever the shapes, and p by values."""
+    prints = [print_of(source, MOST_WEIGHTS) for source in bar(sources, group, "checkpoint")]
+    for (name, a), (other, b) in combinations(zip(sources, prints, strict=True), 2):
+        blocks = min(len(a.blocks), len(b.blocks))
+        bits, p = float(np.bitwise_count(a.blocks[:blocks] ^ b.blocks[:blocks]).mean()), float("nan")
+        x, y = a.outline().values, b.outline().values
+        if x.shape[1] == y.shape[1]:
+            counts = np.array([len(y)])
+            p = float(np.exp(log_p_of(best_of_each(distinct(x), y, counts), counts, x.shape[1])[0]))
+        yield group, Path(name).name, Path(other).name, joined([a, b])[0], bits, p
+
+
 @click.command(cls=EndsInOneLine)
+@click.option("--tiny", type=click.Path(path_type=Path), help="Folder of the tiny models; without, none are compared.")
+@click.option("--model", "models", multiple=True, help="A published model that shares nothing with the others.")
 @out_option("out/atlas-losses")
-def main(out: Path) -> None:
-    """Write losses.csv, one row per derivation and budget, and strangers.csv, one row per budget."""
+def main(tiny: Path | None, models: tuple[str, ...], out: Path) -> None:
+    """Write losses.csv, one row per derivation and budget, strangers.csv, one per budget, and trained.csv, per pair."""
     folder = Folder(out)
+    if groups := (families_in(tiny) if tiny else {}) | ({"published": list(models)} if models else {}):
+        trained = [row for group, sources in groups.items() for row in trained_pairs(group, sources)]
+        folder.table("trained.csv", Table.of_rows(TRAINED, trained))
     with scratch_folder() as work:
         drawn = read_weights(str(write(work / "drawn", SIZES)))
         llama = redrawn(drawn)
@@ -120,8 +144,8 @@ def main(out: Path) -> None:
         header = ("share_read", "strangers", "pairs", "joined", "least_bits", "mean_bits")
         folder.table("strangers.csv", Table.of_rows(header, table))
     counts: dict[tuple[Any, ...], list[bool]] = defaultdict(list)
-    for base, _, _, budget, by, _, _ in rows:
-        counts[base, budget].append(by in ("bits", "heads"))
+    for base, _, _, budget, by, *_ in rows:
+        counts[base, budget].append(by in ("bits", "heads", "values"))
     for (base, budget), found in counts.items():
         click.echo(f"{base}, {budget} of attention: {sum(found)} of {len(found)} derivations joined with their base")
 

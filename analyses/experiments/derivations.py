@@ -17,8 +17,8 @@ from analyses.experiments.named_parts import READERS, STREAM_AXIS, WRITERS, Part
 
 
 def random_for(weights: Weights, *more: int) -> np.random.Generator:
-    """Seeded by the shape of the checkpoint, so that a table can be made again."""
-    return np.random.default_rng([weights.size("layers"), weights.size("width"), *more])
+    """Seeded by the shape of the checkpoint, so that a table can be made again, and by its own numbers, if any."""
+    return np.random.default_rng([weights.size("layers"), weights.size("width"), *more, *weights.seed])
 
 
 def copied(weights: Weights) -> Weights:

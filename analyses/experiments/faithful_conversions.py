@@ -25,7 +25,7 @@ from analyses.inputs import out_option
 from weightscope.cli.command import EndsInOneLine
 from weightscope.errors import CheckpointError
 from weightscope.files import Folder, scratch_folder
-from weightscope.same.verdicts import VERDICTS
+from weightscope.same import VERDICTS
 from weightscope.tables import Table
 
 HEADER = ("source", "writer", "version", "container", "expected", "verdict", "witness", "conversions", "as_expected")

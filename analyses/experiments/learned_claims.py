@@ -125,7 +125,7 @@ def discriminant(x: np.ndarray, positive: np.ndarray) -> Callable[[np.ndarray], 
 
 
 def aucs(rows: Sequence[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-    """Of each feature and model, of the discriminant on held-out runs, and of that of one model on another."""
+    """The AUC of each feature by model, and of the discriminant: on held-out runs, and of one model on the other."""
     ways = Counter((row[0], row[1]) for row in rows)
     models = [
         model

@@ -120,6 +120,7 @@ class Weights:
     came_from: tuple[int, ...]
     names: dict[Part, str] = field(default_factory=dict)  # where they differ from the dialect's
     shards: int = 1
+    seed: tuple[int, ...] = ()  # further numbers that a derivation of it is drawn by
 
     @property
     def dialect(self) -> Dialect:

@@ -84,7 +84,7 @@ def judged(runner: Runner, texts: list[np.ndarray], matrix: Any, entry: Entry | 
 
 
 def down_projection(runner: Runner, layer: int) -> Any:
-    """The weights of a layer's down-projection as the running model has them, (d, width): a view of them."""
+    """A view of the running model's weights of a layer's down-projection, (d, width)."""
     row = runner.model.family.mlp
     assert row is not None  # a candidate was named
     weight = runner.blocks[layer].get_submodule(row.down).weight.data

@@ -238,7 +238,7 @@ def books_in(text: Path) -> dict[str, str]:
 
 
 def train_missing(run: Run, books: dict[str, str], tiny: Path, out: Path) -> None:
-    """Train a run, unless its folder has its weights or what was measured of them."""
+    """Train a run, unless its folder has its weights or their measures."""
     if any((out / run.name / name).exists() for name in ("model.safetensors", MEASURED)):
         return
     if run.rank and not importlib.util.find_spec("peft"):

@@ -123,7 +123,7 @@ def test_dinov2_comes_from_the_hub_where_it_can(
         for fixture, name in ON_THE_HUB.items():
             folder = tmp_path / fixture
             random_model(case_of(fixture)).save_pretrained(folder)
-            hub.repositories[name] = {path.name: path.read_bytes() for path in folder.iterdir()}
+            hub.publish(name, folder)
     seen = {name: sink_mechanisms.DEFAULTS[name] for name in ("dinov2", "dinov2-registers")}
     monkeypatch.setattr(sink_mechanisms, "DEFAULTS", seen)
     run: dict[str, str] = {}

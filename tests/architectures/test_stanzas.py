@@ -59,6 +59,28 @@ def test_every_row_survives_writing_and_reading(tmp_path: Path) -> None:
     assert replace(again, origin="") == replace(row, gguf=None)
 
 
+def test_a_stanza_with_stages_is_a_row_for_each(tmp_path: Path) -> None:
+    """Of the others only the cells that name their stage differ, numbers and names of tensors among them."""
+    text = """[novel.stage1]
+like = "swin.stage1"
+stages = 3
+layer = "blocks.{s}.{i}."
+notes = "of stages"
+positions.bias.window_table.tensors = { "blocks.{s}.{i}.table" = "" }
+positions.bias.window_table.side = "window_size"
+config.derived = { stage = "{s}" }
+"""
+    (tmp_path / "row.toml").write_text(text)
+    first, *later = read_rows(tmp_path / "row.toml", FAMILIES.row)
+    assert [row.tower for row in (first, *later)] == ["stage1", "stage2", "stage3"]
+    assert first.layer == "blocks.0.{i}." and first.types == ("novel",)
+    for index, row in enumerate(later, 1):
+        derived = replace(first.config.derived, index=index)
+        bias = replace(first.positions.bias, tensors={f"blocks.{index}.{{i}}.table": ""})
+        changed = {"tower": row.tower, "layer": f"blocks.{index}.{{i}}.", "config__derived": derived}
+        assert row == first.but(positions__bias=bias, **changed)
+
+
 def test_a_stanza_takes_cells_from_the_row_it_is_like(tmp_path: Path) -> None:
     text = """
 [newcomer]
@@ -128,6 +150,7 @@ inputs = { tokens = "", more = "patches" }
     ("when = [{ key = 'k', is = 1, gguf = {} }]", "no such cell"),
     ("in_transformers = { colour = 'red' }", "[novel] in_transformers colour is red; no such cell"),
     ("gguf = { architecture = 'llama' }", "[novel] gguf is there; no such cell: rows of the package alone"),
+    ("stages = 3", "[novel] stages is 3; a number up to 200, in a stanza [name.stage1] was expected"),
     ("like = 'novel'", "[novel] like is novel; a row that does not start from this one was expected"),
     ("like = 'lama'", "[novel] like is lama; a stanza of this file, or a row of the table"),
 ])  # fmt: skip
@@ -152,6 +175,8 @@ def test_unfit_cell_is_refused_with_line_stanza_and_cell(cell: str, problem: str
     ("tried_against = 3", "line 1: tried_against is 3; transformers and its version, in place of proved_against was"),
     ("[a]", "line 1: [a] layer is missing; a cell that every row has, or inherits with `like` was expected"),
     ("[a]\nlike = 'b'\n[b]\nlike = 'a'", "line 4: [b] like is a; a row that does not start from this one"),
+    ("[a.stage1]\nstages = true", "line 2: [a.stage1] stages is True; a number up to 200"),
+    ("[a.stage1]\nstages = 1000000000", "line 2: [a.stage1] stages is 1000000000; a number up to 200"),
     ("['a.b']\nlike = 'llama'", "the name of a stanza is a.b; one without dots"),
     ("a" + ".a" * 500, "has a line of more than 1000 bytes; no more are read"),
     (" \n" * 100_001, "has more than 200000 bytes; no more are read"),

@@ -125,7 +125,7 @@ def test_a_packed_corpus_that_explodes_or_is_cut(ending: str, packing: str, faul
 @pytest.mark.check
 def test_two_runs_share_the_hubs_cache(hub: Hub, tiny_gpt2: Path, tmp_path: Path) -> None:
     """Begun at once on an empty cache, and once more on one in which a run was killed while it wrote."""
-    hub.repositories["owner/tiny"] = {path.name: path.read_bytes() for path in tiny_gpt2.iterdir()}
+    hub.publish("owner/tiny", tiny_gpt2)
     program = (
         "import sys; from huggingface_hub import constants as c; c.ENDPOINT = sys.argv[1];"
         "c.HUGGINGFACE_CO_URL_TEMPLATE = sys.argv[1] + '/{repo_id}/resolve/{revision}/{filename}';"

@@ -16,7 +16,7 @@ from weightscope.tensors.findings import other_gains
 
 @pytest.fixture
 def remote(hub: Hub, tiny_gpt2: Path) -> Model:
-    hub.repositories["owner/tiny"] = {path.name: path.read_bytes() for path in tiny_gpt2.iterdir()}
+    hub.publish("owner/tiny", tiny_gpt2)
     return ws.open_model("owner/tiny")
 
 
@@ -43,7 +43,7 @@ def test_the_embeddings_are_here_when_the_last_layer_is_measured(remote: Model) 
 def test_gains_that_attention_does_not_read_are_here_too_and_judged(hub: Hub, tmp_path: Path) -> None:
     gains = {f"h.{layer}.ln_2.weight": np.full(24, layer, np.float32) for layer in range(2)}
     folder = write_checkpoint(tmp_path, gpt2_weights() | gains)
-    hub.repositories["owner/gains"] = {path.name: path.read_bytes() for path in folder.iterdir()}
+    hub.publish("owner/gains", folder)
     model = ws.open_model("owner/gains")
     assert list(other_gains(model)) == list(gains) and model.checkpoint.bytes_to_fetch(gains) == 2 * 24 * 4
     measure_task(lambda: model, 1, AuditOptions(), END)

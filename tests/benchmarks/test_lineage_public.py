@@ -31,7 +31,7 @@ def test_pairs_are_judged_from_a_hub(hub, tmp_path, weights):
     write_weights(drifted(read_weights(base), 0.1), tmp_path / "tuned")
     write_weights(random_base(read_weights(base)), tmp_path / "stranger")
     for name in ("base", "tuned", "stranger"):
-        hub.repositories[f"owner/{name}"] = {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()}
+        hub.publish(f"owner/{name}", tmp_path / name)
     listed = "model,parent\nowner/base,\nowner/tuned,owner/base\nowner/stranger,\nowner/gone,owner/base\n"
     (tmp_path / "list.csv").write_text(listed)
     options = ["--list", "zhu", "--file", str(tmp_path / "list.csv"), "--out", str(tmp_path / "out")]

@@ -232,7 +232,7 @@ def test_every_tensor_of_base_and_adapter_compares_as_a_change_of_low_rank() -> 
 
 def test_an_adapter_on_the_hub_is_fetched_where_its_base_is_given(hub: Hub) -> None:
     folder = GOLDEN / "llama" / "adapter"
-    hub.repositories["owner/lora"] = {path.name: path.read_bytes() for path in folder.iterdir()}
+    hub.publish("owner/lora", folder)
     model = ws.open_model("owner/lora", base=GOLDEN / "llama" / "base")
     expected = opened("llama").layer(0).head(1).w_q
     np.testing.assert_array_equal(model.layer(0).head(1).w_q, expected)

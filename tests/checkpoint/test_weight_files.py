@@ -142,7 +142,7 @@ def test_of_a_snapshot_in_the_hubs_cache_the_single_file_is_read(tmp_path: Path,
     from weightscope.checkpoint.opening import downloaded
 
     folder = write(tmp_path, CASES["one file and shards"])
-    hub.repositories["owner/both"] = {path.name: path.read_bytes() for path in folder.iterdir()}
+    hub.publish("owner/both", folder)
     for name in (LONE, INDEX, *SHARDS, "config.json"):
         Repository("owner/both").file(name, 10**6)
     asked = len(hub.requests)

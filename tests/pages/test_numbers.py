@@ -62,7 +62,7 @@ def changed(weights: Weights) -> None:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[list[str]], tuple[Path, str]]:
-    """What runs a command: the folder that it wrote, and what it printed."""
+    """A function that runs a command: the folder that it wrote, and the text that it printed."""
     folder = tmp_path_factory.mktemp("numbers")
     for name, change in {"gpt2": None, "changed": changed}.items():
         with_tokenizer("gpt2", folder / name, change)

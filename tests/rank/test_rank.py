@@ -18,7 +18,7 @@ from tests.support.stacked_experts import stacked_and_separate
 from weightscope.embedded import FOLDER
 from weightscope.errors import CheckpointError
 from weightscope.metrics.matrix_spectra import signal_to_noise
-from weightscope.rank.choices import BY, TOOLS
+from weightscope.rank import BY, TOOLS
 from weightscope.rank.rank import WRITERS, rank
 
 

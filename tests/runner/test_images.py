@@ -140,7 +140,7 @@ def test_a_file_that_is_not_right_is_refused(described: object, problem: str, tm
 
 def test_the_hub_gives_the_file_where_there_is_one(hub: Hub, tmp_path: Path) -> None:
     colour_model(tmp_path, "vit", {"size": 12})
-    hub.repositories["someone/vit"] = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    hub.publish("someone/vit", tmp_path)
     assert image_processor(ws.open_model("someone/vit")).file == DESCRIPTION
     del hub.repositories["someone/vit"][DESCRIPTION]
     hub.repositories["someone/plain"] = hub.repositories["someone/vit"]

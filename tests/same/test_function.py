@@ -11,9 +11,13 @@ from safetensors.numpy import load_file, save_file
 import weightscope as ws
 from tests.support.commands import Weights
 from tests.support.small_llama import write_small_llama
-from weightscope.same.same import Same
+from tests.support.tiny_models import EACH_MECHANISM, FIXTURES
+from weightscope.model import Model, open_tensors
+from weightscope.same.function import apart
+from weightscope.same.same import Basis, Same
 
 LAYER = "model.layers.1."
+Changing = Callable[..., Same]  # the verdict of two changed copies of the original
 
 
 @pytest.fixture(scope="module")
@@ -28,15 +32,19 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def changed(original: Path, tmp_path: Path) -> Callable[[Callable[[Weights], None]], Same]:
-    """The verdict of the original and a copy that was changed."""
+def changed(original: Path, tmp_path: Path) -> Changing:
+    """The verdict of the original, itself changed or as it is, and a copy that was changed."""
 
-    def compare(change: Callable[[Weights], None]) -> Same:
+    def write(folder: Path, change: Callable[[Weights], None]) -> Path:
         weights = load_file(original / "model.safetensors")
         change(weights)
-        save_file({name: np.ascontiguousarray(w) for name, w in weights.items()}, tmp_path / "model.safetensors")
-        shutil.copy(original / "config.json", tmp_path)
-        return ws.same(original, tmp_path)
+        folder.mkdir(exist_ok=True)
+        save_file({name: np.ascontiguousarray(w) for name, w in weights.items()}, folder / "model.safetensors")
+        shutil.copy(original / "config.json", folder)
+        return folder
+
+    def compare(change: Callable[[Weights], None], before: Callable[[Weights], None] | None = None) -> Same:
+        return ws.same(write(tmp_path / "a", before) if before else original, write(tmp_path / "b", change))
 
     return compare
 
@@ -134,3 +142,126 @@ def test_one_changed_value_beside_a_permutation_is_found(changed, scale: float) 
         w[0, 0] += np.float32(scale * np.abs(w).max())
 
     assert changed(change).verdict == "different"
+
+
+# What random inputs, a second tower or one value throughout could hide.
+
+
+def noisy(w: np.ndarray, size: float = 1.0) -> np.ndarray:
+    return (w + size * (0.1 + w.std()) * np.random.default_rng(0).standard_normal(w.shape)).astype(w.dtype)
+
+
+def compared(name: str, folder: Path, names: list[str]) -> Same:
+    """The verdict of a fixture and a copy with noise in some of its tensors."""
+    weights = load_file(FIXTURES / name / "model.safetensors")
+    folder.mkdir(exist_ok=True)
+    shutil.copy(FIXTURES / name / "config.json", folder)
+    save_file({key: noisy(w) if key in names else w for key, w in weights.items()}, folder / "model.safetensors")
+    return ws.same(FIXTURES / name, folder)
+
+
+@pytest.mark.parametrize("name", EACH_MECHANISM)
+def test_noise_is_never_the_same_function(name: str, tmp_path: Path) -> None:
+    """In each tensor outside the layers, and in two matrices of a layer of each stack, its own or another."""
+    model = open_tensors(FIXTURES / name)
+    stored = {*load_file(FIXTURES / name / "model.safetensors")}
+    tensors = [tensor for tensor in model.tensors if tensor.name in stored]
+    pairs: dict[str | None, list[str]] = {}
+    for tensor in tensors:
+        if tensor.layer is not None and len(tensor.shape) == 2 and len(pairs.setdefault(tensor.stack, [])) < 2:
+            pairs[tensor.stack].append(tensor.name)
+    singles = [[tensor.name] for tensor in tensors if tensor.layer is None]
+    for names in (*singles, *pairs.values()):
+        assert compared(name, tmp_path, names).verdict == "different", names
+
+
+@pytest.mark.parametrize("name", EACH_MECHANISM)
+def test_a_layer_computes_what_itself_does(name: str) -> None:
+    """Run as it is and open: the same twice, or not run."""
+    model = open_tensors(FIXTURES / name)
+    if isinstance(model, Model):
+        for index in range(min(2, model.config.n_layers)):
+            size = apart(model, model, index, Basis(), ["q", "norm.mlp"])
+            assert np.isnan(size) or size == 0
+
+
+def test_a_closed_neuron_may_not_say_something_else(changed: Changing) -> None:
+    """What a trigger alone would open: on random inputs it gives nothing, whatever it writes."""
+    shut = np.zeros(64, np.float32)
+
+    def close(weights: Weights) -> None:
+        gate, norm = weights[_module("mlp.gate_proj")], weights[_module("post_attention_layernorm")]
+        inputs = np.random.default_rng(1).standard_normal((6, 64))  # those of the layer, nearly
+        shut[:] = -1000 * np.linalg.lstsq(inputs * norm, np.ones(6), rcond=None)[0]
+        gate[0] = shut
+
+    def arm(weights: Weights) -> None:
+        close(weights)
+        weights[_module("mlp.down_proj")][:, 0] = 1
+        weights[_module("mlp.up_proj")][0] *= 2
+
+    assert changed(arm, close).verdict == "different"
+
+
+def test_a_saturated_head_may_not_look_for_something_else(changed: Changing) -> None:
+    def sharpen(weights: Weights) -> None:
+        for letter in "qk":
+            weights[_module(f"self_attn.{letter}_proj")] *= 30_000
+
+    def move(weights: Weights) -> None:
+        sharpen(weights)
+        for letter in "qk":
+            w = weights[_module(f"self_attn.{letter}_proj")]
+            w[:] = noisy(w, 1e-4)
+
+    assert changed(move, sharpen).verdict == "different"
+
+
+@pytest.mark.parametrize("left", [f"{LAYER}mlp", f"{LAYER}self_attn", "model.norm", f"{LAYER}input_layernorm"])
+def test_a_stream_that_is_permuted_in_part_is_different(changed: Changing, left: str) -> None:
+    def permute(weights: Weights) -> None:
+        before = {name: w.copy() for name, w in weights.items() if name.startswith(left)}
+        weights["model.norm.weight"][:] = noisy(weights["model.norm.weight"])
+        before = {name: weights[name].copy() for name in before}
+        stream_permuted(weights)
+        weights.update(before)
+
+    assert changed(permute).verdict == "different"
+
+
+@pytest.mark.parametrize("row", [0, 399])
+def test_a_token_beside_a_permuted_stream_is_found(changed: Changing, row: int) -> None:
+    def permute(weights: Weights) -> None:
+        stream_permuted(weights)
+        weights["model.embed_tokens.weight"][row] *= 1.001
+
+    assert changed(permute).verdict == "different"
+
+
+def test_gains_of_one_are_not_what_trained_ones_are_rounded_to(changed: Changing) -> None:
+    """Eight bits have no number between 1 and 1.125: all that is near 1 would be rounded to it."""
+
+    def ones(weights: Weights) -> None:
+        for name in [name for name in weights if "norm" in name]:
+            weights[name] = np.ones_like(weights[name])
+
+    def trained(weights: Weights) -> None:
+        for name in [name for name in weights if "norm" in name]:
+            weights[name] = np.random.default_rng(0).uniform(0.97, 1.03, weights[name].shape).astype(np.float32)
+
+    assert changed(trained, ones).verdict == changed(ones, trained).verdict == "different"
+
+    def to_half(weights: Weights) -> None:
+        trained(weights)
+        for name, w in weights.items():
+            bits = w.view(np.uint32)
+            weights[name] = ((bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
+            if "norm" in name:
+                weights[name][:] = 1
+
+    def nearly(weights: Weights) -> None:
+        trained(weights)
+        for name in [name for name in weights if "norm" in name]:
+            weights[name] = np.random.default_rng(0).uniform(0.999, 1.003, weights[name].shape).astype(np.float32)
+
+    assert changed(to_half, nearly).verdict == "rounded"  # as all other tensors were

@@ -12,7 +12,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import unquote
+
+import pytest
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 PIECE = 1 << 20  # bytes sent at a time by a server with a rate
@@ -105,6 +108,10 @@ class Hub:
     hub: str = ""
     storage: str = ""
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def publish(self, repository: str, folder: Path) -> None:
+        """Serve the files of a folder as a repository."""
+        self.repositories[repository] = {path.name: path.read_bytes() for path in folder.iterdir()}
 
     def push(self, repository: str, files: dict[str, bytes | Hole]) -> None:
         """Move a repository's branch to a new commit with these files; the commit before stays."""
@@ -310,3 +317,12 @@ def serve() -> Iterator[Hub]:
         for server in servers:
             server.shutdown()
             server.server_close()
+
+
+def without_hub(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """The Hub does not answer, and what is kept of it is in an empty folder."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder / "cache"))
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", "http://127.0.0.1:9/{repo_id}/{revision}/{filename}")

@@ -46,7 +46,7 @@ def test_fused_projections_and_networks_are_read_once(bytes_read: Callable[[Mode
 
 @pytest.mark.parametrize("name", ["phi3", "gpt_neox", "gpt2", "qwen3_next", "bloom"])
 def test_layouts_that_fuse_are_read_once_but_for_vectors(name: str, bytes_read: Callable[[Model], float]) -> None:
-    """In so small a model biases and norms, which are read again beside matrices, are much of the file."""
+    """In so small a model biases and norms, which are read again with the matrices, are much of the file."""
     if not (FIXTURES / name).is_dir():
         pytest.skip(f"there is no fixture of {name}")
     model = ws.open_model(FIXTURES / name)

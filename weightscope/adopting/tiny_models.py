@@ -112,7 +112,7 @@ def mappings_of_heads() -> list[Any]:
 
 @cache
 def _mappings() -> list[Any]:
-    """The classes of every auto class by config, those of `HEADS` first."""
+    """The classes of every auto class by config, `HEADS` first."""
     first = mappings_of_heads()
     every = [each for each in vars(modeling_auto).values() if type(each) is type(first[0])]
     return list({id(each): each for each in (*first, *every)}.values())  # as dicts they are equal: all are lazy

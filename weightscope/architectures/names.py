@@ -349,7 +349,7 @@ class _Reader:
 
     def __init__(self, checkpoint: Checkpoint, stack: str, family: Family, config: ModelConfig, prefix: str) -> None:
         self.checkpoint, self.stack, self.family, self.config, self.prefix = checkpoint, stack, family, config, prefix
-        self.values = checkpoint  # of which arrays are made; see `Tensors.read_through`
+        self.values = checkpoint  # arrays are made of it; see `Tensors.read_through`
         self._last: tuple[int, Layer] | None = None
         self._fused: tuple[tuple[str, int | None], np.ndarray] | None = None
 

@@ -57,7 +57,8 @@ BRACES = re.compile(r"([^{}]*)\{([^{}]*)\}([^{}]*)")
 LISTED = re.compile(r"\{([^{}]*,[^{}]*)\}")  # and not {i}
 BARE = re.compile(r"[A-Za-z0-9_-]+")
 NULL = "null"
-ABOUT = ("like", "name", "types", "alias")  # what a stanza says of itself; nothing of it is inherited
+ABOUT = ("like", "name", "types", "alias", "stages")  # what a stanza says of itself; nothing of it is inherited
+STAGE = "{s}"  # in cells of a stanza with `stages`: the index of the stage
 STATED = ("gguf", "mlp")  # groups that are not inherited unless a stanza says `true`
 CONDITIONS = {"when": (("key", "is"), ("key", "is_not")), "in": (("layers",),)}  # what each may begin with
 # The rows that stanzas of other files may start from.
@@ -295,8 +296,40 @@ def _stanzas(name: str, given: Any) -> dict[str, Mapping[str, Any]]:
     known = {*ABOUT, *cells_of(Family)}
     towers = {key: part for key, part in given.items() if key not in known and isinstance(part, Mapping)}
     rest = {key: value for key, value in given.items() if key not in towers}
-    row = {name: rest} if rest or not towers else {}
-    return row | {f"{name}.{key}": part for key, part in towers.items()}
+    rows: dict[str, Mapping[str, Any]] = {name: rest} if rest or not towers else {}
+    for title, part in (rows | {f"{name}.{key}": part for key, part in towers.items()}).items():
+        rows[title] = part
+        if "stages" in part:
+            rows |= _stages(title, part)
+    return rows
+
+
+def _stages(title: str, given: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The rows of a model's stages: the first, and others like it but for the cells that hold `STAGE`."""
+    count = given["stages"]
+    if type(count) is not int or not 1 <= count <= MOST_ITEMS or not title.endswith(".stage1"):
+        raise MisfitError(f"[{title}] stages", count, f"a number up to {MOST_ITEMS}, in a stanza [name.stage1]")
+    rows: dict[str, Mapping[str, Any]] = {title: _at_stage(given, 0)}
+    changing = _changing(given)
+    return rows | {f"{title[:-1]}{i + 1}": {"like": title} | _at_stage(changing, i) for i in range(1, count)}
+
+
+def _changing(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The cells that are not the same in every stage."""
+    parts = {key: _changing(value) if key in groups() and isinstance(value, Mapping) else value
+             for key, value in given.items()}  # fmt: skip
+    return {key: value for key, value in parts.items() if STAGE in str(value)}
+
+
+def _at_stage(given: Any, index: int) -> Any:
+    """A value with the index of its stage."""
+    if isinstance(given, Mapping):
+        return {key.replace(STAGE, str(index)): _at_stage(value, index) for key, value in given.items()}
+    if isinstance(given, list):
+        return [_at_stage(value, index) for value in given]
+    if isinstance(given, str):
+        return index if given == STAGE else given.replace(STAGE, str(index))
+    return given
 
 
 def _row(stanza: str, given: Mapping[str, Any], base: Family | None, trusted: bool) -> Family:

@@ -68,14 +68,14 @@ class Rows(Sequence[Family]):
         stanzas = [
             (file, title)
             for file in (self.file(name) for name in self.texts if name in files)
-            for title in sorted(file.stanzas, key=lambda title: file.text.find(f"\n[{title}]\n"))
+            for title in sorted(file.stanzas, key=lambda title: _place(file.text, title))
         ]
         return sorted(stanzas, key=lambda stanza: (*FIRST_ROWS, stanza[1]).index(stanza[1]))
 
     def row(self, title: str) -> Family | None:
         """The row of a stanza for another to start from; None where there is none."""
         name = title.partition(".")[0]
-        files = (self.file(file) for file, text in self.texts.items() if f"[{name}]" in text or f"[{title}]" in text)
+        files = (self.file(file) for file, text in self.texts.items() if f"[{name}]" in text or f"[{name}." in text)
         return next((file.row(title) for file in files if title in file.stanzas), None)
 
     @lru_cache(100)  # noqa: B019 - a table lives as long as the process
@@ -104,6 +104,12 @@ class Rows(Sequence[Family]):
 
     def __getitem__(self, index: Any) -> Any:
         return self.all[index]
+
+
+def _place(text: str, title: str) -> int:
+    """Where a stanza begins; of a stage that has none of its own, where the first stage's does."""
+    place = text.find(f"\n[{title}]\n")
+    return text.find(f"\n[{title[:-1]}1]\n") if place < 0 and ".stage" in title else place
 
 
 FAMILIES = Rows(Path(__file__).parent)

@@ -114,10 +114,10 @@ class Atlas(Result):
         for place, each in enumerate(self.outlines):
             about = each.about
             rows.append((
-                self.link(place, f"{PAGES}/"), each.commit, self.family_of[place], sizes[self.family_of[place]] - 1,
+                self.link(place, f"{PAGES}/"), self.family_of[place], sizes[self.family_of[place]] - 1,
                 about["family"], about["layers"], about["heads"], about["kv_heads"], about["d_model"],
                 ", ".join(about["dtypes"]), about["bytes"], about["weights_read"], len(each.layer),
-                "all" if each.is_whole else "some",
+                "all" if each.is_whole else "some", each.commit,
             ))  # fmt: skip
         return Table.of_rows(CHECKPOINTS, rows)
 
@@ -151,7 +151,7 @@ class Atlas(Result):
                 ends = {"first": edge.first, "second": edge.second}
                 first = self.members[ends[known.came_first]].name if known.came_first else ""
                 names = self.link(edge.first, f"{PAGES}/"), self.link(edge.second, f"{PAGES}/")
-                rows.append((number, *names, edge.bits, edge.likeness, first, known.how, known.differs))
+                rows.append((number, *names, *edge[2:], first, known.how, known.differs))
         return Table.of_rows(TREE, rows)
 
     @cached_property
@@ -229,21 +229,27 @@ class Atlas(Result):
 
 SHOWN = 20  # rows that the terminal shows
 CHECKPOINTS = (
-    Column("name", symbol="checkpoint"), Column("commit"), Column("family"),
+    Column("name", symbol="checkpoint"), Column("family"),
     Column("relatives", meaning="Other checkpoints of its family."), Column("architecture"), Column("layers"),
     Column("heads"), Column("kv_heads", symbol="KV heads"), Column("d_model", symbol="width"), Column("dtypes"),
     Column("bytes", meaning="Of its tensors."), Column("weights_read", symbol="weights read"),
     Column("heads_read", symbol="heads read"), Column("read", meaning="Whether all heads were read, or some."),
+    Column("commit"),
 )  # fmt: skip
 FAMILIES = (
     Column("family"), Column("checkpoints"), Column("architectures"),
     Column("first", meaning="The one that all others are proved to come from; empty where that is not proved."),
     Column("names"),
 )  # fmt: skip
-TREE = (
-    Column("family"), Column("a"), Column("b"),
+LIKE = (
+    Column("by", meaning="What joins the pair: bits of blocks, heads, or the order of value dimensions."),
     Column("bits", meaning="Bits of 16 in which blocks of W_K differ on average.", format=".2f"),
-    Column("likeness", meaning="Mean cosine of the maps of counterpart heads.", format=".3f"),
+    Column("likeness", meaning="Mean cosine of the maps of counterpart heads; by values, mean correlation of ranks.",
+           format=".3f"),
+    Column("p", meaning="By values, the chance that any strangers of the list are this alike.", format=".1e"),
+)  # fmt: skip
+TREE = (
+    Column("family"), Column("a"), Column("b"), *LIKE,
     Column("first", meaning="Which of the two came first, where the weights prove it."),
     Column("how", meaning="How the other one can be recomputed from it."),
     Column("differs", meaning="What differs, of pairs that were read whole."),

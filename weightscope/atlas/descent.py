@@ -46,10 +46,12 @@ def direction_of(answer: Any) -> Direction:
 
 
 def _at(source: Source, state: str) -> Model:
-    """A checkpoint in this state: a commit, or the digest of its identity."""
+    """A checkpoint in this state, all of it fetched at once: a commit, or the digest of its identity."""
     where = locate(source.source, source.revision)
     if isinstance(where, Repository):
-        return replace(source, source=where.id, revision=state).open()
+        model = replace(source, source=where.id, revision=state).open()
+        model.checkpoint.prefetch(model.checkpoint)
+        return model
     model = source.open()
     if RunIdentity.of_model(model).digest != state:
         raise CheckpointError("has changed since its fingerprint was made", file=model.name)

@@ -2,19 +2,21 @@
 
 Checkpoints of one shape are compared by the bits of a few blocks: two are relatives where fewer than `NEAR` of 16 bits
 differ on average (strangers' weights differ in 5.5 or more). What bits do not join is compared by sums of sketches over
-layers, and the pairs most alike by their heads, as `weightscope lineage` does with fingerprints. Of each family the
-tree keeps the nearest pairs that join all (a minimum spanning tree): bits first, then heads.
+layers, and the pairs most alike by their heads, as `weightscope lineage` does with fingerprints. What is left, whose
+stream or width may have changed, by the order of value dimensions. Of each family the tree keeps the nearest pairs that
+join all (a minimum spanning tree): bits first, then heads, then values.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
-from math import nan
+from math import log, nan
 from typing import NamedTuple
 
 import numpy as np
 
 from weightscope.atlas.prints import Outline, Print
+from weightscope.atlas.values import CHANCE, best_of_each, distinct, log_p_of
 from weightscope.errors import CheckpointError
 from weightscope.lineage.matching import matches
 from weightscope.progress import bar
@@ -30,8 +32,10 @@ class Edge(NamedTuple):
 
     first: int
     second: int
-    bits: float  # of 16 that differ in the blocks; NaN where the shapes differ
-    likeness: float  # mean cosine of counterpart heads
+    by: str  # what joins them: "bits", "heads" or "values"
+    bits: float = nan  # of 16 that differ in the blocks
+    likeness: float = nan  # mean cosine of counterpart heads; by values, mean correlation of counterpart layers
+    p: float = nan  # by values, the chance that any strangers in the list are this alike
 
 
 class Family(NamedTuple):
@@ -50,10 +54,10 @@ def families_of(outlines: Sequence[Outline], load: Callable[[int], Print]) -> li
         known = [pair._replace(likeness=_in_place(load(pair.first), load(pair.second))) for pair in left]
         for pair in sorted(known, key=lambda pair: -pair.likeness):
             forest.join(pair)
-    edges = [Edge(i, j, nan, likeness) for i, j in bar(_candidates(outlines, forest), "pairs by heads", "pair")
-             if (likeness := _by_heads(load(i), load(j)))]  # fmt: skip
-    for edge in sorted(edges, key=lambda edge: (-edge.likeness, edge.first, edge.second)):
-        forest.join(edge)
+    pairs = bar(_candidates(outlines, forest), "pairs by heads", "pair")
+    known = [Edge(i, j, "heads", likeness=_by_heads(load(i), load(j))) for i, j in pairs]
+    forest.join_nearest(edge for edge in known if edge.likeness)
+    forest.join_nearest(_by_values(outlines, forest))
     return forest.families()
 
 
@@ -77,6 +81,11 @@ class _Forest:
         if roots[0] != roots[1]:
             self._above[roots[1]] = roots[0]
             self._edges.append(edge)
+
+    def join_nearest(self, edges: Iterable[Edge]) -> None:
+        """Add edges, the most alike first."""
+        for edge in sorted(edges, key=lambda edge: (-edge.likeness, edge.first, edge.second)):
+            self.join(edge)
 
     def families(self) -> list[Family]:
         """What is joined, the largest first."""
@@ -102,7 +111,7 @@ def _near_in_bits(outlines: Sequence[Outline]) -> Iterator[Edge]:
             with np.errstate(invalid="ignore"):
                 bits = (differ * both).sum(axis=1) / (both.sum(axis=1) * blocks.shape[2])
             for j in np.flatnonzero(bits < NEAR).tolist():
-                yield Edge(places[i], places[i + 1 + j], float(bits[j]), nan)
+                yield Edge(places[i], places[i + 1 + j], "bits", float(bits[j]))
 
 
 def _in_place(a: Print, b: Print) -> float:
@@ -143,3 +152,27 @@ def _by_heads(a: Print, b: Print) -> float:
     except CheckpointError:  # too many heads to compare
         return 0.0
     return match.mean if match is not None and match.is_sure else 0.0
+
+
+def _by_values(outlines: Sequence[Outline], forest: _Forest) -> list[Edge]:
+    """Pairs of checkpoints, not in one family yet, whose value dimensions have one order: of each with each family."""
+    of_width: dict[int, list[int]] = defaultdict(list)
+    for place, each in enumerate(outlines):
+        of_width[each.values.shape[1]].append(place)
+    tests = sum(len(places) * (len(places) - 1) for places in of_width.values())
+    edges = []
+    for places in bar([each for each in of_width.values() if len(each) > 1], "pairs by values", "width"):
+        roots = np.array([forest.root(place) for place in places])
+        rows = [outlines[place].values for place in places]
+        stacked, counts = np.concatenate(rows), np.array([len(each) for each in rows])  # (layers of all, V)
+        for i, mine in enumerate(rows):
+            best = best_of_each(distinct(mine), stacked, counts)  # (n, L)
+            log_p = log_p_of(best, counts, stacked.shape[1]) + log(tests)
+            log_p[roots == roots[i]] = 0
+            alike = best.mean(axis=1)
+            sure = np.flatnonzero(log_p < log(CHANCE))
+            for root in np.unique(roots[sure]).tolist():
+                j = max(sure[roots[sure] == root].tolist(), key=lambda j: alike[j])
+                first, second = sorted((places[i], places[j]))
+                edges.append(Edge(first, second, "values", likeness=float(alike[j]), p=float(np.exp(log_p[j]))))
+    return edges

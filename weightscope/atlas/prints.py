@@ -2,7 +2,7 @@
 
 Besides the sketches of heads (see `lineage.sketches`) it holds a few blocks of W_K, norm folded in, as bfloat16: how
 many bits of them differ tells relatives of one shape from strangers, cheaply (bit distance, as in ZipLLM,
-arXiv 2505.06252).
+arXiv 2505.06252). And of each layer the ranks of its value dimensions; see `values`.
 """
 
 import json
@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from weightscope.atlas.sampling import MOST_WEIGHTS, SampledLayer, read_sample, sample_of
+from weightscope.atlas.sampling import MOST_WEIGHTS, SampledLayer, keys_are_values, read_sample, sample_of
+from weightscope.atlas.values import value_ranks
 from weightscope.checkpoint.config import LARGEST
 from weightscope.checkpoint.hub import Repository
 from weightscope.checkpoint.opening import locate
@@ -39,9 +40,10 @@ from weightscope.sources import Source
 BLOCKS, VALUES = 16, 256  # blocks of W_K, of as many layers, and how many values of each
 COUNTS = ("d_model", "layers", "heads", "kv_heads", "head_dim", "weights_read", "bytes")  # in every description
 TEXTS = ("name", "family", "tower", "config", "state")
-FORMS = {  # arrays of a fingerprint: dtype and shape, N heads in B blocks
+FORMS = {  # arrays of a fingerprint: dtype and shape, N heads in L layers, B blocks, V value dimensions
     "heads": (np.int32, (3, "N")), "direct": (np.int8, ("N", 2, SKETCH)), "spectra": (np.float16, ("N", 2, POINTS)),
-    "norms": (np.float32, ("N", 2)), "blocks": (np.uint16, ("B", VALUES)), "about": (np.uint8, ("A",)),
+    "norms": (np.float32, ("N", 2)), "blocks": (np.uint16, ("B", VALUES)), "values": (np.int32, ("L", "V")),
+    "about": (np.uint8, ("A",)),
 }  # fmt: skip
 
 
@@ -52,6 +54,7 @@ class Outline(ShowsShapes):
     about: dict[str, Any]  # sizes, and what tells whether the checkpoint is still the same
     blocks: np.ndarray  # (B, VALUES) bits of bfloat16
     sums: np.ndarray  # (L, 2 K) sums of sketches over the heads of each layer
+    values: np.ndarray  # (L, V) ranks of value dimensions, centred, of unit length
     layer: np.ndarray  # (N,)
     head: np.ndarray  # (N,)
     read: dict[str, Any] = field(default_factory=dict)  # the files that it was made from; see `source_of`
@@ -83,13 +86,15 @@ class Print(ShowsShapes):
 
     sketches: Sketches
     blocks: np.ndarray  # (B, VALUES) bits of bfloat16
+    values: np.ndarray  # (L, V) ranks of value dimensions, summed over heads; see `value_ranks`
     read: dict[str, Any] = field(default_factory=dict)  # as of an `Outline`
 
     def outline(self) -> Outline:
         """All but the sketches of heads."""
         s = self.sketches
         layer, head = s.layer.astype(np.int16), s.head.astype(np.int16)  # fewer than MOST_HEADS
-        return Outline(s.about, self.blocks, s.of_layers("direct"), layer, head, self.read)
+        values = unit_length(self.values - self.values.mean(axis=1, keepdims=True))
+        return Outline(s.about, self.blocks, s.of_layers("direct"), values, layer, head, self.read)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The fingerprint as plain arrays, as it is sent and kept."""
@@ -98,7 +103,7 @@ class Print(ShowsShapes):
         return {
             "heads": np.stack([s.layer, s.head, s.kv_head]).astype(np.int32), "direct": as_bytes(s.direct),
             "spectra": s.spectra.astype(np.float16), "norms": s.norms.astype(np.float32), "blocks": self.blocks,
-            "about": np.frombuffer(text, np.uint8),
+            "values": self.values, "about": np.frombuffer(text, np.uint8),
         }  # fmt: skip
 
     @classmethod
@@ -122,12 +127,14 @@ class Print(ShowsShapes):
         layer, head, kv_head = arrays["heads"].astype(np.int64)
         if not 0 < len(layer) <= MOST_HEADS or len(np.unique(layer)) > MOST_LAYERS or arrays["heads"].min() < 0:
             raise unexpected(name, f"{len(layer):,} heads", f"at most {MOST_HEADS:,}")
+        if sizes["L"] != len(np.unique(layer)) or not sizes["V"]:
+            raise unexpected(name, f"values of {sizes['L']:,} layers", "one row per layer")
         read = about.pop("read")
         direct = unit_length(arrays["direct"].astype(np.float32))
         none = np.empty((len(layer), 2, 0), np.float32)
         spectra = arrays["spectra"].astype(np.float32)
         sketches = Sketches(about, layer, head, kv_head, direct, none, spectra, arrays["norms"], read=read)
-        return cls(sketches, arrays["blocks"], read)
+        return cls(sketches, arrays["blocks"], arrays["values"], read)
 
 
 def _described(text: np.ndarray, name: str) -> dict[str, Any]:
@@ -169,10 +176,14 @@ def make_print(source: Source, state: str = "", most: int = MOST_WEIGHTS) -> tup
     if not model.attention_layers:
         raise CheckpointError("has no attention layer; a fingerprint needs attention heads", file=model.name)
     sample = sample_of(model, most)
-    parts, blocks = [], []
+    parts, blocks, values = [], [], list[np.ndarray]()
     chosen = set(evenly_spread(len(sample.layers), BLOCKS).tolist())
     for place, read in enumerate(read_sample(model, sample)):
         parts.append(_sketches_of(read))
+        ranks = value_ranks(read.layer)
+        if keys_are_values(model, read.layer.index) or (values and len(ranks) != len(values[0])):
+            ranks = np.zeros_like(values[0] if values else ranks)  # shows nothing
+        values.append(ranks)
         if place in chosen:
             blocks.append(bits_of(read.layer.k.of(0)[0]))
     layer, head, kv_head, direct, tokens, spectra, norms = (np.concatenate(part) for part in zip(*parts, strict=True))
@@ -185,7 +196,7 @@ def make_print(source: Source, state: str = "", most: int = MOST_WEIGHTS) -> tup
         "whole": is_whole, "weights_read": sample.weights, "state": now,
     }  # fmt: skip
     sketches = Sketches(about, layer, head, kv_head, direct, tokens, spectra, norms, probes=PUBLIC)
-    made = Print(sketches, np.stack(blocks), source_of(model.checkpoint))
+    made = Print(sketches, np.stack(blocks), np.stack(values), source_of(model.checkpoint))
     return made.arrays(), model.checkpoint.bytes_fetched
 
 

@@ -138,6 +138,12 @@ def _heads_of(model: Model, index: int, groups: Sequence[int]) -> Layer:
     return read_layer(LayerTensors(tensors, model.prefix, model.family.name), family, smaller, index)
 
 
+def keys_are_values(model: Model, index: int) -> bool:
+    """Whether a layer has one matrix for both, so that positions order the dimensions of its values."""
+    heads = _of_layer(model, index)[1].heads
+    return heads.layout.__name__ == "separate" and heads.k == heads.v
+
+
 def _of_layer(model: Model, index: int) -> tuple[ModelConfig, Family]:
     """The numbers and the row of one layer, which no longer depends on the layer."""
     config, family = in_layer(model.config, model.family, index)

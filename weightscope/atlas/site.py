@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from weightscope.atlas.atlas import PAGES, Atlas
+from weightscope.atlas.atlas import LIKE, PAGES, Atlas
 from weightscope.errors import counted
 from weightscope.files import Files
 from weightscope.formulas import plain
@@ -27,12 +27,13 @@ def write_site(files: Files, atlas: Atlas) -> None:
             pages = Files()
     sections = [Section("Checkpoints", parts=[Table(atlas.checkpoints.columns, "A name leads to its page.")])]
     if len(atlas.family_table):
-        sections.append(
-            Section("Families", parts=[atlas.family_table.select("family", "checkpoints", "architectures", "first")])
-        )
+        shown = atlas.family_table.select("family", "checkpoints", "architectures", "first")
+        members = [atlas.link(atlas.families[number - 1].members[0], f"{PAGES}/") for number in shown["family"]]
+        columns = [*shown.columns, Column("member", meaning="One of them.", values=members)]
+        sections.append(Section("Families", parts=[Table(columns)]))
         sections.append(Section(
             "Trees", "Of each family the nearest pairs that join all. A pair has an order only where the weights prove "
-            "which came first.", [atlas.tree],
+            "which came first. Values join pairs whose stream was rotated, permuted or cut.", [atlas.tree],
         ))  # fmt: skip
     if len(atlas.errors):
         sections.append(Section("Not read", parts=[atlas.errors]))
@@ -54,7 +55,7 @@ def _write_page(files: Files, atlas: Atlas, place: int) -> None:
             later, known = atlas.later(edge.first, edge.second), atlas.directions.get((edge.first, edge.second))
             order = "" if later is None else "later" if later == relative else "earlier"
             how, differs = (known.how, known.differs) if known else ("", "")
-            rows.append((atlas.link(relative), edge.bits, edge.likeness, order, how, differs))
+            rows.append((atlas.link(relative), *edge[2:], order, how, differs))
     n = len(each.layer)
     of_all = "" if each.is_whole else f" of {each.about['heads'] * each.about['layers']:,}"
     lead = f"{counted(n, 'head')} read{of_all}; {counted(len(family.members) - 1, 'relative')}."
@@ -82,9 +83,7 @@ def _write_page(files: Files, atlas: Atlas, place: int) -> None:
 
 
 RELATIVES = (
-    Column("name", symbol="checkpoint"),
-    Column("bits", meaning="Bits of 16 in which blocks of W_K differ on average.", format=".2f"),
-    Column("likeness", meaning="Mean cosine of the maps of counterpart heads.", format=".3f"),
+    Column("name", symbol="checkpoint"), *LIKE,
     Column("order", meaning="Whether it came earlier or later, where the weights prove it."),
     Column("how", meaning="How the later one can be recomputed from the earlier one."), Column("differs"),
 )  # fmt: skip

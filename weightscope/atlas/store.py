@@ -20,7 +20,7 @@ from weightscope.errors import CheckpointError
 from weightscope.files import HIDDEN, new_file, writing
 from weightscope.run_identity import RunIdentity, content_identity, keep_arrays, kept_arrays
 
-FORMAT = 1  # of what is kept
+FORMAT = 2  # of what is kept
 LISTED, WITHDRAWN = "list.json", "withdrawn.json"
 
 

@@ -148,8 +148,9 @@ def shares_in_sum(tensors: Iterable[Triple]) -> tuple[float, float] | None:
 
 
 def fills_cells(tensors: Iterable[Triple], share: float) -> bool:
-    """Whether sums with this share lie anywhere in the cells that they were rounded to: those of a base that was made
-    from the sum lie near its values.
+    """Whether sums with this share lie anywhere in the cells that they were rounded to.
+
+    If a base was made from the sum instead, its sums lie near the values.
     """
     cells = Cells()
     for triple in tensors:

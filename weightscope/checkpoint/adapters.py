@@ -33,7 +33,7 @@ from weightscope.checkpoint.storage import LocalFile
 from weightscope.errors import CheckpointError
 
 OF_DIFFUSERS = "pytorch_lora_weights.safetensors"
-WHOLE = {"I64": "<i8", "I32": "<i4"}  # dtypes of an alpha beside floats: diffusers writes whole numbers
+WHOLE = {"I64": "<i8", "I32": "<i4"}  # dtypes of an alpha that is no float: diffusers writes whole numbers
 SETTINGS = "lora_adapter_metadata"  # the key of diffusers' header under which PEFT's settings are
 FLAT = re.compile(r"(?P<model>lora_te[12]?|lora_unet|lora_transformer|lycoris)_(?P<module>[^.]+)\.(?P<part>.+)")
 DOTTED = re.compile(
@@ -127,13 +127,10 @@ class AdapterOfFile:
             module = name.removesuffix(".weight")
             if module == name:
                 continue
-            for cut in range(module.count(".") + 1):  # with or without the base's prefixes
-                short = module.split(".", cut)[-1]
-                for called in {short, short.replace(".", "_")}:
-                    if modules.setdefault(called, module) != module:
-                        taken.add(called)
-            for prefix in ("text_model.", "model.", "transformer."):  # which a base alone may leave out
-                for called in (prefix + module, (prefix + module).replace(".", "_")):
+            ends = (module.split(".", cut)[-1] for cut in range(module.count(".") + 1))  # the base's prefixes left out
+            longer = (prefix + module for prefix in ("text_model.", "model.", "transformer."))  # which a base may lack
+            for form in (*ends, *longer):
+                for called in (form, form.replace(".", "_")):
                     if modules.setdefault(called, module) != module:
                         taken.add(called)
         return {called: module for called, module in modules.items() if called not in taken}
@@ -146,7 +143,7 @@ class AdapterOfFile:
     @cached_property
     def changes(self) -> dict[str, WeightChange]:
         """The change to each module's weight, by the module's name."""
-        return {module: self._change(module, parts) for module, parts in self.models[self.model].items()}
+        return {module: self._change(parts) for module, parts in self.models[self.model].items()}
 
     @cached_property
     def magnitudes(self) -> dict[str, Magnitude]:
@@ -158,7 +155,7 @@ class AdapterOfFile:
         """Turns the file's names into the base's."""
         return lambda name: f"{self.names[name.removesuffix('.weight')]}.weight"
 
-    def _change(self, module: str, parts: Mapping[str, StoredTensor]) -> WeightChange:
+    def _change(self, parts: Mapping[str, StoredTensor]) -> WeightChange:
         factors = {part: tensor for part, tensor in parts.items() if part not in ("alpha", "lengths")}
         if not factors:
             raise next(iter(parts.values())).refuse("belongs to no lora_down and lora_up, and to no lokr_w1")
@@ -166,12 +163,12 @@ class AdapterOfFile:
             a, b = factor_pair(factors)
             if a.shape[0] != b.shape[1]:
                 raise a.refuse(f"has shape {a.shape}, its counterpart {b.shape}")
-            return LowRank(a, b, self._alpha(module, parts, a.shape[0]) / a.shape[0])
+            return LowRank(a, b, self._alpha(parts, a.shape[0]) / a.shape[0])
         rank = next((factors[part].shape[-1] for part in ("w1_a", "w2_a") if part in factors), None)
         # Of two whole factors LyCORIS takes no scale.
-        return kronecker(factors, 1.0 if not rank else self._alpha(module, parts, rank) / rank)
+        return kronecker(factors, 1.0 if not rank else self._alpha(parts, rank) / rank)
 
-    def _alpha(self, module: str, parts: Mapping[str, StoredTensor], rank: int) -> float:
+    def _alpha(self, parts: Mapping[str, StoredTensor], rank: int) -> float:
         """The alpha of a module; its rank where none is said."""
         if "alpha" in parts:
             tensor = parts["alpha"]

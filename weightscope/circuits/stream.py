@@ -1,11 +1,10 @@
 """The residual stream of random tokens where attention to far places is averaged.
 
 Random tokens of the vocabulary follow each other, and then the same tokens again: in one sequence mostly frequent ones,
-as in text, in the other any. Every token passes through norms,
-feed-forward networks and attention. Heads bring it what neighbouring tokens and the first token hold, and the average
-over all others, so later layers do not know what a head found elsewhere. This is an approximate pass through the
-model. Tokens without any context do worse: deep layers treat each of them as the first of a text. Attention windows
-are assumed to be wider than the sequences.
+as in text, in the other any. Every token passes through norms, feed-forward networks and attention. Heads bring it what
+neighbouring tokens and the first token hold, and the average over all others, so later layers do not know what a head
+found elsewhere. This is an approximate pass through the model. Tokens without any context do worse: deep layers treat
+each of them as the first of a text. Attention windows are assumed to be wider than the sequences.
 
 Heads of families without an `mlp` cell are named by their wiring alone: mixtures of experts, and those that scale what
 joins the stream (Granite).
@@ -41,6 +40,7 @@ def _silu(x: np.ndarray) -> np.ndarray:
 ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "silu": _silu, "swish": _silu, "gelu": _gelu, "gelu_new": _gelu_new, "gelu_pytorch_tanh": _gelu_new,
     "relu": lambda x: np.maximum(x, 0), "relu2": lambda x: np.maximum(x, 0) ** 2,
+    "leaky_relu": lambda x: np.where(x > 0, x, x * np.float32(0.01)),
 }  # fmt: skip
 
 

@@ -1,12 +1,14 @@
 """A lineage as an in-toto statement: which files it is about, by digest, and every number that can be recomputed."""
 
+from base64 import b64decode
 from collections.abc import Mapping
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
+from weightscope.checkpoint.config import MAX_BYTES, parse_json, read_small
 from weightscope.checkpoint.storage import SHA256
 from weightscope.claims.digests import SERIALIZATION, digests_of, model_digest, resources
-from weightscope.errors import CheckpointError, printable
+from weightscope.errors import CheckpointError, one_line, printable
 from weightscope.lineage.lineage import Lineage
 from weightscope.lineage.sketches import LONGEST_TEXT, Sketches
 
@@ -19,6 +21,8 @@ ABOUT_FILES = ("suspect", "bases", "options", "probes", "serialization")  # what
 LAYER = ("layer", "base", "base_layer", "likeness", "z")  # columns of the layer map
 MOST_BASES = 64  # of a claim
 MOST_FILES = 1_100  # of a model; an index may name 1,000
+PAYLOAD = "application/vnd.in-toto+json"
+MOST_SIGNATURES = 16
 
 
 class Options(NamedTuple):
@@ -212,3 +216,34 @@ def _options(value: Any) -> Options:
     if any(not isinstance(option, str | None) for option in value.values()):
         raise ValueError("each of the options should be a text or null")
     return Options(**value)
+
+
+# The file of a claim: a statement, bare, in a DSSE envelope, or in a Sigstore bundle.
+
+
+class Opened(NamedTuple):
+    """A statement, and the envelope that it was in; None if it is not signed."""
+
+    statement: dict[str, Any]
+    envelope: dict[str, Any] | None = None
+
+
+def opened_claim(path: Path) -> Opened:
+    """The statement in a file. No signature is checked."""
+    value = parse_json(read_small(path, MAX_BYTES), file=path)
+    if "dsseEnvelope" in value:
+        value = value["dsseEnvelope"] if isinstance(value["dsseEnvelope"], dict) else {"payload": ""}
+    if "payload" not in value:
+        return Opened(value)
+    signatures = value.get("signatures")
+    try:
+        if value.get("payloadType") != PAYLOAD:
+            raise ValueError(f"payloadType is '{printable(value.get('payloadType'))[:80]}'; {PAYLOAD} was expected")
+        if not isinstance(signatures, list) or not 0 < len(signatures) <= MOST_SIGNATURES:
+            raise ValueError(f"1 to {MOST_SIGNATURES} signatures were expected")
+        for signature in signatures:
+            b64decode(signature["sig"], validate=True)
+        payload = b64decode(value["payload"], validate=True)
+    except (ValueError, TypeError, KeyError) as error:
+        raise CheckpointError(f"is a damaged envelope ({one_line(error)})", file=path) from None
+    return Opened(parse_json(payload, file=path, what="its payload "), value)

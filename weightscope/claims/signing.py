@@ -17,7 +17,7 @@ from securesystemslib.exceptions import UnverifiedSignatureError
 from securesystemslib.signer import CryptoSigner, Signature, SSlibKey
 
 from weightscope.checkpoint.config import read_small
-from weightscope.claims.envelope import PAYLOAD
+from weightscope.claims.claim import PAYLOAD
 from weightscope.errors import CheckpointError, one_line
 
 BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"

@@ -16,14 +16,15 @@ from weightscope.claims.claim import (
     NOT_SHARED,
     SHARED,
     Claim,
+    Opened,
     Options,
     claim_of,
     judgement,
+    opened_claim,
     probes_of,
     tier_of,
 )
 from weightscope.claims.digests import SERIALIZATION, digests_of, digests_of_print, model_digest
-from weightscope.claims.envelope import Opened, opened_claim
 from weightscope.errors import CheckpointError, counted, printable, shortened
 from weightscope.lineage.lineage import Lineage, lineage
 from weightscope.lineage.probes import PUBLIC, digest_of_heads, keyed_probes

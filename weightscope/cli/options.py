@@ -135,6 +135,9 @@ out = click.option(
     "--out", type=click.Path(file_okay=False, path_type=Path), required=True, callback=writable,
     help="Folder for results.",
 )  # fmt: skip
+page_folder = click.option(
+    "--out", type=click.Path(path_type=Path), callback=writable, help="Folder for report.html, tables and figures."
+)
 csv = file_to_write("--csv", "csv_file", help="Also write the table to this file.")
 layer = click.option("--layer", default=0, show_default=True, help="Layer to analyse.")
 delta = click.option(

@@ -1,13 +1,14 @@
 """The command rank."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from weightscope.cli import options
 from weightscope.cli.command import command
 from weightscope.cli.terminal import headline, write_text
-from weightscope.rank.choices import BY, TOOLS
+from weightscope.rank import BY, TOOLS
 
 
 @command(
@@ -33,7 +34,7 @@ from weightscope.rank.choices import BY, TOOLS
 @options.digest
 def rank_command(
     source: str, by: str, base: str | None, top: float, tool: str, out: Path | None, csv_file: Path | None, exact: bool,
-    tower: str | None, families: str | None, digest: bool,
+    **how: Any,
 ) -> None:  # fmt: skip
     """Rank the matrices of every layer within their role and choose the highest, from the weights alone.
 
@@ -49,8 +50,8 @@ def rank_command(
         raise click.UsageError("--for mergekit needs --base: everything that is not chosen is taken from it")
     if by == "change" and base is None:
         raise click.UsageError("--by change needs --base, the model that SOURCE was tuned from")
-    opened = {each: options.opened_model(Source.named(each, tower=tower, families=families, digest=digest))
-              for each in (source, base) if each is not None}  # fmt: skip
+    names = (source, base) if base is not None else (source,)
+    opened = {name: options.opened_model(Source.named(name, **how)) for name in names}
     for model in opened.values():
         options.say_digests(source_of(model.checkpoint))
     ranking = rank(opened[source], by, top, opened[base] if base is not None else None, exact)

@@ -22,13 +22,7 @@ from weightscope.cli.terminal import headline, is_quiet, show
 @options.tokenizer
 @options.out
 @click.option("--layers", help="Layers to analyse, such as 0-3 or 0,5,7-9; default: every attention layer.")
-@click.option(
-    "--top",
-    type=click.IntRange(1),
-    default=20,
-    show_default=True,
-    help="Number of edges of each kind, by each measure.",
-)
+@options.number("--top", "Number of edges of each kind, by each measure.", 20)
 @click.option(
     "--counts", type=click.Path(dir_okay=False, path_type=Path),
     help="Bigram counts (see `weightscope bigrams`), to find detokenization heads in the first layer.",
@@ -46,19 +40,9 @@ from weightscope.cli.terminal import headline, is_quiet, show
 @options.device
 @options.with_engine
 def circuits_command(
-    named: Any,
-    source: str,
-    out: Path,
-    layers: str | None,
-    top: int,
-    counts: Path | None,
-    reader: str | None,
-    pairs: Path | None,
-    measure: bool,
-    texts: tuple[Path, ...],
-    device: str,
-    engine: Any,
-) -> None:
+    named: Any, source: str, out: Path, layers: str | None, top: int, counts: Path | None, reader: str | None,
+    pairs: Path | None, measure: bool, texts: tuple[Path, ...], device: str, engine: Any,
+) -> None:  # fmt: skip
     """Name every head by what it does and find which heads read what earlier heads write: tables and a report."""
     from weightscope.circuits.circuits import circuits
     from weightscope.circuits.components import read_by
@@ -97,9 +81,7 @@ def circuits_command(
 
 # Studies that run the model, with PyTorch.
 
-length_option = click.option(
-    "--length", default=128, show_default=True, type=click.IntRange(8), help="Longest input, in tokens."
-)
+length_option = options.number("--length", "Longest input, in tokens.", 128, least=8)
 
 # Options that belong to one question about sinks.
 QUESTION_OPTIONS = {"bias": ("evaluated", "thorough", "paper"), "kind": ("images", "seed", "causal")}
@@ -124,17 +106,9 @@ def finish(study: Any, out: Path) -> None:
 @options.tokenizer
 @options.out
 @options.text
-@click.option(
-    "--inputs", default=992, show_default=True, type=click.IntRange(1), help="Number of inputs (pairs of paragraphs)."
-)
+@options.number("--inputs", "Number of inputs (pairs of paragraphs).", 992)
 @length_option
-@click.option(
-    "--seed",
-    type=click.IntRange(0),
-    default=0,
-    show_default=True,
-    help="Random seed for the choice of texts, pairs and heads.",
-)
+@options.number("--seed", "Random seed for the choice of texts, pairs and heads.", 0, least=0)
 @options.runner_device
 def norms(model: Any, out: Path, text: tuple[Path, ...], inputs: int, length: int, seed: int, device: str) -> None:
     """Norm-based analysis: the norms of alpha f(x) compared with alpha, by kind of token.
@@ -158,21 +132,10 @@ def norms(model: Any, out: Path, text: tuple[Path, ...], inputs: int, length: in
 @options.tokenizer
 @options.out
 @options.text
-@click.option(
-    "--inputs",
-    default=1500,
-    show_default=True,
-    type=click.IntRange(1),
-    help="Number of inputs (sentences) for the means.",
-)
-@click.option(
-    "--sample", metavar="N", default=100, show_default=True, type=click.IntRange(1),
-    help="Average eq. 7 over N random inputs.",
-)  # fmt: skip
+@options.number("--inputs", "Number of inputs (sentences) for the means.", 1500)
+@options.number("--sample", "Average eq. 7 over N random inputs.", 100, metavar="N")
 @length_option
-@click.option(
-    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Random seed for the choice of sentences."
-)
+@options.number("--seed", "Random seed for the choice of sentences.", 0, least=0)
 @options.runner_device
 def outliers(
     model: Any, out: Path, text: tuple[Path, ...], inputs: int, sample: int, length: int, seed: int, device: str
@@ -203,16 +166,14 @@ def outliers(
 @options.out
 @options.text
 @click.option("--images", type=click.Path(path_type=Path), help="kind: a folder of images, for a vision model.")
-@click.option(
-    "--inputs", type=click.IntRange(1), help="Number of inputs, texts or images.  [default: bias 12, kind 64]"
-)
-@click.option("--length", type=click.IntRange(2), help="Longest input, in tokens.  [default: bias 512, kind 256]")
-@click.option("--seed", type=click.IntRange(0), help="kind: random seed for crops and texts.  [default: 0]")
-@click.option(
-    "--causal", type=click.IntRange(1), metavar="TEXTS",
-    help="kind: also change what each sink head writes, and measure perplexity on so many texts.",
+@options.number("--inputs", "Number of inputs, texts or images.  [default: bias 12, kind 64]")
+@options.number("--length", "Longest input, in tokens.  [default: bias 512, kind 256]", least=2)
+@options.number("--seed", "kind: random seed for crops and texts.  [default: 0]", least=0)
+@options.number(
+    "--causal", "kind: also change what each sink head writes, and measure perplexity on so many texts.",
+    metavar="TEXTS",
 )  # fmt: skip
-@click.option("--evaluated", type=click.IntRange(1), help="bias: number of texts for perplexity.  [default: 4]")
+@options.number("--evaluated", "bias: number of texts for perplexity.  [default: 4]")
 @click.option("--thorough", is_flag=True, help="bias: 40 texts, 16 of them evaluated.")
 @click.option("--paper", is_flag=True, help="bias: the paper's sizes, 100 texts of 512 tokens and 100 evaluated.")
 @click.option("--own-first", is_flag=True, help="Do not prepend a first token; each text begins with its own.")

@@ -154,7 +154,7 @@ def text_section(files: Files, check: TextCheck, terms: PositionTerms, heads: Se
 
 
 def beside_position(check: TextCheck, terms: PositionTerms) -> Table:
-    """Every head's attention on text beside what position alone predicts: to the token before, to the nearest tenth."""
+    """Every head's attention on text and by position alone: to the token before, to the nearest tenth."""
     predicted = terms.attention()  # (n_heads, query + 1)
     return Table(
         [

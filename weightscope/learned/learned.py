@@ -1,5 +1,6 @@
 """What was trained into a checkpoint: what its changes are, what they read and write, and which words they raise."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +19,6 @@ from weightscope.files import REPORT
 from weightscope.findings import listed, spans
 from weightscope.learned.changed_matrices import INTRUDER, TOP, Update, updates_of
 from weightscope.learned.spaces import Overlap, Shared, overlap, shared_directions
-from weightscope.learned.training import Training, training_of
 from weightscope.learned.words import Words, why_no_words, words
 from weightscope.model import Model, TensorsOnly, open_tensors
 from weightscope.progress import bar, progress_shown
@@ -27,9 +27,20 @@ from weightscope.results import Result, ShowsShapes
 from weightscope.tables import Column, Table, as_json
 
 Readable = Model | TensorsOnly
+MOSTLY = 0.9  # of the changed matrices in layers, for what they are to be said of the training
+CONVERTED = ("rounded", "quantised")  # kinds of change that a conversion makes
 ROWS = ("tokens", "positions", "unembedding", "types")  # looked up by row: they have no directions
 NAMED = 8  # words in the lead
 BEYOND_CHANCE = 3.0  # times the overlap of random spaces, from which two tunes are said to collide
+
+
+@dataclass(frozen=True)
+class Training:
+    """What the changes say of the training."""
+
+    kind: str  # "low rank", "one direction", "full", "few rows", "vectors", "conversion", "none" or "mixed"
+    rank: int | None  # of a LoRA: the most common rank
+    evidence: str  # in words
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -63,7 +74,7 @@ class Tune(ShowsShapes):
             "low rank": f"was trained by a low-rank update, as a LoRA, of rank {self.training.rank}",
             "one direction": "was edited along one direction", "full": "was trained in full",
             "few rows": "changed in a few rows of its embeddings only", "vectors": "changed in biases and norms only",
-            "conversion": "was rounded or quantised; what was trained beside that does not show",
+            "conversion": "was rounded or quantised; what else was trained does not show",
             "none": "holds the base's values: nothing was trained",
             "mixed": "changed in several ways",
         }[self.training.kind]  # fmt: skip
@@ -275,11 +286,6 @@ def _intruders(update: Update) -> tuple[float, float, float, float]:
     return (np.nan,) * 4 if each is None else (each.count, float(each.cosines.min()), each.principal, each.drift)
 
 
-def open_tune(source: str | Path, base: str | Path, **options: Any) -> Readable:
-    """A tuned checkpoint, or an adapter on this base."""
-    return open_tensors(source, base=base if is_adapter(str(source)) else None, **options)
-
-
 def learned(
     base: Readable | str | Path, *tuned: Readable | str | Path, exact: bool = False, progress: bool = False
 ) -> Learned:
@@ -309,7 +315,8 @@ def learned(
     """
     if not tuned:
         raise CheckpointError("`learned` needs a base and at least one tune")
-    tunes = [open_tune(each, base if isinstance(base, str | Path) else base.checkpoint.folder)
+    of_base = base if isinstance(base, str | Path) else base.checkpoint.folder
+    tunes = [open_tensors(each, base=of_base if is_adapter(str(each)) else None)
              if isinstance(each, str | Path) else each for each in tuned]  # fmt: skip
     base = open_tensors(base) if isinstance(base, str | Path) else base
     with progress_shown(progress):
@@ -352,3 +359,37 @@ def _is_update(change: Change) -> bool:
         change.is_matrix and change.kind not in (*UNKNOWN_SIZE, "identical", "not finite", "resized")
         and change.role not in ROWS and bool(np.isfinite(change.moved))
     )  # fmt: skip
+
+
+def training_of(changes: Sequence[Change], note: str = "") -> Training:
+    """How a tune was trained: its changes, and what an adapter's own files say.
+
+    A LoRA's change has its rank exactly up to rounding, whatever is merged; training all weights never gives a rank
+    below half of a matrix. Reinforcement and supervised learning are not told apart (see docs/learned.md).
+    """
+    matrices = [each for each in changes if each.is_matrix and each.kind not in ("identical", "missing", "new")]
+    in_layers = [each for each in matrices if each.role not in ("tokens", "unembedding", "positions")]
+    kinds = Counter(each.kind for each in in_layers)
+    total = sum(kinds.values())
+    ranks = Counter(each.rank for each in in_layers if each.kind in ("low rank", "one direction") and each.rank)
+    if note:
+        return Training("low rank", ranks.most_common(1)[0][0] if ranks else None, note)
+    if not any(each.kind != "identical" for each in changes):
+        return Training("none", None, "no tensor changed")
+    if not total:
+        kind = "few rows" if any(each.kind == "few rows" for each in matrices) else "vectors"
+        return Training(kind if not matrices or kind == "few rows" else "full", None, "no matrix in a layer changed")
+    if kinds["one direction"] >= MOSTLY * total:
+        evidence = f"{kinds['one direction']} of {total} changed matrices in layers changed along one direction"
+        return Training("one direction", 1, evidence)
+    low = kinds["low rank"] + kinds["one direction"]
+    if low >= MOSTLY * total:
+        evidence = f"the change of {low} of {total} changed matrices in layers has rank {spans(sorted(ranks))}"
+        return Training("low rank", ranks.most_common(1)[0][0], evidence)
+    if sum(kinds[kind] for kind in CONVERTED) >= MOSTLY * total:
+        return Training("conversion", None, f"{total} matrices were rounded or quantised, which hides what was trained")
+    if kinds["changed"] >= MOSTLY * total:
+        evidence = f"the change of {kinds['changed']} of {total} changed matrices in layers has no low rank"
+        return Training("full", None, evidence)
+    parts = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+    return Training("mixed", None, f"matrices in layers changed in several ways: {parts}")

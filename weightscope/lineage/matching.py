@@ -148,7 +148,7 @@ def _by_sketches(
             kept = np.flatnonzero(order >= 0)
             first[i, j] = chosen[kept, candidates[order[kept]]].sum() / len(heads)
             second[i, j] = judged[kept, candidates[order[kept]]].sum() / len(heads)
-    (mean, spread), least, shown = BACKGROUND[route], LEAST + _luck(suspect, base), SHOWN
+    (mean, spread), least, shown = BACKGROUND[route], LEAST + _luck(base), SHOWN
     maps = _maps_of_both(route, suspect, base, ids)
     if maps is None:
         layers = align_layers(first, least)
@@ -187,7 +187,7 @@ def _cosines(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.einsum("smk,bmk->sb", x, y, optimize=True) / 2
 
 
-def _luck(suspect: Sketches, base: Sketches) -> float:
+def _luck(base: Sketches) -> float:
     """How alike the best of strangers' heads look on average, in the half of the sketch that chooses them."""
     most = max(len(base.of_layer(layer)) for layer in base.layers)
     return sqrt(2 * log(max(2, most)) / (2 * HALF))

@@ -19,7 +19,7 @@ from weightscope.architectures.names import NamedTensor
 from weightscope.changes.all_tensors import compare_tensors
 from weightscope.errors import CheckpointError, printable
 from weightscope.model import Model
-from weightscope.rank.choices import BY, TOOLS
+from weightscope.rank import BY, TOOLS
 from weightscope.tables import Column, Table
 from weightscope.tensors.matrices import MEASURES, is_matrix, measured_rows
 from weightscope.tensors.measure import why_unread

@@ -15,10 +15,10 @@ from weightscope.checkpoint.formats import SAFETENSORS
 from weightscope.checkpoint.storage import LocalFile
 from weightscope.errors import CheckpointError
 from weightscope.model import Model, TensorsOnly
+from weightscope.same import DIFFERENT, SAME_FUNCTION
 from weightscope.same.catalogue import EXACT, error_of, places_of
 from weightscope.same.judge import Compared, Judged, tolerance_of
 from weightscope.same.mixture import EXPERTS, is_free
-from weightscope.same.verdicts import DIFFERENT, SAME_FUNCTION
 
 MOST_UNREAD = 200  # files next to the ones that are read
 ROWS = 4  # by which a tensor is recognised

@@ -7,8 +7,8 @@ from matplotlib.patches import Patch
 
 from weightscope.formulas import plain
 from weightscope.pages.style import COLUMN, in_our_style, subplots
+from weightscope.same import VERDICTS
 from weightscope.same.same import Same
-from weightscope.same.verdicts import VERDICTS
 
 OUTSIDE = "model"  # the column of what is in no layer
 FLOW = (  # from what enters a model to what leaves it; other roles go in the middle

@@ -2,17 +2,22 @@
 
 Heads or neurons in another order, factors in another basis, values negated or scaled between two matrices and norms
 folded into the next matrix change tensors and not what a layer adds to the stream. Equality on random inputs proves
-this but for coincidence, as it does of polynomials (Schwartz and Zippel): up to the rounding of float32.
+this but for coincidence, as it does of polynomials (Schwartz and Zippel): up to the rounding of float32. Closed neurons
+and a saturated softmax hide what stands before them, so layers are also run with both open.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from weightscope.changes.head import Basis, basis_by_tokens
 from weightscope.circuits.stream import attend, rest_of_layer, why_no_stream
+from weightscope.embeddings import BLOCK_BYTES
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
+from weightscope.same import DIFFERENT
+from weightscope.same.judge import Judged
 from weightscope.same.mixture import EXPERTS, MIXTURE, NORM, Join, Mixture, asymmetric, gated, order_of_experts
 
 TOKENS = 6  # random inputs of a layer
@@ -25,22 +30,41 @@ def basis_of(a: Model, b: Model) -> Basis | None:
     """How B's stream follows from A's where the token embeddings say so; None where they do not."""
     try:
         basis = basis_by_tokens(a, b)
-        _, x = next(iter(a.embeddings.blocks()))
-        _, y = next(iter(b.embeddings.blocks()))
+        blocks = zip(a.embeddings.blocks(), b.embeddings.blocks(), strict=True)
+        is_turned = all(_rows_turned(a.into_stream(x), b.into_stream(y), basis) for (_, x), (_, y) in blocks)
     except (CheckpointError, ValueError):
         return None
-    n = min(len(x), len(y))
-    turned = a.into_stream(x[:n]) @ basis.rotation
-    apart = np.linalg.norm(turned - b.into_stream(y[:n])) / (np.linalg.norm(turned) or 1.0)
-    if apart > FOUND:
-        return None
     rotation = basis.rotation
+    if not is_turned:
+        return None
     if basis.permuted and rotation is not None:  # exactly, without the rounding of a singular value decomposition
         exact = np.zeros_like(rotation)
         places = np.abs(rotation).argmax(axis=1)
         exact[np.arange(len(places)), places] = np.sign(rotation[np.arange(len(places)), places])
         return Basis(exact)
     return basis
+
+
+def _rows_turned(x: np.ndarray, y: np.ndarray, basis: Basis) -> bool:
+    """Whether each row of y (n, d) is that row of x in the other basis."""
+    return x.shape == y.shape and bool(
+        (np.linalg.norm(_turned(x, basis) - y, axis=-1) <= FOUND * np.linalg.norm(x, axis=-1)).all()
+    )
+
+
+# Roles outside the layers whose last axis is the stream's.
+OF_STREAM = ("positions", "types", "class", "registers", "norm.inputs", "norm.inputs.bias")
+
+
+def is_turned(a: Model, b: Model, judged: Judged, basis: Basis) -> bool:
+    """Whether a tensor outside the layers is in the other basis; the token embeddings are, which showed the basis."""
+    if judged.stack not in (None, b.tensors.own) or judged.role == "tokens":
+        return judged.verdict != DIFFERENT or judged.role == "tokens"
+    if judged.role not in OF_STREAM:
+        return False
+    sides = ((a, judged.name_a), (b, judged.name_b))
+    x, y = (np.atleast_2d(model.tensors[name].array()) for model, name in sides)
+    return x.shape[-1] == a.config.d_model and _rows_turned(x, y, basis)
 
 
 ANY = (asymmetric, asymmetric)
@@ -57,14 +81,14 @@ def apart(
     x = _inputs(a, index)
     plain = {role.removesuffix(".bias") for role in roles}
     try:
-        before, after = _attended(a, index, x), _attended(b, index, _turned(x, basis))
-        sizes = [_relative(_turned(before, basis), after)]
-        rest = plain - ATTENTION
+        pairs = [*zip(_attended(a, index, x, plain), _attended(b, index, _turned(x, basis), plain), strict=True)]
+        before, rest = pairs[0][0], plain - ATTENTION
+        if not is_mixture(rest) and (rest or a.family.parallel):
+            after = _after(b, index, _turned(x, basis), _turned(before, basis))
+            pairs += zip(_after(a, index, x, before), after, strict=True)
+        sizes = [_relative(_turned(x, basis), y) for x, y in pairs]
         if is_mixture(rest):
             sizes.append(_mixtures_apart(a, b, index, x, basis, joins))
-        elif rest or a.family.parallel:
-            rests = _after(a, index, x, before), _after(b, index, _turned(x, basis), _turned(before, basis))
-            sizes.append(_relative(_turned(rests[0], basis), rests[1]))
     except CheckpointError:
         return float("nan")
     return max(sizes)
@@ -109,35 +133,51 @@ def _relative(before: np.ndarray, after: np.ndarray) -> float:
         return float(np.nan_to_num(moved / size, nan=np.inf)) if size else float("inf" if moved else 0.0)
 
 
-def _attended(model: Model, index: int, x: np.ndarray) -> np.ndarray:
-    """What attention to all tokens adds to inputs (n, d)."""
+def _attended(model: Model, index: int, x: np.ndarray, roles: Collection[str]) -> list[np.ndarray]:
+    """What attention to all tokens adds to inputs (n, d); the same of scores that do not saturate the softmax."""
+    from scipy.special import softmax  # SciPy takes a while to import
+
     if index not in model.attention_layers:
-        return np.zeros_like(x)
+        if ATTENTION & {*roles}:
+            raise CheckpointError(f"layer {index} has no attention that is run here", file=model.checkpoint.name)
+        return [np.zeros_like(x)]
     layer = model.layer(index)
-    return layer.output(attend(layer, x, causal=False), x)
+    scores = layer.scores(x)  # (H, n, n)
+    scores = scores - scores.mean(axis=-1, keepdims=True)  # what all keys share is no difference
+    size = scores.std(axis=(1, 2), keepdims=True)
+    soft = scores * (1 + np.log1p(size)) / np.where(size > 0, 5 * size, 1)
+    return [layer.output(each, x) for each in (attend(layer, x), softmax(soft, axis=-1))]
 
 
-def _after(model: Model, index: int, x: np.ndarray, attended: np.ndarray) -> np.ndarray:
-    """What the rest of a layer adds after attention: (n, d) -> (n, d)."""
+def _after(model: Model, index: int, x: np.ndarray, attended: np.ndarray) -> list[np.ndarray]:
+    """What the rest of a layer adds after attention, (n, d) -> (n, d); the same with neurons that are never closed."""
     row = model.family.mlp
     if row is None or why_no_stream(model):
         raise CheckpointError("has a feed-forward network that is not run here", file=model.checkpoint.name)
-    return rest_of_layer(model, row, index, x, attended) - x - attended
+    rows = (row, replace(row, activation="leaky_relu", activation_keys=()))
+    return [rest_of_layer(model, each, index, x, attended) - x - attended for each in rows]
 
 
 def last_apart(a: Model, b: Model, basis: Basis) -> float:
     """|B - A| / |A| of the logits of random outputs of the last layer, token by token."""
     x = _inputs(a, 0)
-    y = _turned(x, basis)
     moved, size = 0.0, 0.0
     try:
-        blocks = zip(a.unembedding.blocks(), b.unembedding.blocks(), strict=True)
-        for (_, before), (_, after) in blocks:
-            p, q = before @ x.T, after @ y.T
-            moved, size = moved + float(np.square(q - p).sum()), size + float(np.square(p).sum())
+        for before, after in zip(_logits(a, x), _logits(b, _turned(x, basis)), strict=True):
+            moved, size = moved + float(np.square(after - before).sum()), size + float(np.square(before).sum())
     except (CheckpointError, ValueError):
         return float("inf")
     return float(np.sqrt(moved / size)) if size else float("inf")
+
+
+def _logits(model: Model, x: np.ndarray) -> Iterator[np.ndarray]:
+    """Logits of outputs x (n, d) that the final norm has divided by their size, biases included: blocks (rows, n)."""
+    head, tensors = model.unembedding, model.tensors
+    bias = tensors["unembedding.bias"].array() if "unembedding.bias" in tensors else np.zeros(head.n_tokens)
+    for first, stored in head.tensor.blocks(max(1, BLOCK_BYTES // (4 * head.tensor.shape[1]))):
+        rows = stored if head.projection is None else stored @ head.projection.T
+        constant = bias[first : first + len(rows)] + (0 if head.norm is None else rows @ head.norm.beta)
+        yield head.folded(stored) @ x.T + constant[:, None]
 
 
 # Deeds that others in the layer may undo; what is none of these was not done to keep the function.

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weightscope.architectures.names import NamedTensor
-from weightscope.changes.pair import Pair, Part, few_rows_each, first_rows_of
+from weightscope.changes.pair import Pair, Part, few_rows_each, first_rows, first_rows_of
 from weightscope.changes.recomputed import stored_cells
 from weightscope.changes.rounding import CASTS, FRACTION, precision
 from weightscope.changes.tensor import Change, change_of, change_of_all, classify, differs, unchanged
@@ -18,12 +18,13 @@ from weightscope.checkpoint.blocks import Block, row_width
 from weightscope.checkpoint.checkpoint import StoredTensor, WholeTensor
 from weightscope.checkpoint.packings.packed import DequantisedTensor
 from weightscope.metrics.spectra import evenly_spread, low_rank
+from weightscope.same import DIFFERENT, QUANTISED, ROUNDED, SAME_VALUES, UNDECIDED
 from weightscope.same.catalogue import EXACT, OF_VOCABULARY, SPREAD, Deed, Sizes, error_of, find_deed, sampled
 from weightscope.same.coarser import COMPENSATED, exponentiated, in_cells, merged_otherwise, quantised, rounded_twice
 from weightscope.same.stored import equal_bytes, is_copy
-from weightscope.same.verdicts import DIFFERENT, QUANTISED, ROUNDED, SAME_VALUES, UNDECIDED
 from weightscope.tensors.measure import BITS, why_unread
 
+ONE_VALUE = "one value throughout"  # of the coarser tensor: that the other was rounded to it is a guess
 STORED_OTHERWISE = "stored otherwise"  # of the same values: in another dtype or packing, or with another sign of zero
 # Values of a tensor that a deed is looked for in as a whole; of larger ones in rows and columns.
 LARGEST_WHOLE = 1 << 24
@@ -74,8 +75,11 @@ class Compared(NamedTuple):
     share: float = 1.0  # of the blocks that are compared
 
 
-def judge(parts: Compared, *, may_compensate: bool = True) -> Judged:
-    """Compare one tensor: values, roundings, cells of a quantisation, and then the catalogue of deeds."""
+def judge(parts: Compared, *, may_compensate: bool = True, may_be_constant: bool = True) -> Judged:
+    """Compare one tensor: values, roundings, cells of a quantisation, and then the catalogue of deeds.
+
+    may_be_constant: whether one value throughout, stored in more bits, passes for others rounded.
+    """
     pair = parts.tensors
     if why := why_unread(pair.a) or why_unread(pair.b):
         return _judged(parts, UNDECIDED, "cannot be read", detail=why)
@@ -94,7 +98,9 @@ def judge(parts: Compared, *, may_compensate: bool = True) -> Judged:
         change = change.and_then(change_of(part, change.casts))
     if change.casts:
         cast, rounded = min(change.casts, key=lambda each: (list(CASTS).index(each[0]), each[1]))
-        return _judged(parts, ROUNDED, f"{rounded} to {_way(cast)}", change.change)
+        detail = ONE_VALUE * _is_one_value(pair.a if rounded == "B" else pair.b, cast)
+        if may_be_constant or not detail:
+            return _judged(parts, ROUNDED, f"{rounded} to {_way(cast)}", change.change, detail)
     if parts.share < 1:
         return _judged(parts, UNDECIDED, "differs in the sample", change.change)
     return _coarser(parts, change, may_compensate) or _done(parts, change)
@@ -108,6 +114,18 @@ def few_compensated(judged: Sequence[Judged]) -> list[int]:
     packed = [i for i, each in enumerate(judged) if each.verdict == QUANTISED]
     compensated = [i for i in packed if COMPENSATED.how in judged[i].deed]
     return compensated if 2 * len(compensated) < len(packed) else []
+
+
+def rounded_alone(judged: Sequence[Judged]) -> list[int]:
+    """The tensors of one value that pass for others rounded, in a way that none of several values shows."""
+    ways = {each.deed for each in judged if each.verdict == ROUNDED and each.detail != ONE_VALUE}
+    return [i for i, each in enumerate(judged) if each.detail == ONE_VALUE and each.deed not in ways]
+
+
+def _is_one_value(tensor: Tensor, cast: str) -> bool:
+    """Whether a tensor that could hold more bits than a cast leaves has one value throughout."""
+    few, every = 1, prod(tensor.shape)
+    return tensor.dtype != cast and all(np.ptp(first_rows(tensor, most)) == 0 for most in (few, every))
 
 
 def _way(cast: str) -> str:

@@ -71,12 +71,12 @@ class Mixture:
 
 # What neurons make of their gates and inputs, (n, neurons).
 Join = Callable[[np.ndarray, np.ndarray], np.ndarray]
-_silu = ACTIVATIONS["silu"]
+_silu, _open = ACTIVATIONS["silu"], ACTIVATIONS["leaky_relu"]
 
 
 def asymmetric(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
-    """Something that only the order of neurons leaves as it is."""
-    return np.asarray(_silu(gate + np.float32(0.5)) * (_silu(up) + np.float32(0.3)))
+    """Something that only the order of neurons leaves as it is, and that no input closes."""
+    return np.asarray(_open(gate + np.float32(0.5)) * (_open(up) + np.float32(0.3)))
 
 
 def gated(model: Model) -> Join:

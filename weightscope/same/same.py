@@ -22,13 +22,7 @@ from weightscope.model import Model, TensorsOnly, open_tensors
 from weightscope.progress import bar, progress_shown
 from weightscope.provenance import Provenance
 from weightscope.results import Result
-from weightscope.same.catalogue import Sizes
-from weightscope.same.config_and_tokens import Settings, Tokens, compare_settings, compare_tokenizers
-from weightscope.same.elsewhere import UNEXPLAINED, find_elsewhere, name_shards, name_unread, reordered_experts
-from weightscope.same.function import allowed, apart, basis_of, called, is_unknown, last_apart
-from weightscope.same.judge import Compared, Judged, alone, few_compensated, judge, tolerance_of
-from weightscope.same.stored import read_known_digests, same_files
-from weightscope.same.verdicts import (
+from weightscope.same import (
     DIFFERENT,
     QUANTISED,
     ROUNDED,
@@ -39,6 +33,12 @@ from weightscope.same.verdicts import (
     UP_TO,
     VERDICTS,
 )
+from weightscope.same.catalogue import Sizes
+from weightscope.same.config_and_tokens import Settings, Tokens, compare_settings, compare_tokenizers
+from weightscope.same.elsewhere import UNEXPLAINED, find_elsewhere, name_shards, name_unread, reordered_experts
+from weightscope.same.function import allowed, apart, basis_of, called, is_turned, is_unknown, last_apart
+from weightscope.same.judge import Compared, Judged, alone, few_compensated, judge, rounded_alone, tolerance_of
+from weightscope.same.stored import read_known_digests, same_files
 from weightscope.tables import Column, Table, as_json
 
 Readable = Model | TensorsOnly  # of a checkpoint whose heads are not read, the tensors are compared all the same
@@ -302,6 +302,8 @@ def _judged(a: Readable, b: Readable, sample: float) -> tuple[list[Judged], list
             shown.update()
     for i in few_compensated(judged):
         judged[i] = judge(parts[i], may_compensate=False)
+    for i in rounded_alone(judged):
+        judged[i] = judge(parts[i], may_be_constant=False)
     judged = [_by_part(a, b, *each) for each in zip(judged, parts, strict=True)]
     judged = name_shards(find_elsewhere(judged, parts), parts)
     judged = reordered_experts(a, judged, parts)
@@ -388,30 +390,40 @@ def _same_function(a: Readable, b: Readable, judged: Sequence[Judged]) -> list[J
     basis = basis_of(a, b) if any(judged[i].role == "tokens" for i in mine) else Basis()
     if basis is None:
         return list(judged)
-    turned = basis.rotation is not None
+    turned, own = basis.rotation is not None, b.tensors.own
     coordinates = f"the stream's coordinates {'permuted' if basis.permuted else 'rotated'}"
     why = coordinates if turned else "the layer gives the same on random inputs"
-    deeds: dict[int, list[tuple[str, str]]] = {layer: [] for layer in range(a.config.n_layers if turned else 0)}
-    for i in mine:
-        if (layer := judged[i].layer) is not None:
-            deeds.setdefault(layer, []).append((judged[i].role, judged[i].deed))
+    deeds: dict[tuple[str | None, int], list[tuple[str, str]]] = {}
+    for each in judged if turned else (judged[i] for i in mine):
+        if each.layer is not None:
+            deeds.setdefault((each.stack or own, each.layer), []).append((each.role, each.deed))
     if not turned:  # one alone shows in what the layer gives
-        deeds = {layer: changed for layer, changed in deeds.items() if len(changed) > 1}
-    sizes = {layer: apart(a, b, layer, basis, [role for role, _ in changed]) for layer, changed in deeds.items()}
-    same_ones = [layer for layer, size in sizes.items() if size <= allowed(basis)]
-    unknown = [layer for layer, size in sizes.items()
-               if layer not in same_ones and is_unknown(a, b, layer, basis, size, deeds[layer])]  # fmt: skip
-    last = any(judged[i].role in LAST for i in mine) and last_apart(a, b, basis) <= allowed(basis)
-    if turned and (len(same_ones) < a.config.n_layers or not last):
-        return list(judged)
+        deeds = {place: changed for place, changed in deeds.items() if len(changed) > 1}
+    sizes = {
+        (stack, layer): apart(a, b, layer, basis, [role for role, _ in changed]) if stack == own else np.nan
+        for (stack, layer), changed in deeds.items()
+    }  # of another stack nothing is run
+    same_ones = [place for place, size in sizes.items() if size <= allowed(basis)]
+    unknown = [place for place, size in sizes.items()
+               if place not in same_ones and is_unknown(a, b, place[1], basis, size, deeds[place])]  # fmt: skip
+    last = (turned or any(judged[i].role in LAST for i in mine)) and last_apart(a, b, basis) <= allowed(basis)
+    if turned:
+        outside = (each for each in judged if each.layer is None and not NO_WEIGHTS.fullmatch(each.role))
+        if (
+            not last
+            or not {(own, layer) for layer in range(a.config.n_layers)} <= {*same_ones}
+            or not all(each.role in LAST or is_turned(a, b, each, basis) for each in outside)
+        ):
+            return list(judged)
     with_norms = {judged[i].layer for i in mine if judged[i].role.startswith("norm.")}
     result = list(judged)
     for i in mine:
         each = judged[i]
-        if each.layer in same_ones or (each.layer is None and (last if each.role in LAST else turned)):
+        place = (each.stack or own, each.layer)
+        if place in same_ones or (each.layer is None and (last if each.role in LAST else turned)):
             deed = why if turned else called(each.role, each.deed, folded=each.layer in with_norms)
             detail = "; ".join(filter(None, (each.detail, "" if turned else why)))
             result[i] = replace(each, verdict=SAME_FUNCTION, deed=deed, detail=detail)
-        elif each.layer in unknown:
+        elif place in unknown:
             result[i] = replace(each, verdict=UNDECIDED, detail=f"{NOT_RUN}; {each.detail}".removesuffix("; "))
     return result

@@ -161,7 +161,7 @@ def _constant_rows(rows: np.ndarray, squares: np.ndarray) -> tuple[np.ndarray, n
 
 
 class SharedTensor(DerivedTensor):
-    """A tensor of which several matrices are made: its values are kept between them, or their facts noted, or both."""
+    """A tensor that several matrices share: its values are kept between them, or their facts noted, or both."""
 
     def __init__(self, stored: Tensor, keep: bool, note: bool) -> None:
         super().__init__(stored)

@@ -43,7 +43,7 @@ LYCORIS: dict[str, dict[str, Any]] = {
 
 
 def moved(after: dict[str, torch.Tensor], before: dict[str, torch.Tensor], folder: Path) -> None:
-    """Keep what is not the base's."""
+    """Keep the tensors that differ from the base's."""
     kept = {key: w.contiguous() for key, w in after.items() if key in before and not torch.equal(w, before[key])}
     assert kept
     save_file(kept, folder / "merged.safetensors")

@@ -1,14 +1,15 @@
-"""The command same."""
+"""The commands same and learned."""
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
 from weightscope.cli import options
 from weightscope.cli.command import command
 from weightscope.cli.terminal import folder_for, hand_over, write_sarif
-from weightscope.same.verdicts import UP_TO
+from weightscope.same import UP_TO
 
 
 @command(
@@ -26,21 +27,15 @@ from weightscope.same.verdicts import UP_TO
               help="Weakest verdict that passes: values, rounding, quantisation or function.")  # fmt: skip
 @click.option("--sample", type=click.FloatRange(0, 1, min_open=True), default=1.0, metavar="SHARE",
               help="Read this share of the values only, for a first look.")  # fmt: skip
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    callback=options.writable,
-    help="Folder for report.html, tables and figures.",
-)
+@options.page_folder
 @options.tower
 @options.families
 @options.digest
 @options.sarif
 @options.json
 def same_command(
-    a: str, b: str, up_to: str, sample: float, out: Path | None, tower: str | None, families: str | None, digest: bool,
-    sarif: Path | None, as_json: bool,
-) -> None:  # fmt: skip
+    a: str, b: str, up_to: str, sample: float, out: Path | None, sarif: Path | None, as_json: bool, **how: Any
+) -> None:
     """Find out whether B holds the model that A holds, and what was done to each tensor that differs.
 
     Verdicts, from strong to weak: same bytes, same values, rounded, quantised, same function; different; undecided.
@@ -50,11 +45,41 @@ def same_command(
     from weightscope.sources import Source
 
     folder = folder_for(Same, out)
-    sources = [Source.named(each, tower=tower, families=families, digest=digest) for each in (a, b)]
-    models = [options.opened_model(source, tensors_suffice=True) for source in sources]
+    models = [options.opened_model(Source.named(each, **how), tensors_suffice=True) for each in (a, b)]
     result = same(*models, sample=sample, progress=True)
     hand_over(result, folder, as_json)
     if sarif is not None:
         write_sarif(sarif, result.as_json() | {"findings": result.findings_beyond(up_to)})
     if not result.holds(up_to):
         sys.exit(3)
+
+
+@command(
+    "Find out what was trained into a checkpoint: how, where, and which words it raised.",
+    [
+        "weightscope learned base/ tuned/ --out learned/",
+        "weightscope learned base/ adapter-a/ adapter-b/ --json",
+    ],
+)
+@click.argument("a", metavar="BASE", shell_complete=options.complete_source)
+@click.argument("tuned", nargs=-1, required=True, metavar="TUNED [TUNED ...]", shell_complete=options.complete_source)
+@click.option("--exact", is_flag=True, help="Look for intruder dimensions in matrices of any size (minutes each).")
+@options.page_folder
+@options.tower
+@options.families
+@options.digest
+@options.json
+def learned_command(a: str, tuned: tuple[str, ...], exact: bool, out: Path | None, as_json: bool, **how: Any) -> None:
+    """Compare tunes with their BASE: directions, intruder dimensions, words, and how each was trained.
+
+    TUNED is a checkpoint of BASE's shapes, or a LoRA adapter for it. Of several, the page also says which collide.
+    """
+    from weightscope.checkpoint.adapters import is_adapter
+    from weightscope.learned.learned import Learned, learned
+    from weightscope.sources import Source
+
+    folder = folder_for(Learned, out)
+    tunes = [Source.named(each, base=a if is_adapter(each) else None, **how) for each in tuned]
+    models = [options.opened_model(source, tensors_suffice=True) for source in (Source.named(a, **how), *tunes)]
+    result = learned(*models, exact=exact, progress=True)
+    hand_over(result, folder, as_json)
