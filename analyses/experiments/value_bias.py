@@ -27,7 +27,7 @@ from weightscope.sinks.updates import Stack, decompose, influence, normalised_va
 from weightscope.tables import Column, Table
 from weightscope.text.sequences import read_texts, token_windows
 
-TEXTS = 4
+TEXTS = 12
 
 
 @dataclass(eq=False, repr=False)

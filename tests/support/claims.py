@@ -487,7 +487,7 @@ def sink_bias() -> Iterator[Claim]:
     length = [column(values, name) for name in ("norm_bias_values", "norm_mu", "norm_mu_linear")]
     yield Claim(
         "In models with biases b of eq. 1 takes the static part (section 4.2)",
-        "Qwen, 4 texts, medians: with b_V W_O in it, b is {:.1f} times as long as mu_sink, but what is left of the "
+        "Qwen, 12 texts, medians: with b_V W_O in it, b is {:.1f} times as long as mu_sink, but what is left of the "
         "sink's part is as static (R {:.2f}, with b_V W_O {:.2f}) and longer in {:d} of {:d} layers: at the sink "
         "the two oppose",
         [float(np.median(length[0] / length[1])), *(float(np.median(r)) for r in moved[::-1]),
