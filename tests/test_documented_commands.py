@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from tests.support.commands import run, with_tokenizer, write_counts
+from tests.support.commands import read_english, run, with_tokenizer, write_counts
 from tests.support.documented import IN_A_SENTENCE, PAGES, ROOT, Line, check, lines_of, words_of
 from tests.support.figures import undrawn
 from weightscope.cli import main
@@ -99,6 +99,7 @@ def test_command_lines_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     pytest.importorskip("tokenizers", reason="tokenizers come with the extra `bigrams`")
     monkeypatch.chdir(tmp_path)
     made = with_tokenizer("gpt2", tmp_path / "SOURCE")
+    read_english(made, "w7")  # `detok SOURCE` counts the packaged works
     for before, name in pairwise(FOLDERS):
         shutil.copytree(before, name)
         weights = load_file(f"{name}/model.safetensors")

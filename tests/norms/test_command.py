@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.support.cases import case_of
+from tests.support.commands import read_english
 from tests.support.hub_server import without_hub
 from tests.support.provenance import ends_with, without_footer
 from tests.support.weights import package
@@ -141,6 +142,7 @@ def test_sequences_fit_the_models_context(tmp_path: Path) -> None:
 
 def test_packaged_works_are_read_without_text(tmp_path: Path) -> None:
     model = written_model("bert", tmp_path / "model", framed=True)
+    read_english(model, "a")
     result = CliRunner().invoke(main, ["norms", str(model), "--out", str(tmp_path / "out"), "--inputs", "4"])
     assert result.exit_code == 0, result.output
     assert "works in the public domain" in result.stdout

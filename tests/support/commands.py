@@ -34,6 +34,16 @@ def with_tokenizer(name: str, folder: Path, change: Callable[[Weights], None] | 
     return folder
 
 
+def read_english(folder: Path, word: str) -> None:
+    """Let the folder's tokenizer take every word that does not begin with w for `word`, so that it can read English."""
+    import tokenizers
+
+    path = str(folder / "tokenizer.json")
+    changed = tokenizers.Tokenizer.from_file(path)
+    changed.normalizer = tokenizers.normalizers.Replace(tokenizers.Regex(r"(?<!\S)[^\sw]\S*"), word)
+    changed.save(path)
+
+
 def write_counts(folder: Path) -> Path:
     """Bigrams counted in a text of those words; `folder` has the tokenizer."""
     drawn = np.random.default_rng(0).integers(0, WORDS, (30, 40))
