@@ -1,5 +1,6 @@
 """Changes that preserve the function are recognised, changes that do not are not, and both are named."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -202,6 +203,23 @@ def test_a_closed_neuron_may_not_say_something_else(changed: Changing) -> None:
         weights[_module("mlp.up_proj")][0] *= 2
 
     assert changed(arm, close).verdict == "different"
+
+
+def test_a_scale_before_a_squared_relu_is_its_square_behind(original: Path, tmp_path: Path) -> None:
+    config = json.loads((original / "config.json").read_text()) | {"model_type": "nemotron", "hidden_act": "relu2"}
+    weights = {name: w for name, w in load_file(original / "model.safetensors").items() if "gate" not in name}
+    weights |= {name.replace("weight", "bias"): 0 * w for name, w in weights.items() if "norm" in name}
+
+    def written(name: str, up: float, down: float) -> Path:
+        (folder := tmp_path / name).mkdir()
+        scales = {_module("mlp.up_proj"): np.float32(up), _module("mlp.down_proj"): np.float32(down)}
+        save_file({name: w * scales.get(name, 1) for name, w in weights.items()}, folder / "model.safetensors")
+        (folder / "config.json").write_text(json.dumps(config))
+        return folder
+
+    before = written("before", 1, 1)
+    assert ws.same(before, written("moved", 2, 0.25)).verdict == "same function"
+    assert ws.same(before, written("other", 2, 0.5)).verdict == "different"
 
 
 def test_a_saturated_head_may_not_look_for_something_else(changed: Changing) -> None:

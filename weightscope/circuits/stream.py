@@ -41,6 +41,7 @@ ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "silu": _silu, "swish": _silu, "gelu": _gelu, "gelu_new": _gelu_new, "gelu_pytorch_tanh": _gelu_new,
     "relu": lambda x: np.maximum(x, 0), "relu2": lambda x: np.maximum(x, 0) ** 2,
     "leaky_relu": lambda x: np.where(x > 0, x, x * np.float32(0.01)),
+    "leaky_relu2": lambda x: np.where(x > 0, x, x * np.float32(0.01)) * np.abs(x),
 }  # fmt: skip
 
 
@@ -273,14 +274,18 @@ def rest_of_layer(model: Model, row: FeedForward, index: int, before: np.ndarray
     return _rest_and_hidden(model, row, index, before, attended)[0]
 
 
+def activation_of(model: Model, row: FeedForward) -> str:
+    """What the config calls the activation of a feed-forward network."""
+    return str(next((value for key in row.activation_keys if (value := model.config.get(key))), row.activation))
+
+
 def _rest_and_hidden(
     model: Model, row: FeedForward, index: int, before: np.ndarray, attended: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """`rest_of_layer`, and the hidden units (..., width) that the network's `down` reads."""
     tensors, d = model.under(_layer_name(model, index)), model.config.d_model
     x = before + (attended if row.attention_norm is None else row.attention_norm.read(tensors, model.config)(attended))
-    activation = next((value for key in row.activation_keys if (value := model.config.get(key))), row.activation)
-    act = ACTIVATIONS.get(str(activation))
+    act = ACTIVATIONS.get(activation_of(model, row))
     if act is None:
         raise CheckpointError("has an activation that is not known here", file=model.config.file)
 

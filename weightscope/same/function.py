@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from weightscope.changes.head import Basis, basis_by_tokens
-from weightscope.circuits.stream import attend, rest_of_layer, why_no_stream
+from weightscope.circuits.stream import activation_of, attend, rest_of_layer, why_no_stream
 from weightscope.embeddings import BLOCK_BYTES
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
@@ -149,12 +149,16 @@ def _attended(model: Model, index: int, x: np.ndarray, roles: Collection[str]) -
     return [layer.output(each, x) for each in (attend(layer, x), softmax(soft, axis=-1))]
 
 
+OPEN = {"relu2": "leaky_relu2"}  # a scale before which is its square behind, as of the model's own
+
+
 def _after(model: Model, index: int, x: np.ndarray, attended: np.ndarray) -> list[np.ndarray]:
     """What the rest of a layer adds after attention, (n, d) -> (n, d); the same with neurons that are never closed."""
     row = model.family.mlp
     if row is None or why_no_stream(model):
         raise CheckpointError("has a feed-forward network that is not run here", file=model.checkpoint.name)
-    rows = (row, replace(row, activation="leaky_relu", activation_keys=()))
+    never_closed = OPEN.get(activation_of(model, row), "leaky_relu")
+    rows = (row, replace(row, activation=never_closed, activation_keys=()))
     return [rest_of_layer(model, each, index, x, attended) - x - attended for each in rows]
 
 
