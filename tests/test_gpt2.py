@@ -144,7 +144,7 @@ def test_a_nan_in_a_weight_is_one_clear_error(tmp_path: Path, tensor: str) -> No
     weights[tensor].flat[7] = np.nan
     model = ws.open_model(write_checkpoint(tmp_path, weights))
     with pytest.raises(
-        ws.CheckpointError, match=rf"model.safetensors: tensor '{tensor}' holds 1 values that are not finite"
+        ws.CheckpointError, match=rf"model.safetensors: tensor '{tensor}' holds 1 value that is not finite"
     ):
         _ = model.layer(1), model.positions
 

@@ -248,7 +248,7 @@ def test_an_unchecked_projection_is_read_as_it_is(tmp_path: Path) -> None:
     weights[name][3, 4] = np.nan
     tensor = opened(write_gguf(tmp_path / "model.gguf", weights))[name]
     np.testing.assert_array_equal(tensor.unchecked(set()).read(), weights[name])
-    with pytest.raises(CheckpointError, match="holds 1 values that are not finite"):
+    with pytest.raises(CheckpointError, match="holds 1 value that is not finite"):
         tensor.read()
 
 

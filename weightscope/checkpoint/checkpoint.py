@@ -19,7 +19,7 @@ from weightscope.checkpoint.config import Config
 from weightscope.checkpoint.formats import ADAPTER, ADAPTER_WEIGHTS, SAFETENSORS
 from weightscope.checkpoint.storage import Storage, TensorEntry, check_readable, decode, half
 from weightscope.compute.half import Weights
-from weightscope.errors import CheckpointError, printable
+from weightscope.errors import CheckpointError, counted, printable
 
 
 class Tensor(ABC):
@@ -104,7 +104,8 @@ class Tensor(ABC):
         elif len(nonfinite):
             first = tuple(map(int, nonfinite[0]))
             index = (first[0] + first_row, *first[1:]) if first else ()
-            raise self.refuse(f"holds {len(nonfinite)} values that are not finite, the first {block[first]} at {index}")
+            held = f"{counted(len(nonfinite), 'value')} that {'is' if len(nonfinite) == 1 else 'are'} not finite"
+            raise self.refuse(f"holds {held}, the first {block[first]} at {index}")
         return block
 
 
