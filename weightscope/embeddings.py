@@ -180,5 +180,15 @@ class Unembedding(ShowsShapes):
 
     def blocks(self) -> Iterator[tuple[int, np.ndarray]]:
         """All of them in blocks of about 16 MB, each with the index of its first token."""
-        for first, rows in self.tensor.blocks(max(1, BLOCK_BYTES // (4 * self.tensor.shape[1]))):
+        for first, rows in self.stored_blocks():
             yield first, self.folded(rows)
+
+    def stored_blocks(self) -> Iterator[tuple[int, np.ndarray]]:
+        """The same as they are stored, (n, e)."""
+        return self.tensor.blocks(max(1, BLOCK_BYTES // (4 * self.tensor.shape[1])))
+
+    def shifts(self, rows: np.ndarray) -> np.ndarray:
+        """What the bias of the final norm adds to the logits of stored rows, (n, e) -> (n,)."""
+        if self.norm is None:
+            return np.zeros(len(rows), rows.dtype)
+        return rows @ (self.norm.beta if self.projection is None else self.norm.beta @ self.projection)

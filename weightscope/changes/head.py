@@ -216,13 +216,12 @@ def _moves(a: Head, b: Head, factors: Factors) -> dict[str, float]:
     """The relative changes of a head, named as in `MOVED`."""
     norms = {name: norms_of_product(*(moved for moved, *_ in sides.values())) for name, sides in factors.items()}
     (query, *_), (key, *_) = factors["qk"].values()
+    at_one, change = norms["qk"]
     if a.layer.rotation is not None or b.layer.rotation is not None:
-        further = norms_of_product(query.times(_one_further(a), _one_further(b)), key)
-    else:
-        further = norms["qk"]
+        at_one, change = norms_of_product(query.times(_one_further(a), _one_further(b)), key)
     with np.errstate(invalid="ignore", over="ignore"):
         moves = {f"{name}_change": relative(moved, size) for name, (size, moved) in norms.items()}
-        moves["qk_change_delta1"] = relative(further[1], further[0])
+        moves["qk_change_delta1"] = relative(change, at_one)
         before, after = _bias_terms(a), _bias_terms(b)
         for name, (size, _) in norms.items():
             lengths = {term: float(np.linalg.norm(before[term])) for term in before if term.startswith(name)}

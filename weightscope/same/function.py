@@ -13,7 +13,6 @@ import numpy as np
 
 from weightscope.changes.head import Basis, basis_by_tokens
 from weightscope.circuits.stream import activation_of, attend, rest_of_layer, why_no_stream
-from weightscope.embeddings import BLOCK_BYTES
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
 from weightscope.same import DIFFERENT
@@ -178,10 +177,9 @@ def _logits(model: Model, x: np.ndarray) -> Iterator[np.ndarray]:
     """Logits of outputs x (n, d) that the final norm has divided by their size, biases included: blocks (rows, n)."""
     head, tensors = model.unembedding, model.tensors
     bias = tensors["unembedding.bias"].array() if "unembedding.bias" in tensors else np.zeros(head.n_tokens)
-    for first, stored in head.tensor.blocks(max(1, BLOCK_BYTES // (4 * head.tensor.shape[1]))):
-        rows = stored if head.projection is None else stored @ head.projection.T
-        constant = bias[first : first + len(rows)] + (0 if head.norm is None else rows @ head.norm.beta)
-        yield head.folded(stored) @ x.T + constant[:, None]
+    for first, rows in head.stored_blocks():
+        constant = bias[first : first + len(rows)] + head.shifts(rows)
+        yield head.folded(rows) @ x.T + constant[:, None]
 
 
 # Deeds that others in the layer may undo; what is none of these was not done to keep the function.
