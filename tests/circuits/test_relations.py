@@ -31,13 +31,15 @@ def planted(folder: Path, pairs: Pairs, head: int) -> ws.Model:
     x = model.embeddings.rows(pairs.sources).astype(np.float64)  # (n, d)
     gamma = model.layer(1).norm.gamma.astype(np.float64)
     seen = (x - x.mean(axis=1, keepdims=True)) * gamma
-    wanted = np.linalg.solve(unembedding.T.astype(np.float64) @ unembedding, unembedding[pairs.targets].T).T
-    u, s, vt = np.linalg.svd(np.linalg.pinv(seen) @ wanted)  # (d, d), of rank n
     r, d = 32, 256
+    cut = d * np.finfo(np.float32).eps  # a centred unembedding has no direction of ones but by rounding
+    gram = unembedding.T.astype(np.float64) @ unembedding
+    wanted = unembedding[pairs.targets] @ np.linalg.pinv(gram, rcond=cut, hermitian=True)
+    u, s, vt = np.linalg.svd(np.linalg.pinv(seen, rcond=cut) @ wanted)  # (d, d), of rank n
     stem = next(name for name in weights if name.endswith("h.1.attn.c_attn.weight")).removesuffix("c_attn.weight")
     columns = slice(2 * d + head * r, 2 * d + (head + 1) * r)
     weights[f"{stem}c_attn.weight"] = weights[f"{stem}c_attn.weight"].copy()
-    weights[f"{stem}c_attn.weight"][:, columns] = u[:, :r] * s[:r]
+    weights[f"{stem}c_attn.weight"][:, columns] = u[:, :r] * (s[:r] / s[0])  # within float16; no score depends on it
     weights[f"{stem}c_proj.weight"] = weights[f"{stem}c_proj.weight"].copy()
     weights[f"{stem}c_proj.weight"][head * r : (head + 1) * r] = vt[:r]
     folder.mkdir(exist_ok=True)

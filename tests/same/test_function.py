@@ -133,6 +133,17 @@ def test_a_permuted_stream_computes_the_same(changed) -> None:
     assert "coordinates permuted" in same.lead
 
 
+def test_little_noise_in_two_tensors_computes_something_else(changed) -> None:
+    """What a layer gives moves by as much as they do: nothing makes up for it, however small it is."""
+
+    def change(weights: Weights) -> None:
+        for name in ("lm_head.weight", "model.norm.weight", _module("mlp.up_proj"), _module("mlp.down_proj")):
+            noise = np.random.default_rng(0).uniform(-1e-6, 1e-6, weights[name].shape)
+            weights[name] = (weights[name] * (1 + noise)).astype(np.float32)
+
+    assert changed(change).verdict == "different"
+
+
 @pytest.mark.parametrize("scale", [1e-3, 1e-2, 1.0])
 def test_one_changed_value_beside_a_permutation_is_found(changed, scale: float) -> None:
     """A permutation does not hide a value that was changed as well."""

@@ -4,13 +4,15 @@ Checkpoints of one shape are compared by the bits of a few blocks: two are relat
 differ on average (strangers' weights differ in 5.5 or more). What bits do not join is compared by sums of sketches over
 layers, and the pairs most alike by their heads, as `weightscope lineage` does with fingerprints. What is left, whose
 stream or width may have changed, by the order of value dimensions. Of each family the tree keeps the nearest pairs that
-join all (a minimum spanning tree): bits first, then heads, then values.
+join all (a minimum spanning tree): bits first, then heads, then values. Pairs that are equally alike up to the rounding
+of sums are taken so: those of one shape first, then by the likeness of heads in place, then as listed. A processor's
+sums do not choose a tree.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
-from math import log, nan
+from math import log, nan, sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -19,12 +21,14 @@ from weightscope.atlas.prints import Outline, Print
 from weightscope.atlas.values import CHANCE, best_of_each, distinct, log_p_of
 from weightscope.errors import CheckpointError
 from weightscope.lineage.matching import matches
+from weightscope.lineage.sketches import SKETCH
 from weightscope.progress import bar
 
 NEAR = 4.0  # bits of 16; docs/atlas.md has what relatives and strangers differ in
 DISTINCT = 16  # values that a block must hold: zeros and ones are equal without any origin
 CANDIDATE = 0.2  # mean cosine of layers' sums from which heads are compared; strangers' best reach 0.15
 COMPARED = 8  # such candidates of a checkpoint, the most alike
+ROUNDING = sqrt(2 * SKETCH) * float(np.finfo(np.float32).eps)  # of a cosine, a float32 sum of 2 K products
 
 
 class Edge(NamedTuple):
@@ -51,12 +55,16 @@ def families_of(outlines: Sequence[Outline], load: Callable[[int], Print]) -> li
     near = sorted(_near_in_bits(outlines), key=lambda pair: (pair.bits, pair.first, pair.second))
     for _, equal in groupby(near, key=lambda pair: pair.bits):
         left = [pair for pair in equal if forest.root(pair.first) != forest.root(pair.second)]
-        known = [pair._replace(likeness=_in_place(load(pair.first), load(pair.second))) for pair in left]
-        for pair in sorted(known, key=lambda pair: -pair.likeness):
-            forest.join(pair)
+        forest.join_nearest(pair._replace(likeness=_in_place(load(pair.first), load(pair.second))) for pair in left)
     pairs = bar(_candidates(outlines, forest), "pairs by heads", "pair")
     known = [Edge(i, j, "heads", likeness=_by_heads(load(i), load(j))) for i, j in pairs]
-    forest.join_nearest(edge for edge in known if edge.likeness)
+    alike = [edge for edge in known if edge.likeness]
+
+    def nearest(edge: Edge) -> float:
+        same_shape = outlines[edge.first].shape == outlines[edge.second].shape
+        return same_shape + float(np.nan_to_num(_in_place(load(edge.first), load(edge.second))))
+
+    forest.join_nearest(alike, nearest)
     forest.join_nearest(_by_values(outlines, forest))
     return forest.families()
 
@@ -82,10 +90,19 @@ class _Forest:
             self._above[roots[1]] = roots[0]
             self._edges.append(edge)
 
-    def join_nearest(self, edges: Iterable[Edge]) -> None:
-        """Add edges, the most alike first."""
-        for edge in sorted(edges, key=lambda edge: (-edge.likeness, edge.first, edge.second)):
-            self.join(edge)
+    def join_nearest(self, edges: Iterable[Edge], among_equals: Callable[[Edge], float] | None = None) -> None:
+        """Add edges, the most alike first; equally alike ones by another likeness, if given, then as listed."""
+        listed = sorted(edges, key=lambda edge: (edge.first, edge.second))
+        of_level: dict[int, list[Edge]] = defaultdict(list)
+        for edge, level in zip(listed, levels([edge.likeness for edge in listed]).tolist(), strict=True):
+            of_level[level].append(edge)
+        for level in sorted(of_level):
+            equal = of_level[level]
+            if among_equals is not None and len(equal) > 1:
+                places = levels([among_equals(edge) for edge in equal])
+                equal = [equal[place] for place in np.argsort(places, kind="stable")]
+            for edge in equal:
+                self.join(edge)
 
     def families(self) -> list[Family]:
         """What is joined, the largest first."""
@@ -95,6 +112,16 @@ class _Forest:
         for edge in self._edges:
             found[self.root(edge.first)].edges.append(edge)
         return sorted(found.values(), key=lambda family: (-len(family.members), family.members[0]))
+
+
+def levels(likeness: Sequence[float] | np.ndarray) -> np.ndarray:
+    """0 for the most alike, 1 for the next, and so on; what is equal up to rounding has one level: (n,) -> (n,)."""
+    alike = np.nan_to_num(np.asarray(likeness, float), nan=-np.inf)
+    order = np.argsort(-alike, kind="stable")
+    found = np.zeros(len(alike), np.int64)
+    with np.errstate(invalid="ignore"):  # two that have none
+        found[order[1:]] = np.cumsum(-np.diff(alike[order]) > ROUNDING)
+    return found
 
 
 def _near_in_bits(outlines: Sequence[Outline]) -> Iterator[Edge]:
@@ -140,7 +167,7 @@ def _candidates(outlines: Sequence[Outline], forest: _Forest) -> list[tuple[int,
         for i, mine in enumerate(rows):
             score = np.maximum.reduceat(stacked @ mine.T, starts, axis=0).mean(axis=1)  # (n,)
             score[roots == roots[i]] = -1
-            best = [j for j in np.argsort(-score, kind="stable")[:COMPARED].tolist() if score[j] >= CANDIDATE]
+            best = [j for j in np.argsort(levels(score), kind="stable")[:COMPARED].tolist() if score[j] >= CANDIDATE]
             pairs |= {(min(places[i], places[j]), max(places[i], places[j])) for j in best}
     return sorted(pairs)
 
@@ -172,7 +199,8 @@ def _by_values(outlines: Sequence[Outline], forest: _Forest) -> list[Edge]:
             alike = best.mean(axis=1)
             sure = np.flatnonzero(log_p < log(CHANCE))
             for root in np.unique(roots[sure]).tolist():
-                j = max(sure[roots[sure] == root].tolist(), key=lambda j: alike[j])
+                theirs = sure[roots[sure] == root]
+                j = int(theirs[levels(alike[theirs]).argmin()])
                 first, second = sorted((places[i], places[j]))
                 edges.append(Edge(first, second, "values", likeness=float(alike[j]), p=float(np.exp(log_p[j]))))
     return edges

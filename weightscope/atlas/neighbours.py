@@ -7,13 +7,14 @@ from math import log, sqrt
 
 import numpy as np
 
+from weightscope.atlas.families import ROUNDING
 from weightscope.atlas.prints import Outline, Print
 from weightscope.lineage.sketches import SKETCH, as_bytes, unit_length
 from weightscope.progress import bar
 from weightscope.results import ShowsShapes
 
 ROWS, COLUMNS = 1 << 10, 1 << 14  # heads compared at once
-PLACES = 1e4  # a likeness is rounded to 1 / this, so that equal ones are equal with any number of threads
+PLACES = 1e4  # a likeness is rounded to 1 / this
 LUCK = 1.3  # times the highest cosine that chance is expected to give among so many strangers
 
 
@@ -52,21 +53,21 @@ def neighbours_of(
 
 
 def _nearest(sketches: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The head of another group with the highest mean cosine, the first of equal ones, and that: (n,), (n,)."""
+    """The head of another group with the highest mean cosine, the first of equally alike ones, and that: (n,), (n,)."""
     n = len(sketches)
     best, score = np.zeros(n, np.int64), np.full(n, -np.inf)
     for j in range(0, n, COLUMNS):
         theirs, columns = slice(j, j + COLUMNS), _rows(sketches[j : j + COLUMNS])
         for i in range(0, n, ROWS):
             mine = slice(i, i + ROWS)
-            products = np.rint(_rows(sketches[mine]) @ columns.T * PLACES) / PLACES
+            products = _rows(sketches[mine]) @ columns.T
             products[groups[mine][:, None] == groups[theirs]] = -np.inf
-            column = products.argmax(axis=1)
-            value = products[np.arange(len(column)), column]
-            nearer = value > score[mine]
+            value = products.max(axis=1)
+            column = (products >= value[:, None] - ROUNDING).argmax(axis=1)
+            nearer = value > score[mine] + ROUNDING
             best[mine] = np.where(nearer, column + j, best[mine])
             score[mine] = np.where(nearer, value, score[mine])
-    return best, score
+    return best, np.rint(score * PLACES) / PLACES
 
 
 def _rows(sketches: np.ndarray) -> np.ndarray:

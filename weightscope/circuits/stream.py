@@ -313,7 +313,7 @@ def _rest_and_hidden(
     x = x + (added if row.output_norm is None else row.output_norm.read(tensors, model.config)(added))
     if model.family.norms.after is not None:
         x = model.family.norms.after.read(tensors, model.config)(x)
-    return x.astype(np.float32), inner
+    return x.astype(before.dtype), inner
 
 
 def down_column(model: Model, index: int, dimension: int) -> np.ndarray:

@@ -2,8 +2,9 @@
 
 Heads or neurons in another order, factors in another basis, values negated or scaled between two matrices and norms
 folded into the next matrix change tensors and not what a layer adds to the stream. Equality on random inputs proves
-this but for coincidence, as it does of polynomials (Schwartz and Zippel): up to the rounding of float32. Closed neurons
-and a saturated softmax hide what stands before them, so layers are also run with both open.
+this but for coincidence, as it does of polynomials (Schwartz and Zippel). Layers are run in float64, so that what
+differs is the rounding of the stored values, whichever processor multiplies. Closed neurons and a saturated softmax
+hide what stands before them, so layers are also run with both open.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -20,9 +21,9 @@ from weightscope.same.judge import Judged
 from weightscope.same.mixture import EXPERTS, MIXTURE, NORM, Join, Mixture, asymmetric, gated, order_of_experts
 
 TOKENS = 6  # random inputs of a layer
-EQUAL = 1e-5  # |B - A| / |A| of what a layer adds to the stream, up to which float32's rounding explains it
-EQUAL_TURNED = 1e-4  # the same where the stream was rotated and the rotation is only known from float32 embeddings
-FOUND = 1e-4  # of embeddings in another basis: what the rounding of a rotation by float32 makes
+IN_A_ROW = 4  # maps between what is compared: a folded norm, into a head or network, out of it, a change of basis
+TURNED = 10  # times the rounding of these, where the stream was rotated and float32 embeddings alone show how
+SHOWN = 16  # times what a layer gives moves less than each tensor that differs, where others make up for that
 
 
 def basis_of(a: Model, b: Model) -> Basis | None:
@@ -30,7 +31,7 @@ def basis_of(a: Model, b: Model) -> Basis | None:
     try:
         basis = basis_by_tokens(a, b)
         blocks = zip(a.embeddings.blocks(), b.embeddings.blocks(), strict=True)
-        is_turned = all(_rows_turned(a.into_stream(x), b.into_stream(y), basis) for (_, x), (_, y) in blocks)
+        is_turned = all(_rows_turned(a, a.into_stream(x), b.into_stream(y), basis) for (_, x), (_, y) in blocks)
     except (CheckpointError, ValueError):
         return None
     rotation = basis.rotation
@@ -44,11 +45,12 @@ def basis_of(a: Model, b: Model) -> Basis | None:
     return basis
 
 
-def _rows_turned(x: np.ndarray, y: np.ndarray, basis: Basis) -> bool:
+def _rows_turned(a: Model, x: np.ndarray, y: np.ndarray, basis: Basis) -> bool:
     """Whether each row of y (n, d) is that row of x in the other basis."""
-    return x.shape == y.shape and bool(
-        (np.linalg.norm(_turned(x, basis) - y, axis=-1) <= FOUND * np.linalg.norm(x, axis=-1)).all()
-    )
+    if x.shape != y.shape:
+        return False
+    moved, size = (np.linalg.norm(each, axis=-1) for each in (_turned(x, basis) - y, x))
+    return bool((moved <= allowed(a, basis) * size).all())
 
 
 # Roles outside the layers whose last axis is the stream's.
@@ -63,7 +65,7 @@ def is_turned(a: Model, b: Model, judged: Judged, basis: Basis) -> bool:
         return False
     sides = ((a, judged.name_a), (b, judged.name_b))
     x, y = (np.atleast_2d(model.tensors[name].array()) for model, name in sides)
-    return x.shape[-1] == a.config.d_model and _rows_turned(x, y, basis)
+    return x.shape[-1] == a.config.d_model and _rows_turned(a, x, y, basis)
 
 
 ANY = (asymmetric, asymmetric)
@@ -94,8 +96,8 @@ def apart(
 
 
 def _inputs(model: Model, index: int) -> np.ndarray:
-    """Random inputs of a layer, (n, d)."""
-    return np.random.default_rng(index).standard_normal((TOKENS, model.config.d_model)).astype(np.float32)
+    """Random inputs of a layer, (n, d): float64, so that no difference is the products' own rounding."""
+    return np.random.default_rng(index).standard_normal((TOKENS, model.config.d_model))
 
 
 def is_mixture(roles: Collection[str]) -> bool:
@@ -110,12 +112,12 @@ def _of_mixture(role: str) -> bool:
 def _mixtures_apart(a: Model, b: Model, index: int, x: np.ndarray, basis: Basis, joins: tuple[Join, Join]) -> float:
     """The same of the worst expert, after the order of the router's rows; or of the first that differs."""
     before, after = Mixture(a, index, x, joins[0]), Mixture(b, index, _turned(x, basis), joins[1])
-    order = order_of_experts(a, before, after, allowed(basis))
+    order = order_of_experts(a, before, after, allowed(a, basis))
     if order is None:
         return float("inf")
     worst = _relative(_turned(before.shared(), basis), after.shared())
     for place, expert in enumerate(order):
-        if worst > allowed(basis):
+        if worst > allowed(a, basis):
             break
         worst = max(worst, _relative(_turned(before.expert(expert), basis), after.expert(place)))
     return worst
@@ -195,12 +197,19 @@ def is_unknown(a: Model, b: Model, index: int, basis: Basis, size: float, change
         return all(deed.startswith(MAY_CANCEL) for _, deed in changed)
     if not is_mixture({role.removesuffix(".bias") for role, _ in changed} - ATTENTION):
         return False
-    return apart(a, b, index, basis, [role for role, _ in changed], (gated(a), gated(b))) <= allowed(basis)
+    return apart(a, b, index, basis, [role for role, _ in changed], (gated(a), gated(b))) <= allowed(a, basis)
 
 
-def allowed(basis: Basis) -> float:
-    """How far apart what is computed may be."""
-    return EQUAL if basis.rotation is None or basis.permuted else EQUAL_TURNED
+def allowed(model: Model, basis: Basis) -> float:
+    """How far apart what is computed may be, |B - A| / |A|: stored values are float32 sums of up to d products."""
+    rounding = IN_A_ROW * np.sqrt(model.config.d_model) * float(np.finfo(np.float32).eps)
+    return float(rounding if basis.rotation is None or basis.permuted else TURNED * rounding)
+
+
+def is_shown(model: Model, basis: Basis, size: float, changed: Sequence[Judged]) -> bool:
+    """Whether what is computed is equal, where each of these tensors alone would have moved it by far more."""
+    least = min((each.size for each in changed if not np.isnan(each.size)), default=np.inf)
+    return size <= min(allowed(model, basis), least / SHOWN)
 
 
 # What a deed is called where the function stays: (roles, start of the name of the deed, name); the first fit counts.

@@ -36,7 +36,7 @@ from weightscope.same import (
 from weightscope.same.catalogue import Sizes
 from weightscope.same.config_and_tokens import Settings, Tokens, compare_settings, compare_tokenizers
 from weightscope.same.elsewhere import UNEXPLAINED, find_elsewhere, name_shards, name_unread, reordered_experts
-from weightscope.same.function import allowed, apart, basis_of, called, is_turned, is_unknown, last_apart
+from weightscope.same.function import apart, basis_of, called, is_shown, is_turned, is_unknown, last_apart
 from weightscope.same.judge import Compared, Judged, alone, few_compensated, judge, rounded_alone, tolerance_of
 from weightscope.same.stored import read_known_digests, same_files
 from weightscope.tables import Column, Table, as_json
@@ -403,10 +403,12 @@ def _same_function(a: Readable, b: Readable, judged: Sequence[Judged]) -> list[J
         (stack, layer): apart(a, b, layer, basis, [role for role, _ in changed]) if stack == own else np.nan
         for (stack, layer), changed in deeds.items()
     }  # of another stack nothing is run
-    same_ones = [place for place, size in sizes.items() if size <= allowed(basis)]
+    moved = {place: [judged[i] for i in mine if (judged[i].stack or own, judged[i].layer) == place] for place in sizes}
+    same_ones = [place for place, size in sizes.items() if is_shown(a, basis, size, moved[place])]
     unknown = [place for place, size in sizes.items()
                if place not in same_ones and is_unknown(a, b, place[1], basis, size, deeds[place])]  # fmt: skip
-    last = (turned or any(judged[i].role in LAST for i in mine)) and last_apart(a, b, basis) <= allowed(basis)
+    of_last = [judged[i] for i in mine if judged[i].role in LAST]
+    last = (turned or bool(of_last)) and is_shown(a, basis, last_apart(a, b, basis), of_last)
     if turned:
         outside = (each for each in judged if each.layer is None and not NO_WEIGHTS.fullmatch(each.role))
         if (
