@@ -97,6 +97,53 @@ def stream_permuted(weights: Weights) -> None:
         weights[name] = np.ascontiguousarray(w[order] if rows else w[:, order])
 
 
+def pairs_exchanged(weights: Weights, sizes: tuple[int, int, int], pairs: tuple[int, int] = (7, 6)) -> None:
+    """Two of the pairs of dimensions that rotate, in queries and in keys: the scores of equal positions stay."""
+    r = sizes[2]
+    order = np.arange(r)
+    order[[*pairs, pairs[0] + r // 2, pairs[1] + r // 2]] = order[[*pairs[::-1], pairs[1] + r // 2, pairs[0] + r // 2]]
+    for letter in "qk":
+        w = weights[_module(f"self_attn.{letter}_proj")]
+        weights[_module(f"self_attn.{letter}_proj")] = w.reshape(-1, r, w.shape[1])[:, order].reshape(w.shape)
+
+
+def pairs_turned(weights: Weights, sizes: tuple[int, int, int], angle: float = 0.7) -> None:
+    """Every pair by one angle, in queries and in keys: rotations of a plane commute."""
+    r = sizes[2]
+    for letter in "qk":
+        w = weights[_module(f"self_attn.{letter}_proj")]
+        x, y = np.moveaxis(w.reshape(-1, 2, r // 2, w.shape[1]), 1, 0)
+        turned = [np.cos(angle) * x - np.sin(angle) * y, np.sin(angle) * x + np.cos(angle) * y]
+        weights[_module(f"self_attn.{letter}_proj")] = np.stack(turned, 1).reshape(w.shape).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def slowly(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The original with pairs that turn so slowly that the first positions do not show it."""
+    folder = tmp_path_factory.mktemp("slowly") / "original"
+    shutil.copytree(original, folder)
+    config = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": 4096}
+    rope = {"rope_theta": 1e8, "rope_type": "default"}
+    (folder / "config.json").write_text(json.dumps(config | {"rope_theta": 1e8, "rope_parameters": rope}))
+    return folder
+
+
+def test_slow_pairs_that_are_exchanged_compute_something_else_far_on(slowly: Path, tmp_path: Path) -> None:
+    sizes = _heads(slowly)
+    for name, change, verdict in (
+        ("exchanged", pairs_exchanged, "different"),
+        ("turned", pairs_turned, "same function"),
+    ):
+        shutil.copytree(slowly, tmp_path / name)
+        weights = load_file(slowly / "model.safetensors")
+        change(weights, sizes)
+        weights = {key: np.ascontiguousarray(w) for key, w in weights.items()}
+        save_file(weights, tmp_path / name / "model.safetensors")
+        same = ws.same(slowly, tmp_path / name)
+        assert same.verdict == verdict
+    assert "heads in another basis, equal at 64 positions up to 4,096." in same.lead
+
+
 def test_neurons_in_another_order_compute_the_same(changed) -> None:
     same = changed(neurons_permuted)
     assert same.verdict == "same function"
@@ -144,7 +191,7 @@ def test_little_noise_in_two_tensors_computes_something_else(changed) -> None:
     assert changed(change).verdict == "different"
 
 
-@pytest.mark.parametrize("scale", [1e-3, 1e-2, 1.0])
+@pytest.mark.parametrize("scale", [2e-5, 1e-3, 1e-2, 1.0])
 def test_one_changed_value_beside_a_permutation_is_found(changed, scale: float) -> None:
     """A permutation does not hide a value that was changed as well."""
 
@@ -245,6 +292,36 @@ def test_a_saturated_head_may_not_look_for_something_else(changed: Changing) -> 
             w[:] = noisy(w, 1e-4)
 
     assert changed(move, sharpen).verdict == "different"
+
+
+def test_one_token_beside_a_folded_final_norm_is_found(changed: Changing) -> None:
+    """However many tokens there are: each one's logits are compared."""
+
+    def fold(weights: Weights) -> None:
+        weights["lm_head.weight"] = weights["lm_head.weight"] * weights["model.norm.weight"]
+        weights["model.norm.weight"] = np.ones_like(weights["model.norm.weight"])
+
+    def fold_and_move(weights: Weights) -> None:
+        fold(weights)
+        weights["lm_head.weight"][7] *= 1.00003
+
+    assert changed(fold).verdict == "same function"
+    assert changed(fold_and_move).verdict == "different"
+
+
+def test_a_capped_head_may_not_look_for_something_else(tmp_path: Path) -> None:
+    """Scores beyond the cap are all the cap, whatever queries and keys make them."""
+    weights = load_file(FIXTURES / "gemma2" / "model.safetensors")
+    names = [name for name in weights if name.endswith(("q_proj.weight", "k_proj.weight"))]
+
+    def written(name: str, size: float) -> Path:
+        (folder := tmp_path / name).mkdir()
+        shutil.copy(FIXTURES / "gemma2" / "config.json", folder)
+        changed = {key: noisy(w * np.float32(1e6), size) if key in names else w for key, w in weights.items()}
+        save_file(changed, folder / "model.safetensors")
+        return folder
+
+    assert ws.same(written("capped", 0), written("moved", 1e-5)).verdict == "different"
 
 
 @pytest.mark.parametrize("left", [f"{LAYER}mlp", f"{LAYER}self_attn", "model.norm", f"{LAYER}input_layernorm"])

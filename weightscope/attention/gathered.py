@@ -21,7 +21,7 @@ def softplus(x: np.ndarray) -> np.ndarray:
     return np.logaddexp(0, x)
 
 
-GATES: dict[str, Callable[[np.ndarray], np.ndarray]] = {"sigmoid": sigmoid, "softplus": softplus}
+GATES: dict[str, Callable[[np.ndarray], np.ndarray]] = {"sigmoid": sigmoid, "softplus": softplus, "open": lambda x: x}
 
 
 def mass_beside(sinks: np.ndarray, scores: np.ndarray) -> np.ndarray:

@@ -3,15 +3,20 @@
 Heads or neurons in another order, factors in another basis, values negated or scaled between two matrices and norms
 folded into the next matrix change tensors and not what a layer adds to the stream. Equality on random inputs proves
 this but for coincidence, as it does of polynomials (Schwartz and Zippel). Layers are run in float64, so that what
-differs is the rounding of the stored values, whichever processor multiplies. Closed neurons and a saturated softmax
-hide what stands before them, so layers are also run with both open.
+differs is the rounding of the stored values, whichever processor multiplies. Closed neurons and gates, a cap and a
+saturated softmax hide what stands before them, so layers are also run with these open. What depends on positions may
+differ far from the first alone (pairs that turn slowly, buckets of long distances), so it is run up to the last.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 
+from weightscope.attention.layer import Layer
+from weightscope.attention.positions import WindowBias
+from weightscope.attention.rotation import GridRotation
 from weightscope.changes.head import Basis, basis_by_tokens
 from weightscope.circuits.stream import activation_of, attend, rest_of_layer, why_no_stream
 from weightscope.errors import CheckpointError
@@ -20,7 +25,11 @@ from weightscope.same import DIFFERENT
 from weightscope.same.judge import Judged
 from weightscope.same.mixture import EXPERTS, MIXTURE, NORM, Join, Mixture, asymmetric, gated, order_of_experts
 
-TOKENS = 6  # random inputs of a layer
+TOKENS = 6  # random inputs of a layer, at positions 0 to 5
+NEAR, FAR = 16, 512  # 0 to 15 and every 16th position up to 512 have all distances between them; the rest is beyond
+BEYOND = 16  # positions at growing distances, up to the last
+USUAL = 2048  # positions where the config names no last one
+MOST = 1024  # places in a window that are all run; where distances have a vector each, 8 times as many are
 IN_A_ROW = 4  # maps between what is compared: a folded norm, into a head or network, out of it, a change of basis
 TURNED = 10  # times the rounding of these, where the stream was rotated and float32 embeddings alone show how
 SHOWN = 16  # times what a layer gives moves less than each tensor that differs, where others make up for that
@@ -79,15 +88,21 @@ def apart(
 
     Only the parts that have tensors of these roles are run; joins: what experts do between their matrices.
     """
-    x = _inputs(a, index)
     plain = {role.removesuffix(".bias") for role in roles}
     try:
-        pairs = [*zip(_attended(a, index, x, plain), _attended(b, index, _turned(x, basis), plain), strict=True)]
+        layers = [_attention(model, index, plain) for model in (a, b)]
+        pairs: list[tuple[np.ndarray, np.ndarray]] = []
+        for places in positions_of(layers[0], furthest(a, b)):
+            x = _inputs(a, index, len(places))
+            pairs += zip(_attended(layers[0], x, places), _attended(layers[1], _turned(x, basis), places), strict=True)
+        x = _inputs(a, index)
         before, rest = pairs[0][0], plain - ATTENTION
         if not is_mixture(rest) and (rest or a.family.parallel):
             after = _after(b, index, _turned(x, basis), _turned(before, basis))
             pairs += zip(_after(a, index, x, before), after, strict=True)
-        sizes = [_relative(_turned(x, basis), y) for x, y in pairs]
+        mixed = basis.rotation is not None and not basis.permuted  # else each dimension has a rounding of its own
+        along = (None,) if mixed else (None, 0, 1)
+        sizes = [_relative(_turned(x, basis), y, axis) for x, y in pairs for axis in along]
         if is_mixture(rest):
             sizes.append(_mixtures_apart(a, b, index, x, basis, joins))
     except CheckpointError:
@@ -95,9 +110,67 @@ def apart(
     return max(sizes)
 
 
-def _inputs(model: Model, index: int) -> np.ndarray:
+def _inputs(model: Model, index: int, n: int = TOKENS) -> np.ndarray:
     """Random inputs of a layer, (n, d): float64, so that no difference is the products' own rounding."""
-    return np.random.default_rng(index).standard_normal((TOKENS, model.config.d_model))
+    return np.random.default_rng(index).standard_normal((n, model.config.d_model))
+
+
+def furthest(a: Model, b: Model) -> int:
+    """How many positions both models have."""
+    return min(model.config.n_positions or USUAL for model in (a, b))
+
+
+def positions_of(layer: Layer | None, most: int) -> list[np.ndarray]:
+    """Where a layer is run: at the first positions; where it depends on them, at others up to the last of `most`."""
+    near = np.arange(TOKENS)
+    if layer is None or not depends_on_positions(layer):
+        return [near]
+    rotation, window = layer.rotation, layer.additive
+    if isinstance(rotation, GridRotation):
+        side = NEAR * rotation.merge
+        patches = prod(rotation.grid or (side, side))
+        if patches > MOST**2:
+            raise CheckpointError(f"layer {layer.index} has {patches:,} patches")
+        return [spread(patches + rotation.prefix + rotation.suffix)]
+    sides = [len(keys.every[0]) // 2 + 1 for keys in layer.relative if keys.coordinate and keys.every is not None]
+    places = prod(sides) if sides else 0
+    if isinstance(window, WindowBias):
+        places = prod(window.sides) + (window.of_class is not None)
+    if places:
+        return [np.arange(places) if places <= MOST else spread(places)]
+    if layer.relative:
+        most = min(most, 8 * MOST)
+    runs = [near, spread(most)]
+    if rotation is not None and rotation.stretched is not None and rotation.longest < most:
+        runs.append(spread(rotation.longest))
+    if rotation is not None and rotation.axes is not None:
+        axes = max(int(rotation.axes.max()) + 1, -int(rotation.axes.min()))
+        rng = np.random.default_rng(0)
+        runs.append(np.stack([rng.permutation(spread(most)) for _ in range(axes)], axis=1))
+    return runs
+
+
+def depends_on_positions(layer: Layer) -> bool:
+    """Whether scores depend on where tokens are."""
+    parts = (layer.rotation, layer.additive, layer.relative_values, layer.temperature)
+    return bool(layer.relative) or any(part is not None for part in parts)
+
+
+def where_equal(a: Model, b: Model, judged: Iterable[Judged]) -> str:
+    """The inputs and positions on which what computes the same was compared, in words."""
+    of_attention = {each.layer or 0 for each in judged if each.role.removesuffix(".bias") in ATTENTION}
+    for index in sorted(of_attention & {*a.attention_layers}):
+        if depends_on_positions(layer := a.layer(index)):
+            places = positions_of(layer, furthest(a, b))[:2][-1]
+            return f"equal at {len(places)} positions up to {int(places.max()) + 1:,}"
+    return f"equal on {TOKENS} random inputs"
+
+
+def spread(count: int) -> np.ndarray:
+    """Up to 64 of this many positions, the last among them: many distances, short and long."""
+    beyond = np.rint(np.geomspace(FAR, max(FAR, count - 1), BEYOND + 1)).astype(int)
+    every = np.concatenate([np.arange(NEAR), np.arange(NEAR, FAR, NEAR), beyond, [max(0, count - 1)]])
+    return np.unique(every[every < max(1, count)])
 
 
 def is_mixture(roles: Collection[str]) -> bool:
@@ -128,26 +201,44 @@ def _turned(x: np.ndarray, basis: Basis) -> np.ndarray:
     return x if basis.rotation is None else x @ basis.rotation
 
 
-def _relative(before: np.ndarray, after: np.ndarray) -> float:
+def _relative(before: np.ndarray, after: np.ndarray, axis: int | None = None) -> float:
+    """|B - A| / |A|; along an axis the largest, where sums that cancel count as large as the others are."""
     with np.errstate(all="ignore"):
-        size, moved = np.linalg.norm(before), np.linalg.norm(after - before)
-        return float(np.nan_to_num(moved / size, nan=np.inf)) if size else float("inf" if moved else 0.0)
+        size, moved = np.linalg.norm(before, axis=axis), np.linalg.norm(after - before, axis=axis)
+        size = np.maximum(size, np.sqrt(np.mean(np.square(size))))
+        apart = np.where(size > 0, moved / size, np.where(moved == 0, 0, np.inf))
+        return float(np.nan_to_num(apart, nan=np.inf).max(initial=0))
 
 
-def _attended(model: Model, index: int, x: np.ndarray, roles: Collection[str]) -> list[np.ndarray]:
-    """What attention to all tokens adds to inputs (n, d); the same of scores that do not saturate the softmax."""
+def _attention(model: Model, index: int, roles: Collection[str]) -> Layer | None:
+    """A layer's attention, if it has one; these roles may ask for it."""
+    if index in model.attention_layers:
+        return model.layer(index)
+    if ATTENTION & {*roles}:
+        raise CheckpointError(f"layer {index} has no attention that is run here", file=model.checkpoint.name)
+    return None
+
+
+def _attended(layer: Layer | None, x: np.ndarray, positions: np.ndarray) -> list[np.ndarray]:
+    """What attention to all tokens adds to inputs (n, d): as it is, and with nothing closed, capped or saturated."""
+    if layer is None:
+        return [np.zeros_like(x)]
+    never_closed = replace(layer, softcap=None, clip=None, outer_sinks=None, gate_kind="open")
+    added = [layer.output(attend(layer, x, positions=positions), x), _softly(never_closed, x, positions)]
+    if layer.additive is not None:  # what depends on distances alone may be larger than all else
+        added.append(_softly(replace(never_closed, additive=None), x, positions))
+    return added
+
+
+def _softly(layer: Layer, x: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """What attention adds with scores of a size that does not saturate the softmax."""
     from scipy.special import softmax  # SciPy takes a while to import
 
-    if index not in model.attention_layers:
-        if ATTENTION & {*roles}:
-            raise CheckpointError(f"layer {index} has no attention that is run here", file=model.checkpoint.name)
-        return [np.zeros_like(x)]
-    layer = model.layer(index)
-    scores = layer.scores(x)  # (H, n, n)
+    scores = layer.scores(x, positions)  # (H, n, n)
     scores = scores - scores.mean(axis=-1, keepdims=True)  # what all keys share is no difference
     size = scores.std(axis=(1, 2), keepdims=True)
     soft = scores * (1 + np.log1p(size)) / np.where(size > 0, 5 * size, 1)
-    return [layer.output(each, x) for each in (attend(layer, x), softmax(soft, axis=-1))]
+    return layer.output(softmax(soft, axis=-1), x)
 
 
 OPEN = {"relu2": "leaky_relu2"}  # a scale before which is its square behind, as of the model's own
@@ -164,15 +255,13 @@ def _after(model: Model, index: int, x: np.ndarray, attended: np.ndarray) -> lis
 
 
 def last_apart(a: Model, b: Model, basis: Basis) -> float:
-    """|B - A| / |A| of the logits of random outputs of the last layer, token by token."""
+    """|B - A| / |A| of the logits of random outputs of the last layer, of the token that is furthest apart."""
     x = _inputs(a, 0)
-    moved, size = 0.0, 0.0
     try:
-        for before, after in zip(_logits(a, x), _logits(b, _turned(x, basis)), strict=True):
-            moved, size = moved + float(np.square(after - before).sum()), size + float(np.square(before).sum())
+        both = zip(_logits(a, x), _logits(b, _turned(x, basis)), strict=True)
+        return max((_relative(before, after, 1) for before, after in both), default=float("inf"))
     except (CheckpointError, ValueError):
         return float("inf")
-    return float(np.sqrt(moved / size)) if size else float("inf")
 
 
 def _logits(model: Model, x: np.ndarray) -> Iterator[np.ndarray]:

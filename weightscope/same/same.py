@@ -36,7 +36,7 @@ from weightscope.same import (
 from weightscope.same.catalogue import Sizes
 from weightscope.same.config_and_tokens import Settings, Tokens, compare_settings, compare_tokenizers
 from weightscope.same.elsewhere import UNEXPLAINED, find_elsewhere, name_shards, name_unread, reordered_experts
-from weightscope.same.function import apart, basis_of, called, is_shown, is_turned, is_unknown, last_apart
+from weightscope.same.function import apart, basis_of, called, is_shown, is_turned, is_unknown, last_apart, where_equal
 from weightscope.same.judge import Compared, Judged, alone, few_compensated, judge, rounded_alone, tolerance_of
 from weightscope.same.stored import read_known_digests, same_files
 from weightscope.tables import Column, Table, as_json
@@ -75,6 +75,7 @@ class Same(Result):
     unread_files: Sequence[str]  # a sentence for each checkpoint with files of weights that were not read
     sample: float
     provenance: Provenance
+    where: str = ""  # on which inputs what computes the same was compared
 
     FIGURE: ClassVar[str] = "same.figures:same_figure"
     PAGE: ClassVar[str] = "same.page:write_same_page"
@@ -120,7 +121,7 @@ class Same(Result):
             return f"{b} is {a}, {self.verdict}: of {total}, {named}.{rest}{looked}"
         if self.verdict == SAME_FUNCTION:
             deeds = Counter(each.deed for each in self.tensors if each.verdict == SAME_FUNCTION)
-            return f"{b} computes what {a} does: {listed([*deeds], NAMED)}, undone and compared.{rest}{looked}"
+            return f"{b} computes what {a} does: {listed([*deeds], NAMED)}, {self.where}.{rest}{looked}"
         keys = [*self.settings.deciding, *self.settings.unknown]
         if self.verdict == UNDECIDED:
             unknown = [f"{key.key} in config.json differs, and its effect is not known" for key in keys]
@@ -280,7 +281,9 @@ def same(a: Readable | str | Path, b: Readable | str | Path, *, sample: float = 
     provenance = Provenance.of(a.checkpoint, b.checkpoint)
     unread = [f"{letter}: {each.checkpoint.weight_files.sentence}"
               for letter, each in (("A", a), ("B", b)) if each.checkpoint.weight_files.telling]  # fmt: skip
-    return Same(a.name, b.name, verdict, judged, settings, tokens, left, unread, sample, provenance)
+    computed = [each for each in judged if each.verdict == SAME_FUNCTION]
+    where = where_equal(a, b, computed) if computed and isinstance(a, Model) and isinstance(b, Model) else ""
+    return Same(a.name, b.name, verdict, judged, settings, tokens, left, unread, sample, provenance, where)
 
 
 def _needs_head(model: Readable) -> bool:
