@@ -37,7 +37,16 @@ from weightscope.same.catalogue import Sizes
 from weightscope.same.config_and_tokens import Settings, Tokens, compare_settings, compare_tokenizers
 from weightscope.same.elsewhere import UNEXPLAINED, find_elsewhere, name_shards, name_unread, reordered_experts
 from weightscope.same.function import allowed, apart, basis_of, called, is_turned, is_unknown, last_apart
-from weightscope.same.judge import Compared, Judged, alone, few_compensated, judge, rounded_alone, tolerance_of
+from weightscope.same.judge import (
+    Compared,
+    Judged,
+    alone,
+    few_compensated,
+    judge,
+    rounded_alone,
+    shown_ways,
+    tolerance_of,
+)
 from weightscope.same.stored import read_known_digests, same_files
 from weightscope.tables import Column, Table, as_json
 
@@ -302,8 +311,9 @@ def _judged(a: Readable, b: Readable, sample: float) -> tuple[list[Judged], list
             shown.update()
     for i in few_compensated(judged):
         judged[i] = judge(parts[i], may_compensate=False)
+    ways = shown_ways(judged)
     for i in rounded_alone(judged):
-        judged[i] = judge(parts[i], may_be_constant=False)
+        judged[i] = judge(parts[i], ways=ways)
     judged = [_by_part(a, b, *each) for each in zip(judged, parts, strict=True)]
     judged = name_shards(find_elsewhere(judged, parts), parts)
     judged = reordered_experts(a, judged, parts)
