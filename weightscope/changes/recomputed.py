@@ -28,6 +28,8 @@ FEWEST = 64  # changed values that this share is judged by
 GROUPS = (0, 128, 64, 32, 16)  # values that share a grid: a row, or this many neighbours in it
 STEPS = (1, 3, 7, 8, 15, 16, 31, 63, 127, 128, 255)  # from zero, or from the least value, to the last of an even grid
 MOST_STEPS = 255
+EVEN = tuple(dict.fromkeys((*STEPS, *range(2, MOST_STEPS))))  # in the order in which they are tried
+TRIED_AT_ONCE = 1 << 18  # values times numbers of steps
 FINER = 0.9  # times a grid's step: the coarser of two that values lie on is theirs
 ON_GRID = 0.02  # steps that a value may be off its grid
 ROUNDED_AGAIN = 0.3  # the most of it where levels were rounded once more, to a float of fewer bits
@@ -44,7 +46,7 @@ WITH_MINIMUM = ("Q2_K", "Q4_K", "Q5_K")  # and minima, multiples of another
 COARSE = ("BF16", "F16")  # floats that sums are rounded to: sums of float32 differ by how they were computed
 ARITHMETIC = 2.0**-22  # of the summands' sizes: the error of a sum that was computed in float32
 TINY = 2.0**-25  # and its absolute error among the smallest
-FIRST, SAMPLED = 4, 64  # groups that show that a matrix has no grid, and which it has
+FIRST, SAMPLED = 4, 64  # groups that show, after one, that a matrix has no grid, and which it has
 LARGEST_SVD = 1 << 24  # values of a matrix whose singular values are computed
 
 NUMBA = "weightscope.changes.cells_numba"
@@ -190,7 +192,7 @@ def is_quantised(older: Tensor, newer: Tensor, cells: Cells) -> bool:
             if sample_y.shape[1] % width or width < GROUPS[-1]:
                 continue
             x, y = (np.ascontiguousarray(side).reshape(-1, width) for side in (sample_x, sample_y))
-            apart = [max(1, len(y) // count) for count in (FIRST, SAMPLED)]
+            apart = [max(1, len(y) // count) for count in (1, FIRST, SAMPLED)]
             if any(_nearest(x[::step], y[::step], fine) is None for step in apart):
                 continue
             sides = [(x, y)] if turned else _values(older, newer)
@@ -358,11 +360,13 @@ def _grids(
     least, most = np.minimum(low, high), np.maximum(low, high)
     span, size = most - least, np.maximum(np.abs(low), np.abs(high))
     fine = lost = SCALE * (span + size) + largest * TINY
+    unsure = largest * TINY  # how much more a scale may reach than the values that it was made for
     quantum, codes = np.zeros(1), SCALE_CODES.get(kind)  # of the reach of a grid
     if codes is not None and y.size % SUPER_BLOCK == 0:
         reach, groups = (span, np.abs(low)) if kind in WITH_MINIMUM else (span,), SUPER_BLOCK // y.shape[1]
         longest = [reduce(np.maximum, each.reshape(-1, groups).T).repeat(groups)[:, None] for each in reach]
-        quantum, lost = longest[0] / codes, fine + sum(longest) / (2 * codes)
+        quantum, unsure = longest[0] / codes, unsure + sum(longest) / (2 * codes)
+        lost = fine + sum(longest) / (2 * codes)
     if isinstance(levels, int):
         half = end = span * steps[0] / 2
     else:
@@ -373,7 +377,7 @@ def _grids(
         end = span * np.where(nearest > len(steps) / 2, steps[-1], steps[0]) / 2
     end = end + quantum / 2 * (steps[0] / 2)  # as it was before its scale was rounded
     enough = STEPS_USED if isinstance(levels, int) else FLOAT_STEPS_USED
-    needed = span * min(USED, enough * steps.min()) - lost
+    needed = span * (1 - SCALE) * min(USED, enough * steps.min()) - unsure
     spared = TWO_LEVELS_SPARED if len(places) == 2 else 0.0
     return Grids(least, most, half, end, half * (1 + 1e-4) + fine, lost, needed, spared)
 
@@ -402,22 +406,12 @@ def _nearest(x: np.ndarray, y: np.ndarray, fine: float) -> Cells | None:
 def _even_cells(y: np.ndarray, fine: float) -> tuple[np.ndarray, np.ndarray]:
     """Half a step on either side of each value of an even grid, without bound past its ends; NaN where it is none."""
     y = y.astype(np.float64)
-    of_zero, of_least = steps = np.full((2, len(y)), np.nan)
     inner = (np.diff(np.sort(y, axis=1), axis=1) > 0).sum(axis=1) - 1  # values besides the two ends
     varies = np.ptp(y, axis=1) > 0  # a group of one value shows no grid
-    for step, start in zip(steps, (np.zeros(len(y)), y.min(axis=1)), strict=True):
-        reach = np.where(varies, np.abs(y - start[:, None]).max(axis=1), 0.0)
-        for n in (*STEPS, *range(2, MOST_STEPS)):
-            left = np.flatnonzero(np.isnan(step) & (reach > 0))
-            allowed = ON_GRID + fine * n  # both a value and the reach were rounded
-            if not len(left):
-                break
-            if allowed > ROUNDED_AGAIN or (n not in STEPS and len(left) > 0.5 * len(y) and len(y) > SAMPLED):
-                continue
-            place = (y[left] - start[left, None]) / (reach[left, None] / n)
-            on = (np.abs(place - np.rint(place)) <= allowed).all(axis=1)
-            on &= n <= FEW_STEPS or (2 * allowed) ** inner[left] < BY_CHANCE
-            step[left[on]] = reach[left[on]] / n
+    steps = []
+    for start in (np.zeros((len(y), 1)), y.min(axis=1, keepdims=True)):
+        steps.append(_even_steps(np.where(varies[:, None], y - start, 0.0), inner, fine))
+    of_zero, of_least = steps
     is_finer = of_zero < FINER * of_least  # a multiple of the minimum by chance
     step = np.where(np.isnan(of_zero) | is_finer, of_least, of_zero)
     half = np.repeat(step[:, None] / 2, y.shape[1], axis=1)
@@ -425,6 +419,28 @@ def _even_cells(y: np.ndarray, fine: float) -> tuple[np.ndarray, np.ndarray]:
     below = np.where(known & (y == y.min(axis=1, keepdims=True)), np.inf, half)
     above = np.where(known & (y == y.max(axis=1, keepdims=True)), np.inf, half)
     return below, above
+
+
+def _even_steps(y: np.ndarray, inner: np.ndarray, fine: float) -> np.ndarray:
+    """The step whose whole multiples each group's values are, (n,); NaN where there is none: y (n, width)."""
+    reach, step = np.abs(y).max(axis=1), np.full(len(y), np.nan)
+    likely = np.array([n for n in EVEN if ON_GRID + fine * n <= ROUNDED_AGAIN])
+    allowed = ON_GRID + fine * likely  # both a value and the reach were rounded
+    tries = [likely] if y.size * len(likely) <= TRIED_AT_ONCE else np.split(likely, len(likely))
+    for ns in tries:
+        left = np.flatnonzero(np.isnan(step) & (reach > 0))
+        is_rare = ns[0] not in STEPS and len(left) > 0.5 * len(y) and len(y) > SAMPLED
+        if not len(left):
+            break
+        if is_rare:
+            continue
+        room = allowed[np.isin(likely, ns)]
+        place = y[left, None] * (ns / reach[left, None])[..., None]  # (groups, tries, width)
+        on = (np.abs(place - np.rint(place)) <= room[:, None]).all(axis=2)
+        on &= (ns <= FEW_STEPS) | ((2 * room) ** inner[left, None] < BY_CHANCE)
+        found = on.any(axis=1)
+        step[left[found]] = reach[left[found]] / ns[on.argmax(axis=1)[found]]
+    return step
 
 
 def _cells_of_few(y: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:

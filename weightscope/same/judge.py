@@ -83,6 +83,7 @@ class Compared(NamedTuple):
     share: float = 1.0  # of the blocks that are compared
 
 
+@np.errstate(all="ignore")  # of values that are not finite, or overflow where they are squared
 def judge(parts: Compared, *, may_compensate: bool = True, ways: Collection[str] | None = None) -> Judged:
     """Compare one tensor: values, roundings, cells of a quantisation, and then the catalogue of deeds.
 

@@ -266,7 +266,7 @@ def same(a: Readable | str | Path, b: Readable | str | Path, *, sample: float = 
         raise CheckpointError(f"`sample` is {sample}; it has to be above 0 and at most 1")
     a, b = (open_tensors(each) if isinstance(each, str | Path) else each for each in (a, b))
     keep_freed()
-    with progress_shown(progress):
+    with progress_shown(progress), np.errstate(all="ignore"):  # values that overflow are different
         read_known_digests(a.checkpoint, b.checkpoint)
         judged, left = _judged(a, b, sample)
         tokens = compare_tokenizers(a, b)
