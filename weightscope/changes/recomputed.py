@@ -16,6 +16,7 @@ import numpy as np
 
 from weightscope.changes.pair import Pair, few_rows_each, whole
 from weightscope.changes.rounding import CASTS, FRACTION, SMALLEST
+from weightscope.changes.thresholds import FLOAT_STEPS_USED, STEPS_USED, TWO_LEVELS_SPARED, USED
 from weightscope.checkpoint import Tensor
 from weightscope.checkpoint.blocks import Block, row_width
 from weightscope.compute.fast import numba_may_run
@@ -27,6 +28,8 @@ FEWEST = 64  # changed values that this share is judged by
 GROUPS = (0, 128, 64, 32, 16)  # values that share a grid: a row, or this many neighbours in it
 STEPS = (1, 3, 7, 8, 15, 16, 31, 63, 127, 128, 255)  # from zero, or from the least value, to the last of an even grid
 MOST_STEPS = 255
+EVEN = tuple(dict.fromkeys((*STEPS, *range(2, MOST_STEPS))))  # in the order in which they are tried
+TRIED_AT_ONCE = 1 << 18  # values times numbers of steps
 FINER = 0.9  # times a grid's step: the coarser of two that values lie on is theirs
 ON_GRID = 0.02  # steps that a value may be off its grid
 ROUNDED_AGAIN = 0.3  # the most of it where levels were rounded once more, to a float of fewer bits
@@ -43,7 +46,7 @@ WITH_MINIMUM = ("Q2_K", "Q4_K", "Q5_K")  # and minima, multiples of another
 COARSE = ("BF16", "F16")  # floats that sums are rounded to: sums of float32 differ by how they were computed
 ARITHMETIC = 2.0**-22  # of the summands' sizes: the error of a sum that was computed in float32
 TINY = 2.0**-25  # and its absolute error among the smallest
-FIRST, SAMPLED = 4, 64  # groups that show that a matrix has no grid, and which it has
+FIRST, SAMPLED = 4, 64  # groups that show, after one, that a matrix has no grid, and which it has
 LARGEST_SVD = 1 << 24  # values of a matrix whose singular values are computed
 
 NUMBA = "weightscope.changes.cells_numba"
@@ -59,6 +62,7 @@ class Cells:
     squares: float = 0.0  # sums of squares on stored grids: of the older tensor, the newer, and their difference
     squares_b: float = 0.0
     moved: float = 0.0
+    wide: int = 0  # stored grids whose codes hardly use them: cells so wide that they prove nothing
 
     def add(self, changed: np.ndarray, outer: np.ndarray) -> "Cells":
         """Count values that changed, and those far out in their cells."""
@@ -100,7 +104,7 @@ def way_from(older: Tensor, newer: Tensor, casts: Collection[str], cells: Cells)
         return ""
     if _is_pruned(older, newer):
         return "pruned"
-    if _is_quantised(older, newer, cells):
+    if is_quantised(older, newer, cells):
         return "quantised"
     return "rank cut" if _is_truncated(older, newer) else ""
 
@@ -169,10 +173,15 @@ def _triples(tensors: Triple) -> Iterator[list[np.ndarray]]:
 # Grids
 
 
-def _is_quantised(older: Tensor, newer: Tensor, cells: Cells) -> bool:
-    """Whether every value of a matrix is the nearest, on a grid that its neighbours share, to the older one's."""
+def is_quantised(older: Tensor, newer: Tensor, cells: Cells) -> bool:
+    """Whether every value of a matrix is the nearest, on a grid that its neighbours share and use, to the older one's;
+    where they lie in their cells is added to `cells`.
+    """
+    if len(older.shape) < 2:
+        return False
     if newer.ends() is not None:
-        return cells.add_all(_nearest_stored(older, newer))
+        stored = cells_on_stored(older, newer)
+        return stored is not None and not stored.wide and cells.add_all([stored])
     fine = 2.0 ** -BITS.get(newer.dtype, 23)
     shape, matrix = older.shape, len(older.shape) == 2 and older.shape == newer.shape
     first_x, first_y = next(_values(older, newer))
@@ -183,7 +192,7 @@ def _is_quantised(older: Tensor, newer: Tensor, cells: Cells) -> bool:
             if sample_y.shape[1] % width or width < GROUPS[-1]:
                 continue
             x, y = (np.ascontiguousarray(side).reshape(-1, width) for side in (sample_x, sample_y))
-            apart = [max(1, len(y) // count) for count in (FIRST, SAMPLED)]
+            apart = [max(1, len(y) // count) for count in (1, FIRST, SAMPLED)]
             if any(_nearest(x[::step], y[::step], fine) is None for step in apart):
                 continue
             sides = [(x, y)] if turned else _values(older, newer)
@@ -201,6 +210,8 @@ class Grids(NamedTuple):
     end: np.ndarray  # half of the last step before the end
     room: np.ndarray  # how far off a value may be
     lost: np.ndarray  # how much of the grid's reach the rounding of its own scale may have cost
+    needed: np.ndarray  # how far values on it, and zero, are apart at least where its scale was made for them
+    spared: float  # share of the grids, at most, whose values are not as far apart
 
 
 class OnGrids(NamedTuple):
@@ -216,13 +227,79 @@ class StoredCells(NamedTuple):
 
     off: np.ndarray  # how far a value, within its grid's ends, is from its rounded value
     beyond: np.ndarray  # how far it is beyond the end
-    grids: Grids
+    placed: OnGrids
+
+    @property
+    def grids(self) -> Grids:
+        return self.placed.grids
+
+
+class Used:
+    """How much of the stored grids their values use.
+
+    A scale is made for the largest value that it multiplies, so that the codes of what shares it reach the grid's end,
+    or nearly. Where they do not, cells are wider than any writer makes them, and nearly any original lies in them.
+    Values in one group, or anywhere in a tensor without known groups, share a grid where its ends are the same.
+    """
+
+    def __init__(self) -> None:
+        self._alone, self._groups, self._spared = 0, 0, 0.0
+        self._shared: list[np.ndarray] = []  # (6, n): a grid's ends, its values' ends, what is needed, a change
+
+    def add(self, placed: OnGrids) -> None:
+        """Look at a block."""
+        x, y, grids = placed
+        self._spared = grids.spared
+        if y.shape[1] > 1:
+            self._groups += len(y)
+            narrow = np.flatnonzero(_used(y.min(axis=1), y.max(axis=1), grids.least, grids.most) < grids.needed[:, 0])
+            self._alone += int((x[narrow] != y[narrow]).any(axis=1).sum())
+            return
+        fields = (grids.least, grids.most, y, y, grids.needed, x != y)
+        rows = np.stack([np.asarray(each, np.float64).ravel() for each in fields])
+        self._shared.append(_joined(rows))
+
+    @property
+    def hardly(self) -> int:
+        """How many grids are hardly used by values that changed; 0 where these are as few as may be."""
+        hardly, groups = self._alone, self._groups
+        if self._shared:
+            rows = np.concatenate(self._shared, axis=1)
+            least, most, low, high, needed, changed = _joined(rows[:, np.lexsort(rows[1::-1])])
+            hardly += int(((_used(low, high, least, most) < needed) & (changed > 0)).sum())
+            groups += len(least)
+        return hardly if hardly > self._spared * groups else 0
+
+
+def _used(low: np.ndarray, high: np.ndarray, least: np.ndarray, most: np.ndarray) -> np.ndarray:
+    """How far the ends of values are apart, (n,), and zero where the grid has it."""
+    has_zero = ((least <= 0) & (most >= 0)).ravel()
+    return np.where(has_zero, np.maximum(high, 0), high) - np.where(has_zero, np.minimum(low, 0), low)
+
+
+def _joined(rows: np.ndarray) -> np.ndarray:
+    """Neighbours on the same grid as one, (6, n) -> (6, m)."""
+    is_new = (rows[:2, 1:] != rows[:2, :-1]).any(axis=0)
+    starts = np.flatnonzero(np.append(True, is_new)) if rows.shape[1] else np.zeros(0, int)
+    if len(starts) == rows.shape[1]:
+        return rows
+    least, most, low, high, needed, changed = rows
+    ends = [np.minimum.reduceat(each, starts) for each in (low, needed)]
+    tops = [np.maximum.reduceat(each, starts) for each in (high, changed)]
+    return np.stack([least[starts], most[starts], ends[0], tops[0], ends[1], tops[1]])
+
+
+def cells_on_stored(older: Tensor, newer: Tensor) -> Cells | None:
+    """How values lie in the cells of the grids that are stored with the newer one; None where one is outside."""
+    cells = Cells()
+    return cells if cells.add_all(_nearest_stored(older, newer)) else None
 
 
 def _nearest_stored(older: Tensor, newer: Tensor, fast: bool | None = None) -> Iterator[Cells | None]:
     """The same as `_nearest` of each block, on the grids that are stored with the newer one's values; `fast`: with
     numba, by default where that is worth it.
     """
+    used = Used()
     if fast is None:
         fast = (prod(newer.shape) >= WORTH_NUMBA or NUMBA in sys.modules) and numba_may_run()
     if fast and isinstance((newer.ends() or (0,))[-1], int):
@@ -230,25 +307,29 @@ def _nearest_stored(older: Tensor, newer: Tensor, fast: bool | None = None) -> I
         for x, y, grids in _on_grids(older, newer, few=False):
             far, bound = 2 * OUTER * grids.half, CLIPPED * grids.end + grids.lost
             counted = count(x, y, grids.least, grids.most, grids.room, far, bound)
+            used.add(OnGrids(x, y, grids))
             yield None if counted is None else Cells(*counted)
-        return
-    for x, y, grids in _on_grids(older, newer):
-        off, beyond, _ = _placed(x, y, grids)
-        if (off > grids.room).any() or (beyond > CLIPPED * grids.end + grids.lost).any():
-            yield None
-        else:
-            sums = (float(np.vdot(each, each)) for each in (x, y, x - y))
-            yield Cells(0, 0, *sums).add((off > 0) | (beyond > 0), off > 2 * OUTER * grids.half)
+    else:
+        for placed in _on_grids(older, newer):
+            (x, y, grids), (off, beyond, _) = placed, _placed(placed)
+            if not ((off <= grids.room).all() and (beyond <= CLIPPED * grids.end + grids.lost).all()):
+                yield None
+                return
+            used.add(placed)
+            squares, squares_b, moved = (float(np.vdot(each, each)) for each in (x, y, x - y))
+            sums = Cells(squares=squares, squares_b=squares_b, moved=moved)
+            yield sums.add((off > 0) | (beyond > 0), off > 2 * OUTER * grids.half)
+    yield Cells(wide=used.hardly)
 
 
 def stored_cells(older: Tensor, newer: Tensor) -> Iterator[StoredCells]:
     """Every value of the older tensor on the grid that the newer one stores with it, a few rows at a time."""
-    return (_placed(*each) for each in _on_grids(older, newer))
+    return map(_placed, _on_grids(older, newer))
 
 
-def _placed(x: np.ndarray, y: np.ndarray, grids: Grids) -> StoredCells:
-    inside = np.clip(x, grids.least, grids.most)
-    return StoredCells(np.abs(inside - y), np.abs(x - inside), grids)
+def _placed(on: OnGrids) -> StoredCells:
+    inside = np.clip(on.x, on.grids.least, on.grids.most)
+    return StoredCells(np.abs(inside - on.y), np.abs(on.x - inside), on)
 
 
 def _on_grids(older: Tensor, newer: Tensor, *, few: bool = True) -> Iterator[OnGrids]:
@@ -279,11 +360,13 @@ def _grids(
     least, most = np.minimum(low, high), np.maximum(low, high)
     span, size = most - least, np.maximum(np.abs(low), np.abs(high))
     fine = lost = SCALE * (span + size) + largest * TINY
+    unsure = largest * TINY  # how much more a scale may reach than the values that it was made for
     quantum, codes = np.zeros(1), SCALE_CODES.get(kind)  # of the reach of a grid
     if codes is not None and y.size % SUPER_BLOCK == 0:
         reach, groups = (span, np.abs(low)) if kind in WITH_MINIMUM else (span,), SUPER_BLOCK // y.shape[1]
         longest = [reduce(np.maximum, each.reshape(-1, groups).T).repeat(groups)[:, None] for each in reach]
-        quantum, lost = longest[0] / codes, fine + sum(longest) / (2 * codes)
+        quantum, unsure = longest[0] / codes, unsure + sum(longest) / (2 * codes)
+        lost = fine + sum(longest) / (2 * codes)
     if isinstance(levels, int):
         half = end = span * steps[0] / 2
     else:
@@ -293,7 +376,10 @@ def _grids(
         half = span * steps[np.clip(nearest - ~is_up, 0, len(steps) - 1)] / 2
         end = span * np.where(nearest > len(steps) / 2, steps[-1], steps[0]) / 2
     end = end + quantum / 2 * (steps[0] / 2)  # as it was before its scale was rounded
-    return Grids(least, most, half, end, half * (1 + 1e-4) + fine, lost)
+    enough = STEPS_USED if isinstance(levels, int) else FLOAT_STEPS_USED
+    needed = span * (1 - SCALE) * min(USED, enough * steps.min()) - unsure
+    spared = TWO_LEVELS_SPARED if len(places) == 2 else 0.0
+    return Grids(least, most, half, end, half * (1 + 1e-4) + fine, lost, needed, spared)
 
 
 def _nearest(x: np.ndarray, y: np.ndarray, fine: float) -> Cells | None:
@@ -320,21 +406,12 @@ def _nearest(x: np.ndarray, y: np.ndarray, fine: float) -> Cells | None:
 def _even_cells(y: np.ndarray, fine: float) -> tuple[np.ndarray, np.ndarray]:
     """Half a step on either side of each value of an even grid, without bound past its ends; NaN where it is none."""
     y = y.astype(np.float64)
-    of_zero, of_least = steps = np.full((2, len(y)), np.nan)
     inner = (np.diff(np.sort(y, axis=1), axis=1) > 0).sum(axis=1) - 1  # values besides the two ends
-    for step, start in zip(steps, (np.zeros(len(y)), y.min(axis=1)), strict=True):
-        reach = np.abs(y - start[:, None]).max(axis=1)
-        for n in (*STEPS, *range(2, MOST_STEPS)):
-            left = np.flatnonzero(np.isnan(step) & (reach > 0))
-            allowed = ON_GRID + fine * n  # both a value and the reach were rounded
-            if not len(left):
-                break
-            if allowed > ROUNDED_AGAIN or (n not in STEPS and len(left) > 0.5 * len(y) and len(y) > SAMPLED):
-                continue
-            place = (y[left] - start[left, None]) / (reach[left, None] / n)
-            on = (np.abs(place - np.rint(place)) <= allowed).all(axis=1)
-            on &= n <= FEW_STEPS or (2 * allowed) ** inner[left] < BY_CHANCE
-            step[left[on]] = reach[left[on]] / n
+    varies = np.ptp(y, axis=1) > 0  # a group of one value shows no grid
+    steps = []
+    for start in (np.zeros((len(y), 1)), y.min(axis=1, keepdims=True)):
+        steps.append(_even_steps(np.where(varies[:, None], y - start, 0.0), inner, fine))
+    of_zero, of_least = steps
     is_finer = of_zero < FINER * of_least  # a multiple of the minimum by chance
     step = np.where(np.isnan(of_zero) | is_finer, of_least, of_zero)
     half = np.repeat(step[:, None] / 2, y.shape[1], axis=1)
@@ -342,6 +419,28 @@ def _even_cells(y: np.ndarray, fine: float) -> tuple[np.ndarray, np.ndarray]:
     below = np.where(known & (y == y.min(axis=1, keepdims=True)), np.inf, half)
     above = np.where(known & (y == y.max(axis=1, keepdims=True)), np.inf, half)
     return below, above
+
+
+def _even_steps(y: np.ndarray, inner: np.ndarray, fine: float) -> np.ndarray:
+    """The step whose whole multiples each group's values are, (n,); NaN where there is none: y (n, width)."""
+    reach, step = np.abs(y).max(axis=1), np.full(len(y), np.nan)
+    likely = np.array([n for n in EVEN if ON_GRID + fine * n <= ROUNDED_AGAIN])
+    allowed = ON_GRID + fine * likely  # both a value and the reach were rounded
+    tries = [likely] if y.size * len(likely) <= TRIED_AT_ONCE else np.split(likely, len(likely))
+    for ns in tries:
+        left = np.flatnonzero(np.isnan(step) & (reach > 0))
+        is_rare = ns[0] not in STEPS and len(left) > 0.5 * len(y) and len(y) > SAMPLED
+        if not len(left):
+            break
+        if is_rare:
+            continue
+        room = allowed[np.isin(likely, ns)]
+        place = y[left, None] * (ns / reach[left, None])[..., None]  # (groups, tries, width)
+        on = (np.abs(place - np.rint(place)) <= room[:, None]).all(axis=2)
+        on &= (ns <= FEW_STEPS) | ((2 * room) ** inner[left, None] < BY_CHANCE)
+        found = on.any(axis=1)
+        step[left[found]] = reach[left[found]] / ns[on.argmax(axis=1)[found]]
+    return step
 
 
 def _cells_of_few(y: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:

@@ -1,10 +1,12 @@
 """Whether values are others rounded: to a float of fewer bits, or to the grid of a quantised format."""
 
 from collections.abc import Callable, Collection
+from math import lgamma, log
 from typing import NamedTuple
 
 import numpy as np
 
+from weightscope.changes.thresholds import UNLIKELY
 from weightscope.tensors.measure import BITS
 
 FRACTION = {**BITS, "BF16, cut off": 7, "F8_E4M3": 3, "F8_E5M2": 2}  # bits
@@ -77,6 +79,21 @@ def casts_between(x: np.ndarray, y: np.ndarray, names: Collection[str] = tuple(C
     with np.errstate(all="ignore"):
         likely = [name for name in names if np.array_equal(CASTS[name](x[:CAST_SAMPLE]), y[:CAST_SAMPLE])]
         return frozenset(name for name in likely if len(x) <= CAST_SAMPLE or np.array_equal(CASTS[name](x), y))
+
+
+def shows_rounding(rounded: np.ndarray) -> bool:
+    """Whether rounded values differ enough among themselves to show what they were rounded from.
+
+    The same values in another order, of which there are n! / (n_1! n_2! ...), must hardly ever be as right.
+
+    Examples
+    --------
+    >>> shows_rounding(np.float32([1, 1, 1, 1])), shows_rounding(np.arange(16, dtype=np.float32))
+    (False, True)
+    """
+    counts = np.unique(rounded, return_counts=True)[1]
+    orders = lgamma(rounded.size + 1) - sum(lgamma(count + 1) for count in counts.tolist())  # logarithm
+    return orders >= -log(UNLIKELY)
 
 
 def precision(x: np.ndarray) -> str:

@@ -13,10 +13,10 @@ import numpy as np
 
 from weightscope.changes.directions import Along, first_directions
 from weightscope.changes.pair import SAMPLED_ROWS, Pair, Part, blocks_of_pairs, few_rows_each, first_rows
-from weightscope.changes.rounding import CASTS, Grid, casts_between, grid_of, precision
+from weightscope.changes.rounding import CASTS, Grid, casts_between, grid_of, precision, shows_rounding
 from weightscope.changes.thresholds import FEW_ROWS, NEARLY_ONE_DIRECTION, QUANTISED, STORED, TUNED
 from weightscope.checkpoint import Checkpoint, Tensor
-from weightscope.checkpoint.blocks import row_width
+from weightscope.checkpoint.blocks import Block, row_width
 from weightscope.compute.cores import in_threads
 from weightscope.metrics.spectra import evenly_spread, low_rank
 from weightscope.progress import bar
@@ -24,6 +24,7 @@ from weightscope.tensors.measure import BITS, row_squares
 
 EVERY_CAST = frozenset((cast, rounded) for cast in CASTS for rounded in "AB")
 IN_A_SAMPLE = 0.8  # of a change's energy, in one direction of a sample, for the whole to be looked at: it may have 0.9
+TELLING = 1 << 12  # values that nearly always show whether they were rounded
 NEARLY_ONE = 4  # rank of a change that may be of rank one: its other singular values may be rounding
 
 # How the lead calls each kind of change, in its order.
@@ -215,11 +216,32 @@ def change_of_all(pair: Pair) -> Change:
 
 def compare_pairs(a: Checkpoint, b: Checkpoint, pairs: Sequence[Pair]) -> list[Change]:
     """How each pair changed, with its kind."""
-    changes = first_pass(a, b, pairs)
+    changes = with_shown_casts(pairs, first_pass(a, b, pairs))
     converted = {i: classify(pair, changes[i]) for i, pair in enumerate(pairs) if pair.is_converted}
     stored = [i for i in range(len(pairs)) if i not in converted]
     converted |= zip(stored, in_threads(lambda i: classify(pairs[i], changes[i]), stored), strict=True)
     return [converted[i] for i in range(len(pairs))]
+
+
+def with_shown_casts(pairs: Sequence[Pair], changes: Sequence[Change]) -> list[Change]:
+    """The changes; of a tensor of few different values only those roundings that another tensor shows."""
+    rounded = [i for i, change in enumerate(changes) if change.casts and change.values_changed]
+    shown = {i: frozenset(cast for cast in changes[i].casts if shows_cast(pairs[i], cast)) for i in rounded}
+    ways = frozenset[tuple[str, str]]().union(*shown.values())
+    return [
+        replace(change, casts=shown[i] or change.casts & ways) if i in shown else change
+        for i, change in enumerate(changes)
+    ]
+
+
+def shows_cast(pair: Pair, cast: tuple[str, str]) -> bool:
+    """Whether a tensor shows that the other was rounded to it: by its dtype, or by values that differ enough."""
+    name, rounded = cast
+    tensor = pair.a if rounded == "B" else pair.b
+    if tensor.dtype == name.removesuffix(", cut off"):
+        return True
+    size = prod(tensor.shape)
+    return any(shows_rounding(Block(tensor, 0, min(size, most)).values()) for most in (TELLING, size))
 
 
 def classify(pair: Pair, change: Change) -> Change:

@@ -9,13 +9,15 @@ import numpy as np
 
 from weightscope.architectures.gguf import RestoredTensor, logarithm
 from weightscope.changes.pair import Pair
-from weightscope.changes.recomputed import CLIPPED, Cells, stored_cells, way_from
+from weightscope.changes.recomputed import CLIPPED, Cells, Used, cells_on_stored, is_quantised, stored_cells
 from weightscope.changes.rounding import CASTS, FRACTION, SMALLEST
 from weightscope.changes.tensor import Change, unchanged
+from weightscope.changes.thresholds import KEPT
 from weightscope.checkpoint import Tensor
 from weightscope.checkpoint.blocks import Block
 from weightscope.checkpoint.checkpoint import DerivedTensor
 from weightscope.checkpoint.lora import LowRank, MergedTensor
+from weightscope.errors import counted
 from weightscope.tensors.measure import BITS
 
 
@@ -114,7 +116,7 @@ def in_cells(pair: Pair) -> tuple[Proof, float] | None:
     if pair.b.ends() is None or len(pair.b.shape) < 2 or rounded_twice(pair) or merged_otherwise(pair):
         return None
     with np.errstate(all="ignore"):
-        if way_from(pair.a, pair.b, (), cells) != "quantised" or not np.isfinite(cells.moved):
+        if not is_quantised(pair.a, pair.b, cells) or not np.isfinite(cells.moved):
             return None
     change = replace(unchanged(pair.a, pair.b), squares=cells.squares, moved=cells.moved)
     return _each_in_its_cell("B", pair.b), change.change
@@ -123,6 +125,17 @@ def in_cells(pair: Pair) -> tuple[Proof, float] | None:
 def _each_in_its_cell(letter: str, newer: Tensor) -> Proof:
     how = f"{letter} quantised" + (f" ({newer.dtype})" if newer.dtype not in BITS else "")
     return Proof(how, "every value in the cell of its original")
+
+
+def too_wide(pair: Pair) -> Proof | None:
+    """Whether values are in their cells only because the stored scales are larger than any writer makes them."""
+    for newer, older in ((pair.b, pair.a), (pair.a, pair.b)):
+        with np.errstate(all="ignore"):
+            cells = cells_on_stored(older, newer) if newer.ends() is not None else None
+        if cells is not None and cells.wide:
+            groups = counted(cells.wide, "group")
+            return Proof("scales too large for the codes that are used", f"of {groups} of values ({newer.dtype})")
+    return None
 
 
 def quantised(pair: Pair, change: Change, *, may_compensate: bool = True) -> Proof | None:
@@ -162,8 +175,7 @@ class RoundedTensor(DerivedTensor):
 def _by_cells(letter: str, older: Tensor, newer: Tensor, _: Change) -> Proof | None:
     """Whether every value is in the cell of its original."""
     with np.errstate(all="ignore"):
-        way = way_from(older, newer, (), Cells())
-    return _each_in_its_cell(letter, newer) if way == "quantised" else None
+        return _each_in_its_cell(letter, newer) if is_quantised(older, newer, Cells()) else None
 
 
 def _by_error(letter: str, older: Tensor, newer: Tensor, change: Change) -> Proof | None:
@@ -188,7 +200,7 @@ def _proof_within(letter: str, older: Tensor, newer: Tensor, bounds: Bounds) -> 
 
 def _within(older: Tensor, newer: Tensor, bounds: Bounds) -> str:
     """How near values are to what they were rounded from; empty where they are not near enough."""
-    worst, farthest, clipped, in_cells, width = 0.0, 0.0, 0.0, 0, newer.shape[-1]
+    worst, farthest, clipped, in_cells, width, used = 0.0, 0.0, 0.0, 0, newer.shape[-1], Used()
     group = bounds.group or width
     for stored in stored_cells(older, newer):
         if stored.off.size % width or width % group:
@@ -203,13 +215,18 @@ def _within(older: Tensor, newer: Tensor, bounds: Bounds) -> str:
             step = np.where(off > 0, off / half, 0.0).max(initial=0.0)
             ends = np.where(beyond > 0, beyond / grids.end, 0.0)
         is_far = (ends > CLIPPED).reshape(-1, width).mean(axis=1).max(initial=0.0)
+        inside = (off <= half) & (ends <= CLIPPED)
+        is_left = ~inside.reshape(-1, width).all(axis=1)
+        x, y = (each.reshape(-1, width)[is_left] for each in stored.placed[:2])
+        moved, size = (np.square(each).sum(axis=1) for each in (x - y, x))
         if not (ratio <= bounds.error and step <= bounds.farthest and ends.max(initial=0.0) <= BEYOND
-                and is_far <= OUTLIERS):  # fmt: skip
+                and is_far <= OUTLIERS and (moved <= KEPT**2 * size).all()):  # fmt: skip
             return ""
-        in_cells += int(np.count_nonzero((off <= half) & (ends <= CLIPPED)))
+        used.add(stored.placed)
+        in_cells += int(np.count_nonzero(inside))
         worst, farthest, clipped = max(worst, ratio), max(farthest, step), max(clipped, ends.max(initial=0.0))
     share = in_cells / prod(newer.shape)
-    if share < bounds.in_cells:
+    if share < bounds.in_cells or used.hardly:
         return ""
     where = f"{group} values" if bounds.group else "row"
     return (f"{share:.1%} of values in their cells; error {worst:.2f} times that of rounding to the nearest in the "

@@ -1,6 +1,6 @@
 """One tensor of A and its counterpart in B: the strongest verdict that can be proved, or what was done to it."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from math import prod, sqrt
@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 
 from weightscope.architectures.names import NamedTensor
-from weightscope.changes.pair import Pair, Part, few_rows_each, first_rows, first_rows_of
+from weightscope.changes.pair import Pair, Part, few_rows_each, first_rows_of
 from weightscope.changes.recomputed import stored_cells
 from weightscope.changes.rounding import CASTS, FRACTION, precision
-from weightscope.changes.tensor import Change, change_of, change_of_all, classify, differs, unchanged
+from weightscope.changes.tensor import Change, change_of, change_of_all, classify, differs, shows_cast, unchanged
 from weightscope.checkpoint import Tensor
 from weightscope.checkpoint.blocks import Block, row_width
 from weightscope.checkpoint.checkpoint import StoredTensor, WholeTensor
@@ -20,11 +20,19 @@ from weightscope.checkpoint.packings.packed import DequantisedTensor
 from weightscope.metrics.spectra import evenly_spread, low_rank
 from weightscope.same import DIFFERENT, QUANTISED, ROUNDED, SAME_VALUES, UNDECIDED
 from weightscope.same.catalogue import EXACT, OF_VOCABULARY, SPREAD, Deed, Sizes, error_of, find_deed, sampled
-from weightscope.same.coarser import COMPENSATED, exponentiated, in_cells, merged_otherwise, quantised, rounded_twice
+from weightscope.same.coarser import (
+    COMPENSATED,
+    exponentiated,
+    in_cells,
+    merged_otherwise,
+    quantised,
+    rounded_twice,
+    too_wide,
+)
 from weightscope.same.stored import equal_bytes, is_copy
 from weightscope.tensors.measure import BITS, why_unread
 
-ONE_VALUE = "one value throughout"  # of the coarser tensor: that the other was rounded to it is a guess
+FEW_VALUES = "too few values to show it alone"  # of the coarser tensor: that the other was rounded to it is a guess
 STORED_OTHERWISE = "stored otherwise"  # of the same values: in another dtype or packing, or with another sign of zero
 # Values of a tensor that a deed is looked for in as a whole; of larger ones in rows and columns.
 LARGEST_WHOLE = 1 << 24
@@ -75,10 +83,11 @@ class Compared(NamedTuple):
     share: float = 1.0  # of the blocks that are compared
 
 
-def judge(parts: Compared, *, may_compensate: bool = True, may_be_constant: bool = True) -> Judged:
+@np.errstate(all="ignore")  # of values that are not finite, or overflow where they are squared
+def judge(parts: Compared, *, may_compensate: bool = True, ways: Collection[str] | None = None) -> Judged:
     """Compare one tensor: values, roundings, cells of a quantisation, and then the catalogue of deeds.
 
-    may_be_constant: whether one value throughout, stored in more bits, passes for others rounded.
+    ways: the roundings that too few different values, stored in more bits, pass for; None: any.
     """
     pair = parts.tensors
     if why := why_unread(pair.a) or why_unread(pair.b):
@@ -97,10 +106,11 @@ def judge(parts: Compared, *, may_compensate: bool = True, may_be_constant: bool
     for part in blocks:  # those before the first that differs are read again: most differ in the first
         change = change.and_then(change_of(part, change.casts))
     if change.casts:
-        cast, rounded = min(change.casts, key=lambda each: (list(CASTS).index(each[0]), each[1]))
-        detail = ONE_VALUE * _is_one_value(pair.a if rounded == "B" else pair.b, cast)
-        if may_be_constant or not detail:
-            return _judged(parts, ROUNDED, f"{rounded} to {_way(cast)}", change.change, detail)
+        casts = sorted(change.casts, key=lambda each: (list(CASTS).index(each[0]), each[1]))
+        shown = [_rounded(cast) for cast in casts if shows_cast(pair, cast)]
+        passing = shown or [deed for deed in map(_rounded, casts) if ways is None or deed in ways]
+        if passing:
+            return _judged(parts, ROUNDED, passing[0], change.change, "" if shown else FEW_VALUES)
     if parts.share < 1:
         return _judged(parts, UNDECIDED, "differs in the sample", change.change)
     return _coarser(parts, change, may_compensate) or _done(parts, change)
@@ -116,21 +126,22 @@ def few_compensated(judged: Sequence[Judged]) -> list[int]:
     return compensated if 2 * len(compensated) < len(packed) else []
 
 
+def shown_ways(judged: Sequence[Judged]) -> set[str]:
+    """The roundings that a tensor shows by itself."""
+    return {each.deed for each in judged if each.verdict == ROUNDED and each.detail != FEW_VALUES}
+
+
 def rounded_alone(judged: Sequence[Judged]) -> list[int]:
-    """The tensors of one value that pass for others rounded, in a way that none of several values shows."""
-    ways = {each.deed for each in judged if each.verdict == ROUNDED and each.detail != ONE_VALUE}
-    return [i for i, each in enumerate(judged) if each.detail == ONE_VALUE and each.deed not in ways]
+    """The tensors of few values that pass for others rounded, in a way that no other tensor shows."""
+    ways = shown_ways(judged)
+    return [i for i, each in enumerate(judged) if each.detail == FEW_VALUES and each.deed not in ways]
 
 
-def _is_one_value(tensor: Tensor, cast: str) -> bool:
-    """Whether a tensor that could hold more bits than a cast leaves has one value throughout."""
-    few, every = 1, prod(tensor.shape)
-    return tensor.dtype != cast and all(np.ptp(first_rows(tensor, most)) == 0 for most in (few, every))
-
-
-def _way(cast: str) -> str:
-    """A cast, with its way of rounding."""
-    return f"{cast.removesuffix(', cut off')} (cut off)" if cast.endswith("cut off") else f"{cast} (to nearest even)"
+def _rounded(cast: tuple[str, str]) -> str:
+    """A cast and which file it made, with its way of rounding."""
+    name, letter = cast
+    way = f"{name.removesuffix(', cut off')} (cut off)" if name.endswith("cut off") else f"{name} (to nearest even)"
+    return f"{letter} to {way}"
 
 
 def _judged(parts: Compared, verdict: str, deed: str = "", size: float = 0.0, detail: str = "") -> Judged:
@@ -164,6 +175,8 @@ def _coarser(parts: Compared, change: Change, may_compensate: bool) -> Judged | 
         return _judged(parts, ROUNDED, proof.deed, change.change, proof.detail)
     if proof := quantised(parts.tensors, change, may_compensate=may_compensate):
         return _judged(parts, QUANTISED, proof.deed, change.change, proof.detail)
+    if reason := too_wide(parts.tensors):
+        return _judged(parts, DIFFERENT, reason.deed, change.change, reason.detail)
     return None
 
 

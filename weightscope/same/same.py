@@ -37,7 +37,16 @@ from weightscope.same.catalogue import Sizes
 from weightscope.same.config_and_tokens import Settings, Tokens, compare_settings, compare_tokenizers
 from weightscope.same.elsewhere import UNEXPLAINED, find_elsewhere, name_shards, name_unread, reordered_experts
 from weightscope.same.function import apart, basis_of, called, is_shown, is_turned, is_unknown, last_apart, where_equal
-from weightscope.same.judge import Compared, Judged, alone, few_compensated, judge, rounded_alone, tolerance_of
+from weightscope.same.judge import (
+    Compared,
+    Judged,
+    alone,
+    few_compensated,
+    judge,
+    rounded_alone,
+    shown_ways,
+    tolerance_of,
+)
 from weightscope.same.stored import read_known_digests, same_files
 from weightscope.tables import Column, Table, as_json
 
@@ -258,7 +267,7 @@ def same(a: Readable | str | Path, b: Readable | str | Path, *, sample: float = 
         raise CheckpointError(f"`sample` is {sample}; it has to be above 0 and at most 1")
     a, b = (open_tensors(each) if isinstance(each, str | Path) else each for each in (a, b))
     keep_freed()
-    with progress_shown(progress):
+    with progress_shown(progress), np.errstate(all="ignore"):  # values that overflow are different
         read_known_digests(a.checkpoint, b.checkpoint)
         judged, left = _judged(a, b, sample)
         tokens = compare_tokenizers(a, b)
@@ -305,8 +314,9 @@ def _judged(a: Readable, b: Readable, sample: float) -> tuple[list[Judged], list
             shown.update()
     for i in few_compensated(judged):
         judged[i] = judge(parts[i], may_compensate=False)
+    ways = shown_ways(judged)
     for i in rounded_alone(judged):
-        judged[i] = judge(parts[i], may_be_constant=False)
+        judged[i] = judge(parts[i], ways=ways)
     judged = [_by_part(a, b, *each) for each in zip(judged, parts, strict=True)]
     judged = name_shards(find_elsewhere(judged, parts), parts)
     judged = reordered_experts(a, judged, parts)
