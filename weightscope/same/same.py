@@ -13,6 +13,8 @@ from weightscope.architectures.layer import NO_WEIGHTS
 from weightscope.architectures.names import NamedTensor
 from weightscope.changes.counterparts import Counterparts, counterparts
 from weightscope.changes.head import Basis
+from weightscope.checkpoint import Checkpoint
+from weightscope.checkpoint.checkpoint import WeightFiles
 from weightscope.checkpoint.packings.packed import scales_activations
 from weightscope.compute.cores import hand_back, in_threads, keep_freed
 from weightscope.errors import CheckpointError, counted, printable
@@ -33,6 +35,7 @@ from weightscope.same import (
     UP_TO,
     VERDICTS,
 )
+from weightscope.same.beside import Beside, compare_beside
 from weightscope.same.catalogue import Sizes
 from weightscope.same.config_and_tokens import Settings, Tokens, compare_settings, compare_tokenizers
 from weightscope.same.elsewhere import UNEXPLAINED, find_elsewhere, name_shards, name_unread, reordered_experts
@@ -75,6 +78,7 @@ class Same(Result):
     unread_files: Sequence[str]  # a sentence for each checkpoint with files of weights that were not read
     sample: float
     provenance: Provenance
+    beside: Beside  # files next to weights and config.json that differ
 
     FIGURE: ClassVar[str] = "same.figures:same_figure"
     PAGE: ClassVar[str] = "same.page:write_same_page"
@@ -108,7 +112,7 @@ class Same(Result):
         looked = "" if self.sample == 1 else f" A first look at {self.sample:.0%} of the values; the rest was not read."
         rest = self._rest
         if self.verdict == SAME_BYTES:
-            return f"{b} is {a}: the files hold the same bytes."
+            return f"{b} is {a}: the weights and config.json hold the same bytes."
         if self.verdict == SAME_VALUES:
             return f"{b} is {a}: all {total} have the same values.{rest}{looked}"
         if self.verdict in (ROUNDED, QUANTISED):
@@ -124,7 +128,8 @@ class Same(Result):
         keys = [*self.settings.deciding, *self.settings.unknown]
         if self.verdict == UNDECIDED:
             unknown = [f"{key.key} in config.json differs, and its effect is not known" for key in keys]
-            why = listed([f"{each.name}: {each.deed}" for each in self.differing] or unknown, NAMED)
+            unknown += map(str, self.beside.deciding)
+            why = listed([f"{each.name}: {each.deed}" for each in self.differing] + unknown, NAMED)
             return f"Whether {b} is {a} is undecided: {printable(why)}.{rest}{looked}"
         parts = []
         if self.differing:
@@ -136,6 +141,7 @@ class Same(Result):
             parts.append(
                 f"config.json computes something else ({listed([str(key) for key in self.settings.deciding], NAMED)})"
             )
+        parts += map(str, self.beside.deciding[:NAMED])
         return f"{b} is not {a}: {printable('; '.join(parts))}.{rest}{looked}"
 
     @property
@@ -158,6 +164,7 @@ class Same(Result):
         ]
         for verdict, keys in ((DIFFERENT, self.settings.deciding), (UNDECIDED, self.settings.unknown)):
             rows += [(verdict, "config", key.key, None, "config.json", np.nan, f"config.json: {key}") for key in keys]
+        rows += [(UNDECIDED, "file", each.file, None, each.detail, np.nan, str(each)) for each in self.beside.deciding]
         return [
             dict(as_json({
                 "kind": f"{verdict.replace(' ', '_')}_{what}", "title": f"{verdict} {what}", "look_next": look_next,
@@ -186,6 +193,9 @@ class Same(Result):
         if self.settings.idle:
             keys = listed([printable(each.key) for each in self.settings.idle], NAMED)
             parts.append(f"Config keys without effect on what is computed also differ: {keys}.")
+        if self.beside.named:
+            files = listed([*map(str, self.beside.named)], NAMED)
+            parts.append(f"Next to the weights, and without effect on what they compute: {printable(files)}.")
         return [*parts, self.worst(20)] if self.differing else parts
 
     def worst(self, most: int) -> Table:
@@ -208,6 +218,8 @@ class Same(Result):
             "not_compared": {"count": len(self.not_compared), "names": list(self.not_compared)},
             "tokenizer": {"verdict": self.tokens.verdict, "lead": self.tokens.lead},
             "idle_config": [each.key for each in self.settings.idle],
+            "files": [{"file": each.file, "detail": each.detail, "decides": each in self.beside.deciding}
+                      for each in (*self.beside.deciding, *self.beside.named)],
             "tensors": [each.as_json() for each in self.tensors],
         }))  # fmt: skip
 
@@ -259,7 +271,8 @@ def same(a: Readable | str | Path, b: Readable | str | Path, *, sample: float = 
     keep_freed()
     with progress_shown(progress):
         read_known_digests(a.checkpoint, b.checkpoint)
-        judged, left = _judged(a, b, sample)
+        beside = compare_beside(a, b)
+        judged, left = _judged(a, b, sample, beside)
         tokens = compare_tokenizers(a, b)
     hand_back()
     head = [each for each in judged if each.role == "unembedding"]
@@ -273,14 +286,21 @@ def same(a: Readable | str | Path, b: Readable | str | Path, *, sample: float = 
         and same_files(a.checkpoint, b.checkpoint)
     ):
         verdict = SAME_BYTES
-    if settings.unknown:
+    if settings.unknown or beside.deciding:
         verdict = max(verdict, UNDECIDED, key=VERDICTS.index)
     if settings.deciding:
         verdict = DIFFERENT
     provenance = Provenance.of(a.checkpoint, b.checkpoint)
-    unread = [f"{letter}: {each.checkpoint.weight_files.sentence}"
-              for letter, each in (("A", a), ("B", b)) if each.checkpoint.weight_files.telling]  # fmt: skip
-    return Same(a.name, b.name, verdict, judged, settings, tokens, left, unread, sample, provenance)
+    unread_files = {letter: _unread(each.checkpoint, beside) for letter, each in (("A", a), ("B", b))}
+    unread = [f"{letter}: {files.sentence}" for letter, files in unread_files.items() if files.telling]
+    return Same(a.name, b.name, verdict, judged, settings, tokens, left, unread, sample, provenance, beside)
+
+
+def _unread(checkpoint: Checkpoint, beside: Beside) -> WeightFiles:
+    """The files next to a checkpoint's weights, without those of modules that were compared."""
+    compared = {file.path for each in beside.modules or () for file in each.checkpoint.files}
+    files = checkpoint.weight_files
+    return replace(files, names=[name for name in files.names if checkpoint.folder / name not in compared])
 
 
 def _needs_head(model: Readable) -> bool:
@@ -289,9 +309,9 @@ def _needs_head(model: Readable) -> bool:
     return isinstance(names, list) and any("LM" in str(name) for name in names)
 
 
-def _judged(a: Readable, b: Readable, sample: float) -> tuple[list[Judged], list[str]]:
+def _judged(a: Readable, b: Readable, sample: float, beside: Beside) -> tuple[list[Judged], list[str]]:
     """Every tensor of both with its verdict, and the names of those that were not compared."""
-    tensors = [*counterparts(a, b)]
+    tensors = [*counterparts(a, b), *(counterparts(*beside.modules) if beside.modules else ())]
     parts = [_compared(a, b, each, sample) for each in tensors if each.a and each.b]
     only_a = [(each.a, each.label) for each in tensors if each.a and not each.b]
     only_b = [(each.b, each.label) for each in tensors if each.b and not each.a]
