@@ -15,6 +15,7 @@ from weightscope.architectures import Family, LayerTensors, Reading, Stack, as_p
 from weightscope.architectures.cells import StoredNorm
 from weightscope.architectures.layer import attention_names, denied, denied_words, read_layer, rotation_of
 from weightscope.architectures.numbers import attends, borrows, in_layer, kind_of
+from weightscope.architectures.own_names import names_sentence, unloaded_names
 from weightscope.architectures.reading import prefix_of
 from weightscope.attention.layer import Head, Layer, OnDemand
 from weightscope.attention.norms import Norm
@@ -171,6 +172,11 @@ class TensorsOnly:
     def name(self) -> str:
         """What to call it."""
         return self.checkpoint.given or str(self.checkpoint.name)
+
+    @property
+    def unloaded(self) -> tuple[str, ...]:
+        """The names in the file that the class of its config would not load: those that a wrapper left."""
+        return unloaded_names(self.checkpoint, ())
 
     @cached_property
     def prefix(self) -> str:
@@ -406,7 +412,19 @@ class Model:
         for i in self.attention_layers:
             row, stem = self.family.in_layer(self.config.layer_types[i]), self.family.stored_name(self.config, i)
             names += denied(self.checkpoint, self.prefix + stem, row, self.config)
-        return tuple(filter(None, (*self.config.notes, denied_words(names), self.unread)))
+        return tuple(filter(None, (*self.config.notes, self.names_note, denied_words(names), self.unread)))
+
+    @cached_property
+    def unloaded(self) -> tuple[str, ...]:
+        """The names in the file that the class of its config would not load: wrappers' or under another prefix."""
+        stacks = [stack for stack in self.stacks.values() if stack.reading is not None]
+        places = [(stack.row, stack.prefix) for stack in stacks if stack.row is not None]
+        return unloaded_names(self.checkpoint, places or [(self.family, self.prefix)])
+
+    @property
+    def names_note(self) -> str:
+        """A sentence on those names; empty where there are none."""
+        return names_sentence(self.unloaded, len(self.checkpoint))
 
     @cached_property
     def unread(self) -> str:

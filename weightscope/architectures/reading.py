@@ -22,6 +22,7 @@ from weightscope.architectures.family import Family
 from weightscope.architectures.numbers import completed_part, read_config
 from weightscope.architectures.original.spelling import KNOWN_BY
 from weightscope.architectures.original.spelling import as_published as original_as_published
+from weightscope.architectures.own_names import unwrapped
 from weightscope.architectures.table import FAMILIES, known_rows, unproved
 from weightscope.checkpoint import Checkpoint
 from weightscope.checkpoint.config import Config, digest_of
@@ -185,6 +186,7 @@ def _read(checkpoint: Checkpoint, stack: Stack, known: Reading | None) -> Stack:
 
 def as_published(checkpoint: Checkpoint) -> Checkpoint:
     """A file that was converted (GGUF, MLX) or has its trainer's names, as transformers has it; any other as it is."""
+    checkpoint = unwrapped(checkpoint)
     file = checkpoint.files[0]
     if isinstance(file, GgufFile):
         return gguf.as_published(checkpoint, FAMILIES.of_gguf)

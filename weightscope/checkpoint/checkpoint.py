@@ -11,6 +11,7 @@ from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
 from threading import Thread
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -291,6 +292,7 @@ class Checkpoint(Mapping[str, Tensor]):
     note: str = ""  # one sentence on how it was put together; empty where it is as stored
     given: str = ""  # what a person called it: a path or repository as typed
     weight_files: WeightFiles = WeightFiles()
+    stored_names: Mapping[str, str] = MappingProxyType({})  # in the file, of tensors that have another name here
 
     def __init__(
         self,

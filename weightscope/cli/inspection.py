@@ -289,8 +289,11 @@ def _budget(model: "Model") -> Iterator[str]:
     everything |= {tensor.name for tensor in model.embedding_tensors}
     for label, chosen in (("audit reads", everything), (f"layer {layers[0]:<5}", set(names[layers[0]]))):
         of_qk = {name for name in chosen if any(f".{m}." in f".{name}" for m in model.family.heads.projections[:2])}
-        total, qk = (sized(checkpoint.bytes_to_read(group)) for group in (chosen, of_qk))
-        yield f"{label} {total} of {sized(checkpoint.nbytes)}, {qk} of it queries and keys"
+        total, qk = (checkpoint.bytes_to_read(group) for group in (chosen, of_qk))
+        if not qk:
+            model.layer(layers[0])  # which says what of it is missing
+        share = f", {sized(qk)} of it queries and keys" if qk else ""
+        yield f"{label} {sized(total)} of {sized(checkpoint.nbytes)}{share}"
     if checkpoint.bytes_fetched or checkpoint.bytes_to_fetch(everything):
         headers, rest = sized(checkpoint.bytes_fetched), sized(checkpoint.bytes_to_fetch(everything))
         yield f"network     {headers} fetched for the headers; an audit fetches {rest}"
@@ -301,7 +304,9 @@ def _first_tensors(model: "Model") -> Listed:
     from weightscope.tables import Table
 
     tensors = model.attention_tensors(model.attention_layers[0])
-    rows = [(printable(tensor.name), tensor.dtype, str(tensor.shape)) for tensor in tensors]
+    stored = model.checkpoint.stored_names
+    names = [printable(stored.get(tensor.name, tensor.name)) for tensor in tensors]
+    rows = [(name, tensor.dtype, str(tensor.shape)) for name, tensor in zip(names, tensors, strict=True)]
     return Listed(Table.of_rows(["tensor", "dtype", "shape"], rows), "\n".join(f"  {'  '.join(row)}" for row in rows))
 
 
@@ -312,4 +317,4 @@ def _embedding(model: "Model", name: str) -> str:
     if full not in model.checkpoint:
         return f"not in this checkpoint (looked for {full})"
     tensor = model.checkpoint[full]
-    return f"{printable(full)}  {tensor.dtype}  {tensor.shape}"
+    return f"{printable(model.checkpoint.stored_names.get(full, full))}  {tensor.dtype}  {tensor.shape}"

@@ -11,6 +11,7 @@ import numpy as np
 
 from weightscope.architectures.layer import NO_WEIGHTS
 from weightscope.architectures.names import NamedTensor
+from weightscope.architectures.own_names import names_sentence
 from weightscope.changes.counterparts import Counterparts, counterparts
 from weightscope.changes.head import Basis
 from weightscope.checkpoint import Checkpoint
@@ -79,6 +80,8 @@ class Same(Result):
     sample: float
     provenance: Provenance
     beside: Beside  # files next to weights and config.json that differ
+    unloaded: Sequence[str]  # names in B's file that the class of its config would not load
+    names: str  # a sentence on these; empty where there are none
 
     FIGURE: ClassVar[str] = "same.figures:same_figure"
     PAGE: ClassVar[str] = "same.page:write_same_page"
@@ -106,7 +109,11 @@ class Same(Result):
 
     @property
     def lead(self) -> str:
-        """The verdict in a sentence, and the evidence for it."""
+        """The verdict in a sentence, the evidence for it, and what B's own class would not load."""
+        return f"{self._verdict} {self.names}".rstrip()
+
+    @property
+    def _verdict(self) -> str:
         a, b = printable(self.name_a), printable(self.name_b)
         total = counted(len(self.tensors), "tensor")
         looked = "" if self.sample == 1 else f" A first look at {self.sample:.0%} of the values; the rest was not read."
@@ -218,6 +225,7 @@ class Same(Result):
             "not_compared": {"count": len(self.not_compared), "names": list(self.not_compared)},
             "tokenizer": {"verdict": self.tokens.verdict, "lead": self.tokens.lead},
             "idle_config": [each.key for each in self.settings.idle],
+            "names": list(self.unloaded) or "as loaded",
             "files": [{"file": each.file, "detail": each.detail, "decides": each in self.beside.deciding}
                       for each in (*self.beside.deciding, *self.beside.named)],
             "tensors": [each.as_json() for each in self.tensors],
@@ -293,7 +301,18 @@ def same(a: Readable | str | Path, b: Readable | str | Path, *, sample: float = 
     provenance = Provenance.of(a.checkpoint, b.checkpoint)
     unread_files = {letter: _unread(each.checkpoint, beside) for letter, each in (("A", a), ("B", b))}
     unread = [f"{letter}: {files.sentence}" for letter, files in unread_files.items() if files.telling]
-    return Same(a.name, b.name, verdict, judged, settings, tokens, left, unread, sample, provenance, beside)
+    judged = [_as_stored(each, a.checkpoint, b.checkpoint) for each in judged]
+    return Same(
+        a.name, b.name, verdict, judged, settings, tokens, left, unread, sample, provenance, beside,
+        b.unloaded, names_sentence(b.unloaded, len(b.checkpoint), f"{printable(b.name)}'s"),
+    )  # fmt: skip
+
+
+def _as_stored(judged: Judged, a: Checkpoint, b: Checkpoint) -> Judged:
+    """A verdict under the names that the files have."""
+    names = (checkpoint.stored_names.get(name, name) for checkpoint, name in ((a, judged.name_a), (b, judged.name_b)))
+    name_a, name_b = names
+    return replace(judged, name_a=name_a, name_b=name_b)
 
 
 def _unread(checkpoint: Checkpoint, beside: Beside) -> WeightFiles:
