@@ -486,7 +486,7 @@ class Model:
         modules = filter(None, (outputs.norm and outputs.norm.module, outputs.after))
         names = (name for module in modules for name in checkpoint.names_under(f"{self.prefix}{module}."))
         tensors = {name: checkpoint[name] for name in names}
-        rows = self._unembedding_name or self.prefix + inputs.tokens
+        rows = self.head_name or self.prefix + inputs.tokens
         return tensors | ({"unembedding": checkpoint[rows]} if rows in checkpoint else {})
 
     @cached_property
@@ -638,7 +638,7 @@ class Model:
         if outputs is None:
             problem = f"{self.family.name} has no unembedding that is one matrix"
             raise CheckpointError(problem, file=self.checkpoint.name)
-        name = self._unembedding_name
+        name = self.head_name
         if not name and not self.tied:
             problem = f"no unembedding in this checkpoint (looked for {' and '.join(outputs.tokens)})"
             raise CheckpointError(problem, file=self.checkpoint.name)
@@ -653,10 +653,11 @@ class Model:
         return Unembedding(rows, norm, after, not name, lacks)
 
     @cached_property
-    def _unembedding_name(self) -> str:
+    def head_name(self) -> str:
         """The unembedding's name in the file, under as much of the prefix as it has; empty where there is none."""
         ends = [i + 1 for i, c in enumerate(self.prefix) if c == "."]
-        tokens = self.family.outputs.tokens if self.family.outputs else ()
+        outputs, also = self.family.outputs, self.family.also
+        tokens = outputs.tokens if outputs else also.get("unembedding", ())
         names = [self.prefix[:end] + name for end in (*reversed(ends), 0) for name in tokens]
         return next((name for name in names if name in self.checkpoint), "")
 
@@ -664,7 +665,7 @@ class Model:
     def _token_name(self) -> str:
         """The token embedding's name in the file; where it is tied and stored once, that may be the unembedding's."""
         name = self.prefix + self.family.inputs.tokens
-        return self._unembedding_name if self.tied and name not in self.checkpoint else name
+        return self.head_name if self.tied and name not in self.checkpoint else name
 
     @property
     def _folded_norm(self) -> StoredNorm | None:

@@ -247,6 +247,8 @@ def _stored(checkpoint: "Checkpoint") -> Iterator[str]:
 
 def describe(model: "Model") -> Iterator[str | Listed]:
     """Family, sizes, dtypes, embeddings, bytes, and the tensors of the first attention layer."""
+    from weightscope.tensors.tied_head import overwritten_head
+
     checkpoint, config, family = model.checkpoint, model.config, model.family
     yield from _stored(checkpoint)
     yield f"family      {family.name} (model_type {printable(config.model_type)})"
@@ -264,7 +266,8 @@ def describe(model: "Model") -> Iterator[str | Listed]:
     yield f"positions   {_embedding(model, family.inputs.positions)}"
     if [stack for stack in model.stacks.values() if not model.is_read(stack)]:
         yield from _stacks(model)
-    yield from (f"{'' if number else 'note':<11} {printable(note)}" for number, note in enumerate(model.notes))
+    notes = [note for note in (*model.notes, overwritten_head(model, first_look=True)) if note]
+    yield from (f"{'' if number else 'note':<11} {printable(note)}" for number, note in enumerate(notes))
     if model.attention_layers:
         yield from _budget(model)
         yield _first_tensors(model)

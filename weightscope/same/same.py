@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from weightscope.architectures.computed import UNKNOWN, Difference
 from weightscope.architectures.layer import NO_WEIGHTS
 from weightscope.architectures.names import NamedTensor
 from weightscope.architectures.own_names import names_sentence
@@ -44,6 +45,7 @@ from weightscope.same.function import allowed, apart, basis_of, called, is_turne
 from weightscope.same.judge import Compared, Judged, alone, few_compensated, judge, rounded_alone, tolerance_of
 from weightscope.same.stored import read_known_digests, same_files
 from weightscope.tables import Column, Table, as_json
+from weightscope.tensors.tied_head import TIED, overwritten_head, says_tied
 
 Readable = Model | TensorsOnly  # of a checkpoint whose heads are not read, the tensors are compared all the same
 
@@ -76,7 +78,7 @@ class Same(Result):
     settings: Settings
     tokens: Tokens
     not_compared: Sequence[str]  # names of tensors that were not compared, and why
-    unread_files: Sequence[str]  # a sentence for each checkpoint with files of weights that were not read
+    unread_files: Sequence[str]  # a sentence for each checkpoint with a head or with files that are not read by all
     sample: float
     provenance: Provenance
     beside: Beside  # files next to weights and config.json that differ
@@ -134,7 +136,7 @@ class Same(Result):
             return f"{b} computes what {a} does: {listed([*deeds], NAMED)}, undone and compared.{rest}{looked}"
         keys = [*self.settings.deciding, *self.settings.unknown]
         if self.verdict == UNDECIDED:
-            unknown = [f"{key.key} in config.json differs, and its effect is not known" for key in keys]
+            unknown = [f"{key.key} in config.json differs, and its effect {_effect(key)}" for key in keys]
             unknown += map(str, self.beside.deciding)
             why = listed([f"{each.name}: {each.deed}" for each in self.differing] + unknown, NAMED)
             return f"Whether {b} is {a} is undecided: {printable(why)}.{rest}{looked}"
@@ -286,6 +288,9 @@ def same(a: Readable | str | Path, b: Readable | str | Path, *, sample: float = 
     head = [each for each in judged if each.role == "unembedding"]
     same_head = all(each.verdict != DIFFERENT for each in head) if head else not _needs_head(b)
     settings = compare_settings(a, b, same_head=same_head)
+    ties = {letter: overwritten_head(each) for letter, each in (("A", a), ("B", b)) if isinstance(each, Model)}
+    if len({*map(bool, ties.values())}) > 1:  # readers that overwrite it run another model
+        settings.unknown.append(Difference(TIED, _tie(a), _tie(b), UNKNOWN))
     verdict = max((each.verdict for each in judged), key=VERDICTS.index, default=UNDECIDED)
     if (
         verdict == SAME_VALUES
@@ -300,7 +305,8 @@ def same(a: Readable | str | Path, b: Readable | str | Path, *, sample: float = 
         verdict = DIFFERENT
     provenance = Provenance.of(a.checkpoint, b.checkpoint)
     unread_files = {letter: _unread(each.checkpoint, beside) for letter, each in (("A", a), ("B", b))}
-    unread = [f"{letter}: {files.sentence}" for letter, files in unread_files.items() if files.telling]
+    unread = [f"{letter}: {tie}" for letter, tie in ties.items() if tie]
+    unread += [f"{letter}: {files.sentence}" for letter, files in unread_files.items() if files.telling]
     judged = [_as_stored(each, a.checkpoint, b.checkpoint) for each in judged]
     return Same(
         a.name, b.name, verdict, judged, settings, tokens, left, unread, sample, provenance, beside,
@@ -313,6 +319,14 @@ def _as_stored(judged: Judged, a: Checkpoint, b: Checkpoint) -> Judged:
     names = (checkpoint.stored_names.get(name, name) for checkpoint, name in ((a, judged.name_a), (b, judged.name_b)))
     name_a, name_b = names
     return replace(judged, name_a=name_a, name_b=name_b)
+
+
+def _tie(model: Readable) -> bool:
+    return isinstance(model, Model) and says_tied(model)
+
+
+def _effect(key: Difference) -> str:
+    return "depends on the reader" if key.key.rpartition(".")[2] == TIED else "is not known"
 
 
 def _unread(checkpoint: Checkpoint, beside: Beside) -> WeightFiles:
