@@ -156,6 +156,7 @@ INDEXES: dict[str, tuple[bytes, str]] = {
     "a name too long": (index({"w": "n" * 5000 + ".safetensors"}), "not in the folder"),
     "a tensor that is not in it": (index({"w": "model.safetensors", "v": "model.safetensors"}), "where the index has it"),
     "a number for a file": (index({"w": 1}), "weight_map"),
+    "a tensor of a file that is not its own": (index({"v": "model.safetensors"}), "where the index has it"),
     "a list for a map": (index(["w"]), "weight_map"),
     "an empty map": (index({}), "empty"),
     "no map": (b"{}", "weight_map"),

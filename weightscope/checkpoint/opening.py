@@ -129,7 +129,8 @@ def _of_safetensors(
 ) -> Checkpoint:
     """The checkpoint of files that are opened one by one; they must agree with the index."""
     stored: dict[str, StoredTensor] = {}
-    files, count = [], 0
+    files, count, stale = [], 0, dict[str, list[str]]()
+    assigned = weight_map or {}
     for file in opened:
         files.append(file)
         count += len(file.tensors)
@@ -138,7 +139,10 @@ def _of_safetensors(
         for tensor, entry in file.tensors.items():
             if tensor in stored:
                 first = stored[tensor].file.path.name
-                raise CheckpointError(f"is also in {first}", file=file.path, tensor=tensor)
+                if assigned.get(tensor) != file.path.name:  # the last by name, which transformers takes
+                    why = f"; the index has it there, and transformers takes {file.path.name}'s" * (tensor in assigned)
+                    raise CheckpointError(f"is also in {first}{why}", file=file.path, tensor=tensor)
+                stale.setdefault(first, []).append(tensor)
             stored[tensor] = StoredTensor(tensor, entry, file)
     for tensor, shard in (weight_map or {}).items():
         if tensor not in stored or stored[tensor].file.path.name != shard:
@@ -148,7 +152,8 @@ def _of_safetensors(
     quantised = not keys.isdisjoint(SETTINGS) or any(tensor.endswith(PARTS) for tensor in stored)
     tensors = dequantised(stored, config) if quantised else stored
     checkpoint = Checkpoint(folder, files, tensors, config, name)
-    checkpoint.weight_files = weight_files or WeightFiles()
+    left = {name: tuple(names) for name, names in stale.items()}
+    checkpoint.weight_files = replace(weight_files or WeightFiles(), stale=left)
     return checkpoint
 
 

@@ -241,7 +241,7 @@ def _stored(checkpoint: "Checkpoint") -> Iterator[str]:
     yield f"dtypes      {', '.join(f'{count} {dtype}' for dtype, count in dtypes.most_common())}"
     for number, line in enumerate(options.digest_lines(source_of(checkpoint))):
         yield f"{'' if number else 'SHA-256':<11} {line}"
-    if checkpoint.weight_files.unread:
+    if checkpoint.weight_files.sentence:
         yield f"beside      {checkpoint.weight_files.sentence}"
 
 

@@ -126,7 +126,7 @@ def beside_findings(files: WeightFiles, label: str = "") -> Iterator[Finding]:
     if files.telling:
         yield Finding(
             kind="other_weights" if files.is_other else "weights_beside",
-            text=f"{label and f'{label}: '}{files.sentence}", measure="files", number=float(len(files.unread)),
+            text=f"{label and f'{label}: '}{files.sentence}", measure="files", number=float(len({*files.unread, *files.stale})),
             usual=0.0,
         )  # fmt: skip
 
