@@ -27,7 +27,7 @@ from weightscope.checkpoint.hub import Repository
 from weightscope.checkpoint.lora import Adapter, AnyAdapter, adapter_from, has_tokenizer, open_adapter, with_adapter
 from weightscope.checkpoint.opening import adapter_in, at_revision, existing, locate, open_at, resolved
 from weightscope.embeddings import Embeddings, Unembedding
-from weightscope.errors import CheckpointError, expected, printable, whole
+from weightscope.errors import CheckpointError, counted, expected, printable, whole
 
 if TYPE_CHECKING:
     from weightscope.architectures.names import Tensors
@@ -81,10 +81,32 @@ def open_model(
     if not isinstance(source, str | Path):
         raise expected(source, "source", "text or a path: a folder, a .safetensors or .gguf file, or a Hub id")
     opened = open_source(source, revision, base, tokenizer)
-    reading = decide(opened.checkpoint, family, tower, families)
+    empty = empty_tensors(opened.checkpoint)
+    try:
+        reading = decide(opened.checkpoint, family, tower, families)
+    except CheckpointError as error:  # the names or shapes of what is empty may be what it lacks
+        raise (_empty(opened.checkpoint, empty) if empty else error) from None
     model = Model(opened, reading)
+    if empty and any(tensor.has_role for tensor in model.tensors if tensor.name in empty):
+        raise _empty(opened.checkpoint, empty)
     refuse_incomplete(model)
     return model
+
+
+def empty_tensors(checkpoint: Checkpoint) -> list[str]:
+    """The tensors without elements, by name."""
+    return [name for name, tensor in checkpoint.items() if 0 in tensor.shape]
+
+
+def _empty(checkpoint: Checkpoint, names: list[str]) -> CheckpointError:
+    """What to say of tensors without elements that a model needs."""
+    shape = checkpoint[names[0]].shape
+    are = f"{counted(len(names), 'tensor')} {'is' if len(names) == 1 else 'are'} empty (shape {shape})"
+    advice = "gather the state when it is saved (zero_to_fp32.py, stage3_gather_16bit_weights_on_model_save)"
+    problem = (
+        f"{are}, as of a sharded (ZeRO-3) state that was not gathered; the first is {printable(names[0])}; {advice}"
+    )
+    return CheckpointError(problem, file=checkpoint.name)
 
 
 class Opened(NamedTuple):

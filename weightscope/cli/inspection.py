@@ -12,7 +12,7 @@ import click
 from weightscope.cli import options
 from weightscope.cli.command import command
 from weightscope.cli.terminal import Listed, headline, is_quiet, print_json, show, write_text
-from weightscope.errors import CheckpointError, printable, printable_lines, sized
+from weightscope.errors import CheckpointError, counted, printable, printable_lines, sized
 from weightscope.provenance import source_of
 
 if TYPE_CHECKING:
@@ -236,9 +236,13 @@ def checked(source: "Source") -> Iterator["str | Table"]:
 
 
 def _stored(checkpoint: "Checkpoint") -> Iterator[str]:
+    from weightscope.model import empty_tensors
+
     dtypes = Counter(tensor.dtype for tensor in checkpoint.values())
     yield f"checkpoint  {printable(checkpoint.name)}: {len(checkpoint)} tensors, {sized(checkpoint.nbytes)}"
     yield f"dtypes      {', '.join(f'{count} {dtype}' for dtype, count in dtypes.most_common())}"
+    if empty := empty_tensors(checkpoint):
+        yield f"empty       {counted(len(empty), 'tensor')} without elements, the first {printable(empty[0])}"
     for number, line in enumerate(options.digest_lines(source_of(checkpoint))):
         yield f"{'' if number else 'SHA-256':<11} {line}"
     if checkpoint.weight_files.sentence:
