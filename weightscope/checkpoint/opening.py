@@ -38,7 +38,7 @@ from weightscope.checkpoint.formats import (
     refuse_other_format,
     refuse_pipeline,
 )
-from weightscope.checkpoint.gguf import GgufFile, GgufTensor
+from weightscope.checkpoint.gguf import GgufTensor, of_one_split, open_parts
 from weightscope.checkpoint.hub import CONNECTIONS, Ahead, RemoteFile, Repository
 from weightscope.checkpoint.packages import PACKAGE, packaged
 from weightscope.checkpoint.packings.modelopt import KEY, SETTINGS_FILE, settings_of
@@ -90,7 +90,8 @@ def _open_folder(folder: Path, name: str = "") -> Checkpoint:
     loaded = weights_named(config, names, folder / "config.json")
     if not loaded.endswith(SAFETENSORS) and (file := lone_gguf(folder)) is not None:
         checkpoint = _open_file(file)
-        checkpoint.weight_files = WeightFiles(file.name, (), loaded, names)
+        parts = tuple(part.path.name for part in checkpoint.files)
+        checkpoint.weight_files = WeightFiles(file.name, parts, loaded, names)
         return checkpoint
     weight_map = _parse_index(folder / loaded) if loaded.endswith(OF_INDEX) else {}
     if (missing := next((shard for shard in sorted({*weight_map.values()}) if shard not in names), None)) is not None:
@@ -108,9 +109,10 @@ def _open_file(path: Path) -> Checkpoint:
     if path.name == ADAPTER_WEIGHTS:
         raise CheckpointError(NEEDS_ITS_BASE, file=path)
     if path.suffix == ".gguf":
-        gguf = GgufFile(path)
-        tensors = {name: GgufTensor(name, entry, gguf) for name, entry in gguf.tensors.items()}
-        return Checkpoint(path.parent, [gguf], tensors, gguf.config, path.name)
+        parts = open_parts(path)
+        tensors = {name: GgufTensor(name, entry, part) for part in parts for name, entry in part.tensors.items()}
+        name = path.name if len(parts) == 1 else f"{parts[0].path.name} and {len(parts) - 1} more"
+        return Checkpoint(path.parent, parts, tensors, parts[0].config, name)
     if path.suffix != SAFETENSORS:
         file = OpenFile(path)
         refuse_other_format(path, file.read(0, min(START, file.size)).tobytes(), file.size)
@@ -304,12 +306,13 @@ def weights_named(config: Mapping[str, Any], names: Collection[str], file: objec
 
 
 def lone_gguf(folder: Path) -> Path | None:
-    """The .gguf file of a folder that has one and no .safetensors file; else None."""
+    """The .gguf file of a folder that has one, or its first part, and no .safetensors file; else None."""
     try:
-        weights = [path for path in folder.iterdir() if path.suffix in (".gguf", SAFETENSORS)]
+        weights = sorted(path for path in folder.iterdir() if path.suffix in (".gguf", SAFETENSORS))
     except OSError:  # opening reports it
         return None
-    return weights[0] if len(weights) == 1 and weights[0].suffix == ".gguf" else None
+    is_one = len(weights) == 1 or (bool(weights) and of_one_split(weights))
+    return weights[0] if is_one and weights[0].suffix == ".gguf" else None
 
 
 def _parse_index(path: Path) -> dict[str, str]:
