@@ -236,6 +236,8 @@ def open_tensors(
         return open_model(source, revision, family, tower, tokenizer, base, families)
     except CheckpointError as error:
         refusal = error
+    if base is not None or adapter_in(source) is not None:  # without its base's row, a change is added nowhere
+        raise refusal
     try:
         checkpoint = open_source(source, revision, base, tokenizer).checkpoint
     except CheckpointError:  # a GGUF file of an architecture that no row reads keeps ggml's names
