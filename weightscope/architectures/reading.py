@@ -43,6 +43,7 @@ WAYS = (
     "`weightscope adopt SOURCE --with module:Class` does so with a class of your own, `weightscope draft SOURCE` drafts"
     " a row for `--families FILE`, and `weightscope inspect SOURCE --check` needs none"
 )
+WITHOUT_TYPE = WAYS.replace("does so with", "looks for a row that reads it and proves it against")
 
 
 @dataclass(frozen=True)
@@ -586,7 +587,7 @@ def _refuse_unknown(rows: tuple[Family, ...], checkpoint: Checkpoint) -> Checkpo
         lacking = "" if has_torch else " (pip install 'weightscope-attention[runner]')"
         advice = f"; {ADOPT.format(lacking=lacking, ways=WAYS)}"
     else:
-        advice = _nearest(rows, checkpoint)
+        advice = f"{_nearest(rows, checkpoint)}; {WITHOUT_TYPE}"
     if wanted is None and not config:
         return CheckpointError(f"no config.json says which model_type this is{advice}", file=checkpoint.name)
     problem = f"unknown model_type '{wanted}'" if wanted is not None else "has no model_type"

@@ -295,7 +295,8 @@ def _budget(model: "Model") -> Iterator[str]:
     everything = {name for of_layer in names.values() for name in of_layer}  # a set: ALBERT's layers share tensors
     everything |= {tensor.name for tensor in model.embedding_tensors}
     for label, chosen in (("audit reads", everything), (f"layer {layers[0]:<5}", set(names[layers[0]]))):
-        of_qk = {name for name in chosen if any(f".{m}." in f".{name}" for m in model.family.heads.projections[:2])}
+        ends = [end for m in model.family.heads.projections[:2] for end in (f".{m}.", f".{m}_weight", f".{m}_bias")]
+        of_qk = {name for name in chosen if any(end in f".{name}" for end in ends)}
         total, qk = (checkpoint.bytes_to_read(group) for group in (chosen, of_qk))
         if not qk:
             model.layer(layers[0])  # which says what of it is missing
