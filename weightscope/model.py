@@ -31,6 +31,7 @@ from weightscope.errors import CheckpointError, counted, expected, printable, wh
 
 if TYPE_CHECKING:
     from weightscope.architectures.names import Tensors
+    from weightscope.checkpoint.mlx_adapters import AdapterOfMlx
 
 __all__ = ["Embeddings", "Head", "Layer", "Model", "as_model", "open_model"]
 
@@ -137,14 +138,22 @@ def open_source(
         base_revision = None  # the revision was the adapter's; a base's is in its own name
         if folder is None:
             raise CheckpointError("is not a LoRA adapter; only an adapter has a `base`", file=named)
-    if base is None and not read_json(folder / ADAPTER).get("base_model_name_or_path"):
+    stated = read_json(folder / ADAPTER)
+    if base is None and not (stated.get("base_model_name_or_path") or stated.get("model")):  # PEFT's, or mlx-lm's
         raise CheckpointError(NEEDS_ITS_BASE, file=folder)
-    adapter = open_adapter(folder)
+    adapter = _adapter_of(folder)
     checkpoint = _base_of(adapter, base_revision) if base is None else _published(base, base_revision)
     checkpoint.given = at_revision(source, revision)
     has_its_own = checkpoint.folder == folder or not has_tokenizer(checkpoint.folder)
     elsewhere = "" if has_its_own else str(base or adapter.base)
     return Opened(checkpoint, str(folder), tokenizer or elsewhere, folder, adapter)
+
+
+def _adapter_of(folder: Path) -> "Adapter | AdapterOfMlx":
+    """The adapter in a folder, of PEFT or mlx-lm."""
+    from weightscope.checkpoint.mlx_adapters import AdapterOfMlx, is_of_mlx
+
+    return AdapterOfMlx.open(folder) if is_of_mlx(folder) else open_adapter(folder)
 
 
 def _adapted_by_a_file(source: str | Path, base: str | Path) -> Opened | None:
@@ -163,7 +172,7 @@ def _published(source: str | Path, revision: str | None) -> Checkpoint:
     return as_published(open_checkpoint(source, revision))
 
 
-def _base_of(adapter: Adapter, revision: str | None) -> Checkpoint:
+def _base_of(adapter: "Adapter | AdapterOfMlx", revision: str | None) -> Checkpoint:
     """The checkpoint that an adapter names as its base."""
     named = adapter.config.get("revision")
     try:

@@ -167,3 +167,15 @@ def test_the_runner_refuses_a_gguf_by_our_reader_first(tmp_path: Path) -> None:
             check_gguf(path)
         with pytest.raises(ws.CheckpointError, match=words):
             gguf_tokenizer(str(path), (0, 0))
+
+
+def test_a_ctranslate2_folder_is_named_as_such(tmp_path: Path) -> None:
+    """The file begins with its version and the length and name of its specification."""
+    name = b"TransformerDecoderSpec\0"
+    (tmp_path / "model.bin").write_bytes(struct.pack("<IH", 6, len(name)) + name + struct.pack("<II", 8, 3) + bytes(99))
+    (tmp_path / "config.json").write_text('{"bos_token": "<s>", "layer_norm_epsilon": 1e-05}')
+    (tmp_path / "vocabulary.json").write_text("[]")
+    for source in (tmp_path, tmp_path / "model.bin"):
+        result = run("inspect", source)
+        assert is_one_line(result), result.output
+        assert "is a model of CTranslate2 (TransformerDecoderSpec)" in result.stderr

@@ -54,6 +54,7 @@ TOKENIZER_FILES = (  # all that say something of one
     "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",
 )  # fmt: skip
 EMBEDDED = "embedded"  # the checkpoint that comes with weightscope
+OF_MLX = "adapters.safetensors"  # an adapter's, as mlx-lm saves it
 MODULES = "modules.json"  # of sentence-transformers
 PARAMS = "params.json"  # of Meta's and Mistral's own files
 EXPLICIT = "transformers_weights"  # the key of config.json
@@ -106,7 +107,7 @@ def _open_folder(folder: Path, name: str = "") -> Checkpoint:
 
 
 def _open_file(path: Path) -> Checkpoint:
-    if path.name == ADAPTER_WEIGHTS:
+    if path.name in (ADAPTER_WEIGHTS, OF_MLX):
         raise CheckpointError(NEEDS_ITS_BASE, file=path)
     if path.suffix == ".gguf":
         parts = open_parts(path)
@@ -215,7 +216,7 @@ def existing(source: str | Path) -> Path | None:
 def adapter_in(source: str | Path) -> Path | None:
     """The folder of the adapter that a local source names; None if it is no adapter."""
     path = existing(source)
-    if path is not None and path.name == ADAPTER_WEIGHTS:
+    if path is not None and path.name in (ADAPTER_WEIGHTS, OF_MLX) and (path.parent / ADAPTER).is_file():
         path = path.parent
     if path is None or not (path / ADAPTER).is_file() or any(path.glob("model*.safetensors")):
         return None
