@@ -15,6 +15,7 @@ from weightscope.architectures import Family, LayerTensors, Reading, Stack, as_p
 from weightscope.architectures.cells import StoredNorm
 from weightscope.architectures.layer import attention_names, denied, denied_words, read_layer, rotation_of
 from weightscope.architectures.numbers import attends, borrows, in_layer, kind_of
+from weightscope.architectures.own_names import names_sentence, unloaded_names
 from weightscope.architectures.reading import prefix_of
 from weightscope.attention.layer import Head, Layer, OnDemand
 from weightscope.attention.norms import Norm
@@ -26,10 +27,11 @@ from weightscope.checkpoint.hub import Repository
 from weightscope.checkpoint.lora import Adapter, AnyAdapter, adapter_from, has_tokenizer, open_adapter, with_adapter
 from weightscope.checkpoint.opening import adapter_in, at_revision, existing, locate, open_at, resolved
 from weightscope.embeddings import Embeddings, Unembedding
-from weightscope.errors import CheckpointError, expected, printable, whole
+from weightscope.errors import CheckpointError, counted, expected, printable, whole
 
 if TYPE_CHECKING:
     from weightscope.architectures.names import Tensors
+    from weightscope.checkpoint.mlx_adapters import AdapterOfMlx
 
 __all__ = ["Embeddings", "Head", "Layer", "Model", "as_model", "open_model"]
 
@@ -80,10 +82,32 @@ def open_model(
     if not isinstance(source, str | Path):
         raise expected(source, "source", "text or a path: a folder, a .safetensors or .gguf file, or a Hub id")
     opened = open_source(source, revision, base, tokenizer)
-    reading = decide(opened.checkpoint, family, tower, families)
+    empty = empty_tensors(opened.checkpoint)
+    try:
+        reading = decide(opened.checkpoint, family, tower, families)
+    except CheckpointError as error:  # the names or shapes of what is empty may be what it lacks
+        raise (_empty(opened.checkpoint, empty) if empty else error) from None
     model = Model(opened, reading)
+    if empty and any(tensor.has_role for tensor in model.tensors if tensor.name in empty):
+        raise _empty(opened.checkpoint, empty)
     refuse_incomplete(model)
     return model
+
+
+def empty_tensors(checkpoint: Checkpoint) -> list[str]:
+    """The tensors without elements, by name."""
+    return [name for name, tensor in checkpoint.items() if 0 in tensor.shape]
+
+
+def _empty(checkpoint: Checkpoint, names: list[str]) -> CheckpointError:
+    """What to say of tensors without elements that a model needs."""
+    shape = checkpoint[names[0]].shape
+    are = f"{counted(len(names), 'tensor')} {'is' if len(names) == 1 else 'are'} empty (shape {shape})"
+    advice = "gather the state when it is saved (zero_to_fp32.py, stage3_gather_16bit_weights_on_model_save)"
+    problem = (
+        f"{are}, as of a sharded (ZeRO-3) state that was not gathered; the first is {printable(names[0])}; {advice}"
+    )
+    return CheckpointError(problem, file=checkpoint.name)
 
 
 class Opened(NamedTuple):
@@ -114,14 +138,22 @@ def open_source(
         base_revision = None  # the revision was the adapter's; a base's is in its own name
         if folder is None:
             raise CheckpointError("is not a LoRA adapter; only an adapter has a `base`", file=named)
-    if base is None and not read_json(folder / ADAPTER).get("base_model_name_or_path"):
+    stated = read_json(folder / ADAPTER)
+    if base is None and not (stated.get("base_model_name_or_path") or stated.get("model")):  # PEFT's, or mlx-lm's
         raise CheckpointError(NEEDS_ITS_BASE, file=folder)
-    adapter = open_adapter(folder)
+    adapter = _adapter_of(folder)
     checkpoint = _base_of(adapter, base_revision) if base is None else _published(base, base_revision)
     checkpoint.given = at_revision(source, revision)
     has_its_own = checkpoint.folder == folder or not has_tokenizer(checkpoint.folder)
     elsewhere = "" if has_its_own else str(base or adapter.base)
     return Opened(checkpoint, str(folder), tokenizer or elsewhere, folder, adapter)
+
+
+def _adapter_of(folder: Path) -> "Adapter | AdapterOfMlx":
+    """The adapter in a folder, of PEFT or mlx-lm."""
+    from weightscope.checkpoint.mlx_adapters import AdapterOfMlx, is_of_mlx
+
+    return AdapterOfMlx.open(folder) if is_of_mlx(folder) else open_adapter(folder)
 
 
 def _adapted_by_a_file(source: str | Path, base: str | Path) -> Opened | None:
@@ -140,7 +172,7 @@ def _published(source: str | Path, revision: str | None) -> Checkpoint:
     return as_published(open_checkpoint(source, revision))
 
 
-def _base_of(adapter: Adapter, revision: str | None) -> Checkpoint:
+def _base_of(adapter: "Adapter | AdapterOfMlx", revision: str | None) -> Checkpoint:
     """The checkpoint that an adapter names as its base."""
     named = adapter.config.get("revision")
     try:
@@ -171,6 +203,11 @@ class TensorsOnly:
     def name(self) -> str:
         """What to call it."""
         return self.checkpoint.given or str(self.checkpoint.name)
+
+    @property
+    def unloaded(self) -> tuple[str, ...]:
+        """The names in the file that the class of its config would not load: those that a wrapper left."""
+        return unloaded_names(self.checkpoint, ())
 
     @cached_property
     def prefix(self) -> str:
@@ -208,6 +245,8 @@ def open_tensors(
         return open_model(source, revision, family, tower, tokenizer, base, families)
     except CheckpointError as error:
         refusal = error
+    if base is not None or adapter_in(source) is not None:  # without its base's row, a change is added nowhere
+        raise refusal
     try:
         checkpoint = open_source(source, revision, base, tokenizer).checkpoint
     except CheckpointError:  # a GGUF file of an architecture that no row reads keeps ggml's names
@@ -406,7 +445,19 @@ class Model:
         for i in self.attention_layers:
             row, stem = self.family.in_layer(self.config.layer_types[i]), self.family.stored_name(self.config, i)
             names += denied(self.checkpoint, self.prefix + stem, row, self.config)
-        return tuple(filter(None, (*self.config.notes, denied_words(names), self.unread)))
+        return tuple(filter(None, (*self.config.notes, self.names_note, denied_words(names), self.unread)))
+
+    @cached_property
+    def unloaded(self) -> tuple[str, ...]:
+        """The names in the file that the class of its config would not load: wrappers' or under another prefix."""
+        stacks = [stack for stack in self.stacks.values() if stack.reading is not None]
+        places = [(stack.row, stack.prefix) for stack in stacks if stack.row is not None]
+        return unloaded_names(self.checkpoint, places or [(self.family, self.prefix)])
+
+    @property
+    def names_note(self) -> str:
+        """A sentence on those names; empty where there are none."""
+        return names_sentence(self.unloaded, len(self.checkpoint))
 
     @cached_property
     def unread(self) -> str:
@@ -468,7 +519,7 @@ class Model:
         modules = filter(None, (outputs.norm and outputs.norm.module, outputs.after))
         names = (name for module in modules for name in checkpoint.names_under(f"{self.prefix}{module}."))
         tensors = {name: checkpoint[name] for name in names}
-        rows = self._unembedding_name or self.prefix + inputs.tokens
+        rows = self.head_name or self.prefix + inputs.tokens
         return tensors | ({"unembedding": checkpoint[rows]} if rows in checkpoint else {})
 
     @cached_property
@@ -620,7 +671,7 @@ class Model:
         if outputs is None:
             problem = f"{self.family.name} has no unembedding that is one matrix"
             raise CheckpointError(problem, file=self.checkpoint.name)
-        name = self._unembedding_name
+        name = self.head_name
         if not name and not self.tied:
             problem = f"no unembedding in this checkpoint (looked for {' and '.join(outputs.tokens)})"
             raise CheckpointError(problem, file=self.checkpoint.name)
@@ -635,10 +686,11 @@ class Model:
         return Unembedding(rows, norm, after, not name, lacks)
 
     @cached_property
-    def _unembedding_name(self) -> str:
+    def head_name(self) -> str:
         """The unembedding's name in the file, under as much of the prefix as it has; empty where there is none."""
         ends = [i + 1 for i, c in enumerate(self.prefix) if c == "."]
-        tokens = self.family.outputs.tokens if self.family.outputs else ()
+        outputs, also = self.family.outputs, self.family.also
+        tokens = outputs.tokens if outputs else also.get("unembedding", ())
         names = [self.prefix[:end] + name for end in (*reversed(ends), 0) for name in tokens]
         return next((name for name in names if name in self.checkpoint), "")
 
@@ -646,7 +698,7 @@ class Model:
     def _token_name(self) -> str:
         """The token embedding's name in the file; where it is tied and stored once, that may be the unembedding's."""
         name = self.prefix + self.family.inputs.tokens
-        return self._unembedding_name if self.tied and name not in self.checkpoint else name
+        return self.head_name if self.tied and name not in self.checkpoint else name
 
     @property
     def _folded_norm(self) -> StoredNorm | None:

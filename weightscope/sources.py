@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from weightscope.architectures import stacks_of
+from weightscope.architectures.own_names import unwrapped
 from weightscope.checkpoint import Checkpoint, open_checkpoint
 from weightscope.checkpoint.config import MAX_BYTES, read_small
 from weightscope.checkpoint.opening import EMBEDDED, at_revision, existing, resolved
@@ -75,8 +76,8 @@ class Source:
         return {name: replace(self, tower=name) for name in names}
 
     def checkpoint(self) -> Checkpoint:
-        """The checkpoint as stored, whatever its family; see `open_checkpoint`."""
-        checkpoint = open_checkpoint(self.source, self.revision)
+        """The checkpoint as stored, whatever its family, without wrappers' segments; see `open_checkpoint`."""
+        checkpoint = unwrapped(open_checkpoint(self.source, self.revision))
         self._as_asked(checkpoint)
         return checkpoint
 

@@ -83,3 +83,54 @@ def test_a_file_without_layers_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     done = run("draft", tmp_path)
     assert done.exit_code == 2 and "no tensor is of a numbered layer" in done.stderr
+
+
+def torch_encoder(folder: Path, prefix: str = "") -> dict[str, np.ndarray]:
+    """What torch.nn.TransformerEncoder.state_dict() has, of random numbers."""
+    d, wide, rng = 24, 40, np.random.default_rng(0)
+    shapes = {
+        "self_attn.in_proj_weight": (3 * d, d), "self_attn.in_proj_bias": (3 * d,), "self_attn.out_proj.weight": (d, d),
+        "self_attn.out_proj.bias": (d,), "linear1.weight": (wide, d), "linear1.bias": (wide,),
+        "linear2.weight": (d, wide), "linear2.bias": (d,), "norm1.weight": (d,), "norm1.bias": (d,),
+        "norm2.weight": (d,), "norm2.bias": (d,),
+    }  # fmt: skip
+    weights = {f"{prefix}layers.{i}.{name}": rng.normal(scale=0.2, size=shape).astype(np.float32)
+               for i in range(2) for name, shape in shapes.items()}  # fmt: skip
+    folder.mkdir(exist_ok=True)
+    save_file(weights, folder / "model.safetensors")
+    return weights
+
+
+@pytest.mark.parametrize("prefix", ["", "encoder."])
+def test_a_state_dict_of_torchs_encoder_opens_by_its_draft(prefix: str, tmp_path: Path) -> None:
+    """Rows of in_proj_weight are queries, keys and values, as torch.nn.MultiheadAttention splits them."""
+    weights, row = torch_encoder(tmp_path, prefix), tmp_path / "row.toml"
+    config = {"model_type": "own", "num_hidden_layers": 2, "hidden_size": 24, "num_attention_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert run("draft", tmp_path, "--out", row).exit_code == 0
+    assert "It opens, 2 layers of 4 heads of 6" in row.read_text()
+    layer = ws.open_model(tmp_path, families=row).layer(1)
+    stem = f"{prefix}layers.1.self_attn."
+    w, b = weights[f"{stem}in_proj_weight"], weights[f"{stem}in_proj_bias"]
+    x = np.random.default_rng(1).standard_normal((5, 24)).astype(np.float32)
+    q, k, v = ((x @ part.T + bias).reshape(5, 4, 6).transpose(1, 0, 2)
+               for part, bias in zip(np.split(w, 3), np.split(b, 3), strict=True))  # fmt: skip
+    differences = layer.scores(x) - q @ k.transpose(0, 2, 1) / np.sqrt(6)
+    assert np.ptp(differences, axis=-1).max() < 1e-4  # what is the same for all keys is left out
+    out = weights[f"{stem}out_proj.weight"].reshape(24, 4, 6)
+    np.testing.assert_allclose(layer.values(x), np.einsum("hnr,dhr->hnd", v, out), atol=1e-4)
+    assert "queries and keys" in run("inspect", tmp_path, "--families", row).stdout
+
+
+def test_without_config_json_the_refusal_names_draft_and_adopt(tmp_path: Path) -> None:
+    torch_encoder(tmp_path)
+    result = run("inspect", tmp_path)
+    assert result.exit_code == 2
+    for command in (
+        "weightscope adopt SOURCE --with module:Class",
+        "weightscope draft SOURCE",
+        "inspect SOURCE --check",
+    ):
+        assert command in result.stderr
+    drafted_row = run("draft", tmp_path).stdout
+    assert '"num_hidden_layers": 2, "hidden_size": 24, "num_attention_heads": HEADS' in drafted_row

@@ -156,6 +156,7 @@ INDEXES: dict[str, tuple[bytes, str]] = {
     "a name too long": (index({"w": "n" * 5000 + ".safetensors"}), "not in the folder"),
     "a tensor that is not in it": (index({"w": "model.safetensors", "v": "model.safetensors"}), "where the index has it"),
     "a number for a file": (index({"w": 1}), "weight_map"),
+    "a tensor of a file that is not its own": (index({"v": "model.safetensors"}), "where the index has it"),
     "a list for a map": (index(["w"]), "weight_map"),
     "an empty map": (index({}), "empty"),
     "no map": (b"{}", "weight_map"),
@@ -570,6 +571,9 @@ GGUFS: dict[str, tuple[bytes, str]] = {
     "a Q that heads do not divide": (llama(gguf_tensor(b"blk.0.attn_q.weight", (8, 3))), "2 heads of 2 keys and values do not divide"),
     "rope factors of zero": (llama(gguf_tensor(b"rope_freqs.weight")), "rotations"),
     "scaling that is not read": (llama(keys=key(b"llama.rope.scaling.type", 8, text(b"other")), n_keys=1), "other"),
+    "65,535 parts": (llama(keys=key(b"split.count", 2, b"\xff\xff"), n_keys=1), "65535 parts"),
+    "a part that its name does not say": (llama(keys=key(b"split.count", 2, b"\3\0"), n_keys=1), "its name does not say so"),
+    "a text for the number of parts": (llama(keys=key(b"split.count", 8, text(b"2")), n_keys=1), "'split.count' is 2"),
     "scales that are infinite": (llama(gguf_tensor(sizes=(64,), kind=8), size=0) + b"\x00\x7c" * 34, "not finite"),
 }  # fmt: skip
 

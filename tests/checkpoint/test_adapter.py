@@ -278,3 +278,40 @@ def test_audit_and_compare_take_an_adapter(tmp_path: Path) -> None:
     assert refused.exit_code == 2 and "none of these sources is one" in refused.output
     header, *rows = (tmp_path / "compared" / "heads.csv").read_text().splitlines()
     assert "vo_change_rank" in header.split(",") and len(rows) == 8
+
+
+@pytest.mark.parametrize("setting", [
+    {"target_parameters": ["mlp.experts.down_proj"]}, {"trainable_token_indices": [3]},
+])  # fmt: skip
+def test_every_command_refuses_an_adapter_for_the_same_reason(setting: dict[str, Any], tmp_path: Path) -> None:
+    base = str(GOLDEN / "llama" / "base")
+    path = str(edited(tmp_path, set_to(base_model_name_or_path=base, **setting)))
+    out = ("--out", str(tmp_path / "out"))
+    for command in (
+        ("inspect", path), ("inspect", path, "--tensors"), ("inspect", path, "--check"), ("audit", path, *out),
+        ("same", path, base), ("same", base, path), ("compare", base, path, *out), ("learned", base, path),
+        ("lineage", path, base, *out), ("circuits", path, *out),
+    ):  # fmt: skip
+        result = run(*command)
+        assert result.exit_code == 2, command
+        assert f"{next(iter(setting))} is set, which is not read" in result.stderr, command
+
+
+def test_same_takes_an_adapter_and_its_base(tmp_path: Path) -> None:
+    base, adapter = (GOLDEN / "llama" / part for part in ("base", "adapter"))
+    merged_folder = tmp_path / "merged"
+    shutil.copytree(base, merged_folder)
+    save_file(merged("llama"), merged_folder / "model.safetensors")
+    result = run("same", adapter, merged_folder, "--base", base)
+    assert result.exit_code == 0, result.output
+    assert run("same", base, adapter, "--base", base).exit_code == 3
+    assert run("same", base, base, "--base", base).exit_code == 2
+
+
+def test_an_adapter_on_a_base_of_no_known_row_is_refused_and_not_left_out(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(GOLDEN / "llama" / "base", base)
+    config = json.loads((base / "config.json").read_text()) | {"model_type": "nothing_known", "architectures": None}
+    (base / "config.json").write_text(json.dumps(config))
+    adapter = edited(tmp_path, set_to(base_model_name_or_path=str(base)))
+    assert run("same", base, adapter).exit_code == 2

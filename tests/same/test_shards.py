@@ -130,3 +130,33 @@ def test_a_shard_of_another_step_is_named_beside_a_single_file(tmp_path: Path) -
     same = ws.same(tmp_path / "a", tmp_path / "b")
     assert {each.deed for each in same.differing} == {"a shard of another step"}
     assert all(f"A's {SHARDS[1]}" in each.detail for each in same.differing)
+
+
+def overlaid(folder: Path) -> Path:
+    """The same model, whose second matrix of the first shard is stale: a later file has it, as the index says."""
+    written(folder)
+    name, file = NAMES[0], "model-overlay.safetensors"
+    save_file({name: PLANTED.tensors[name]}, folder / file, metadata={"format": "pt"})
+    first = load_file(folder / SHARDS[0]) | {name: -PLANTED.tensors[name]}
+    save_file(first, folder / SHARDS[0], metadata={"format": "pt"})
+    write_index(folder, index_of(folder) | {name: file})
+    return folder
+
+
+def test_an_index_that_assigns_every_name_once_is_enough(tmp_path: Path) -> None:
+    whole, overlay = written(tmp_path / "whole"), overlaid(tmp_path / "overlay")
+    for a, b in ((whole, overlay), (overlay, whole)):
+        same = ws.same(a, b)
+        assert same.verdict == "same values"
+        assert any(f"1 tensor of {SHARDS[0]} ({NAMES[0]}) is stale" in str(part) for part in same.printed())
+    assert f"1 tensor of {SHARDS[0]}" in run("inspect", overlay).stdout
+    kinds = [finding.kind for finding in ws.audit(overlay).findings]
+    assert "weights_beside" in kinds
+
+
+@pytest.mark.check
+def test_transformers_loads_what_the_index_has_in_the_last_file(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    folder = overlaid(tmp_path / "overlay")
+    values = transformers.AutoModelForCausalLM.from_pretrained(folder).state_dict()[NAMES[0]]
+    np.testing.assert_array_equal(values.float().numpy(), PLANTED.tensors[NAMES[0]])

@@ -40,6 +40,8 @@ SIZES = {  # by what a key is called, where several have the right value
     "d_model": re.compile("width|dim|hidden|embd|model", re.ASCII),
     "n_heads": re.compile("head", re.ASCII),
 }
+PACKED = "in_proj_weight"  # of torch.nn.MultiheadAttention: rows [Q | K | V]
+OF_TORCH = ("linear1.weight", "norm1.weight", "norm2.weight")  # with that, a torch.nn.TransformerEncoderLayer
 MOST_NAMED = 8  # candidates in a comment
 
 
@@ -71,7 +73,10 @@ def drafted(checkpoint: Checkpoint) -> str:
     _sizes(draft, config, {"n_layers": len(indices), "d_model": d}, heads, layer)
     kind = config.get("model_type")
     title = str(kind) if isinstance(kind, str) and re.fullmatch(r"[\w-]{1,60}", kind, re.ASCII) else "mine"
-    if title != kind:
+    if not config:
+        sizes = f'"num_hidden_layers": {len(indices)}, "hidden_size": {d}, "num_attention_heads": HEADS'
+        draft.open.append(f'# config.json is not there: {{"model_type": "{title}", {sizes}}}')
+    elif title != kind:
         draft.open.append(f'# config.json needs "model_type": "{title}", or name another here')
     stanza = "\n".join([f"[{title}]", *draft.cells])
     verdict = _opened(stanza, checkpoint)
@@ -112,6 +117,8 @@ def _threefold(modules: Shapes) -> list[str]:
 def _heads(draft: Draft, layer: Shapes) -> dict[str, str]:
     """Write the projections; the modules that were found, by role."""
     modules, by_role = _modules(layer), dict[str, str]()
+    if packed := _packed(layer):
+        return _write_packed(draft, packed, layer)
     candidates = {
         role: [name for name in modules if pattern.fullmatch(name.rpartition(".")[2].lower())]
         for role, pattern in ROLES.items()
@@ -142,6 +149,27 @@ def _heads(draft: Draft, layer: Shapes) -> dict[str, str]:
     return by_role
 
 
+def _packed(layer: Shapes) -> str:
+    """The module that is a torch.nn.MultiheadAttention of one width; empty where none or several are."""
+    found = [name.removesuffix(PACKED) for name, shape in layer.items()
+             if name.endswith(PACKED) and len(shape) == 2 and shape[0] == 3 * shape[1]]  # fmt: skip
+    return found[0] if len(found) == 1 and f"{found[0]}out_proj.weight" in layer else ""
+
+
+def _write_packed(draft: Draft, module: str, layer: Shapes) -> dict[str, str]:
+    """Write the projections of a torch.nn.MultiheadAttention."""
+    loose = [name for name in (f"{module}{PACKED}", f"{module}in_proj_bias") if name in layer]
+    by_role = {"out": f"{module}out_proj"}
+    draft.cells += [
+        'heads.layout = "packed"',
+        f"heads.qkv = {json.dumps(f'{module}in_proj')}",
+        f"heads.out = {json.dumps(by_role['out'])}",
+        f"heads.loose = {json.dumps(loose)}",
+        f"heads.bias = {str(len(loose) == 2).lower()}",
+    ]
+    return by_role
+
+
 def _width(draft: Draft, outside: Shapes, layer: Shapes) -> int:
     """Write the token table; the width of the stream."""
     widths = {n for shape in _modules(layer).values() for n in shape}
@@ -156,7 +184,13 @@ def _width(draft: Draft, outside: Shapes, layer: Shapes) -> int:
 
 
 def _norm(draft: Draft, layer: Shapes, d: int, says_eps: bool) -> None:
-    """Write the norm before attention."""
+    """Write the norm before attention; that of a torch.nn.TransformerEncoderLayer is after it by default."""
+    if _packed(layer) and all(name in layer for name in OF_TORCH):
+        draft.cells.append('norms.after = { norm = "layer:norm2", eps = 1e-5 }')
+        draft.leave(
+            "norms.after", ['with norm_first=True, norms.before = { norm = "layer:norm1", eps = 1e-5 } instead']
+        )
+        return
     gains = [name.removesuffix(".weight") for name, s in layer.items() if s == (d,) and name.endswith(".weight")]
     parts = {name: re.split(r"[._]|(?<=\D)(?=\d)", name.lower()) for name in gains}
     unrelated = [name for name in gains if any(map(OTHERS.fullmatch, parts[name]))]

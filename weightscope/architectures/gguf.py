@@ -210,7 +210,7 @@ def as_before_mlx(checkpoint: Checkpoint) -> Checkpoint:
     if all(tensors[name] is stored for name, stored in checkpoint.items()):
         return checkpoint
     before = Checkpoint(checkpoint.folder, checkpoint.files, tensors, checkpoint.config, checkpoint.name)
-    before.weight_files = checkpoint.weight_files
+    before.weight_files, before.stored_names = checkpoint.weight_files, checkpoint.stored_names
     return before
 
 

@@ -275,12 +275,18 @@ class Tensors:
     def table(self) -> Table:
         """One row per tensor, as text where it is a shape."""
         shown = ("name", "role", "stack", "layer", "expert", "shape", "stored")
-        rows = [[_shown(getattr(tensor, name)) for name in shown] for tensor in self.rows]
+        rows = [[_shown(getattr(tensor, name)) for name in shown] for tensor in self.as_in_file]
         return Table.of_rows(["tensor", *shown[1:]], rows)
 
     def as_json(self) -> list[dict[str, Any]]:
         """One object per tensor."""
-        return [tensor.as_json() for tensor in self.rows]
+        return [tensor.as_json() for tensor in self.as_in_file]
+
+    @property
+    def as_in_file(self) -> list[NamedTensor]:
+        """One for each tensor, under the name that it has in the file."""
+        stored = self.checkpoint.stored_names
+        return [replace(each, name=stored[each.name]) if each.name in stored else each for each in self.rows]
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from weightscope.architectures.family import Family
 from weightscope.architectures.numbers import completed_part, read_config
 from weightscope.architectures.original.spelling import KNOWN_BY
 from weightscope.architectures.original.spelling import as_published as original_as_published
+from weightscope.architectures.own_names import unwrapped
 from weightscope.architectures.table import FAMILIES, known_rows, unproved
 from weightscope.checkpoint import Checkpoint
 from weightscope.checkpoint.config import Config, digest_of
@@ -42,6 +43,7 @@ WAYS = (
     "`weightscope adopt SOURCE --with module:Class` does so with a class of your own, `weightscope draft SOURCE` drafts"
     " a row for `--families FILE`, and `weightscope inspect SOURCE --check` needs none"
 )
+WITHOUT_TYPE = WAYS.replace("does so with", "looks for a row that reads it and proves it against")
 
 
 @dataclass(frozen=True)
@@ -185,6 +187,7 @@ def _read(checkpoint: Checkpoint, stack: Stack, known: Reading | None) -> Stack:
 
 def as_published(checkpoint: Checkpoint) -> Checkpoint:
     """A file that was converted (GGUF, MLX) or has its trainer's names, as transformers has it; any other as it is."""
+    checkpoint = unwrapped(checkpoint)
     file = checkpoint.files[0]
     if isinstance(file, GgufFile):
         return gguf.as_published(checkpoint, FAMILIES.of_gguf)
@@ -584,7 +587,7 @@ def _refuse_unknown(rows: tuple[Family, ...], checkpoint: Checkpoint) -> Checkpo
         lacking = "" if has_torch else " (pip install 'weightscope-attention[runner]')"
         advice = f"; {ADOPT.format(lacking=lacking, ways=WAYS)}"
     else:
-        advice = _nearest(rows, checkpoint)
+        advice = f"{_nearest(rows, checkpoint)}; {WITHOUT_TYPE}"
     if wanted is None and not config:
         return CheckpointError(f"no config.json says which model_type this is{advice}", file=checkpoint.name)
     problem = f"unknown model_type '{wanted}'" if wanted is not None else "has no model_type"

@@ -303,6 +303,7 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
     unread = f"The row of {model.unread}." if model.unread else ""
     notes = (
         model.checkpoint.note,
+        model.names_note,
         model.checkpoint.weight_files.sentence,
         unread,
         other_stacks(model),

@@ -28,6 +28,7 @@ from weightscope.metrics.spectra import effective_rank
 from weightscope.model import Model, largest_weight, unchecked_blocks
 from weightscope.progress import phase
 from weightscope.tensors.findings import offset_findings, scale_finding, scale_findings, untied_head
+from weightscope.tensors.tied_head import tied_head_finding
 from weightscope.text.tokenizer import Tokenizer
 
 SQUARE_OVERFLOWS = 1.8e19  # in float32; no weight is this large on purpose
@@ -78,6 +79,7 @@ def findings_of(model: Model, heads: MeasuredHeads, standing: Standing | None = 
             *untrained(model, heads),
             *outlier_gains(model, layers),
             *untied_head(model),
+            *tied_head_finding(model),
             *scale_findings(model),
             *(() if looks_random(model, heads) else offset_findings(model, layers)),
             *rows,

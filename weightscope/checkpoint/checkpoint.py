@@ -11,6 +11,7 @@ from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
 from threading import Thread
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -245,6 +246,8 @@ class WeightFiles:
     shards: tuple[str, ...] = ()  # the files of that index
     loaded: str = ""  # what transformers loads; empty where it would find nothing
     names: Collection[str] = field(default=(), repr=False)  # every file there
+    # Tensors by the file that holds them, while the index takes them from a later file
+    stale: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
 
     @cached_property
     def unread(self) -> tuple[str, ...]:
@@ -267,6 +270,20 @@ class WeightFiles:
     @property
     def sentence(self) -> str:
         """What was read and what was not; empty where all was read."""
+        return " ".join(filter(None, (self._beside, self._stale)))
+
+    @property
+    def _stale(self) -> str:
+        """Which tensors of its files the index replaces; empty where it replaces none."""
+        parts = [
+            f"{counted(len(names), 'tensor')} of {printable(file)} ({printable(names[0])}{' ...' * (len(names) > 1)})"
+            for file, names in self.stale.items()
+        ]
+        are = "is" if sum(map(len, self.stale.values())) == 1 else "are"
+        return f"{', '.join(parts)} {are} stale: the index has another file for each." if parts else ""
+
+    @property
+    def _beside(self) -> str:
         if not self.unread:
             return ""
         names = ", ".join(map(printable, self.unread[:NAMED]))
@@ -280,8 +297,9 @@ class WeightFiles:
 
     @property
     def telling(self) -> tuple[str, ...]:
-        """The files that could be taken for this model's weights: safetensors, and what transformers loads."""
-        return tuple(name for name in self.unread if name.endswith(SAFETENSORS) or name == self.loaded)
+        """The files that could be taken for this model's weights, and those that are stale in part."""
+        beside = (name for name in self.unread if name.endswith(SAFETENSORS) or name == self.loaded)
+        return (*beside, *self.stale)
 
 
 class Checkpoint(Mapping[str, Tensor]):
@@ -291,6 +309,7 @@ class Checkpoint(Mapping[str, Tensor]):
     note: str = ""  # one sentence on how it was put together; empty where it is as stored
     given: str = ""  # what a person called it: a path or repository as typed
     weight_files: WeightFiles = WeightFiles()
+    stored_names: Mapping[str, str] = MappingProxyType({})  # in the file, of tensors that have another name here
 
     def __init__(
         self,

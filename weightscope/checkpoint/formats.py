@@ -45,6 +45,10 @@ FLAX = (
     "holds Flax weights, which are not supported; transformers 4 converts them: "
     "AutoModel.from_pretrained(FOLDER, from_flax=True).save_pretrained(OTHER)"
 )
+CTRANSLATE2 = (
+    "is a model of CTranslate2 ({}), which is not supported; open the checkpoint that it was converted from: "
+    "weightscope inspect SOURCE"
+)
 NUMPY = "is a NumPy archive; .safetensors files, shards of them and .gguf files can be read"
 LLAMA2_C = "is a checkpoint of llama2.c, which is not supported; its export.py converts it (version -1)"
 OLD_GGML = "is in ggml's format from before GGUF, which is not supported; convert the model again with llama.cpp"
@@ -71,6 +75,8 @@ BY_START = {
     **dict.fromkeys((b"<!doctype", b"<!DOCTYPE", b"<html"), WEB_PAGE),
     **dict.fromkeys((b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"(\xb5/\xfd", b"7z\xbc\xaf"), GZIPPED),
 }
+# The format's version and the length of its specification's name (model_spec.py, _serialize), and that name.
+OF_CTRANSLATE2 = re.compile(rb"[\x01-\x40]\0{3}[\x05-\x60]\0(?P<name>\w{1,80}Spec)\0", re.DOTALL)
 # One of several files that make up one: X.zip.001, X.gguf.part00, part01.bin
 PART = re.compile(
     r"(?P<whole>.+\.(?:zip|gguf))\.(?:part[-_]?)?(?P<n>\d{1,4})|(?:(?P<stem>.+)[-_.])?part[-_]?(?P<m>\d{1,4})\.bin"
@@ -106,6 +112,8 @@ def other_format(path: Path, start: bytes, size: int) -> str:
     length = int.from_bytes(start[:8], "little")
     if start[8:9] == b"{" and path.suffix != ".safetensors" and length <= size - 8:
         return "is a safetensors file; weightscope opens it under a name that ends in .safetensors"
+    if spec := OF_CTRANSLATE2.match(start):
+        return CTRANSLATE2.format(spec["name"].decode())
     if path.suffix == ".bin":
         return (
             LLAMA2_C

@@ -4,8 +4,9 @@ Layout: magic, version, counts; keys and values; tensors by name with shape, typ
 reader of the gguf package maps the file and trusts its counts, so the header is read here; `ggml_blocks` dequantises.
 """
 
+import re
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -227,6 +228,80 @@ class GgufFile(OpenFile):
             if entry.start < end:
                 raise CheckpointError("overlaps the tensor before it", file=self.path, tensor=name)
             end = max(end, entry.stop)
+
+
+# Split files, as llama-gguf-split and the gguf package write them: tokenizer and architecture are in the first part.
+
+NAME_OF_PART = re.compile(r"(?P<stem>.+)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf", re.ASCII)
+NO, COUNT, ALL_TENSORS = "split.no", "split.count", "split.tensors.count"
+MAX_PARTS = 1000  # each is held open
+
+
+def open_parts(path: Path) -> list[GgufFile]:
+    """A GGUF file, or all parts of one that was split, whichever of them is named.
+
+    Raises
+    ------
+    CheckpointError
+        A part is absent, empty or of another file.
+    """
+    file = _open_part(path)
+    count = file.config.count(COUNT)
+    if count <= 1:
+        return [file]
+    if count > MAX_PARTS:
+        raise CheckpointError(f"is of a GGUF file in {count} parts; at most {MAX_PARTS} are opened", file=path)
+    named, which = NAME_OF_PART.fullmatch(path.name), f"part {_number(file) + 1} of {count} of a split GGUF file"
+    if named is None or int(named["count"]) != count or int(named["no"]) != _number(file) + 1:
+        problem = f"is {which}, and its name does not say so (NAME-00001-of-{count:05}.gguf): the others are not found"
+        raise CheckpointError(problem, file=path)
+    paths = [path.with_name(f"{named['stem']}-{number + 1:05}-of-{count:05}.gguf") for number in range(count)]
+    absent = [each.name for each in paths if not each.is_file()]
+    if absent:
+        what = f"{absent[0]} is" if len(absent) == 1 else f"{absent[0]} and {len(absent) - 1} more are"
+        raise CheckpointError(f"is {which}; {what} not in its folder", file=path)
+    parts = [file if each == path else _open_part(each) for each in paths]
+    seen: dict[str, Path] = {}
+    for number, part in enumerate(parts):
+        if part.config.get(COUNT) != count or _number(part) != number:
+            raise CheckpointError(f"is not part {number + 1} of {count}, as its name says", file=part.path)
+        for name in part.tensors:
+            if name in seen:
+                raise CheckpointError(f"is also in {seen[name].name}", file=part.path, tensor=name)
+            seen[name] = part.path
+    total = parts[0].config.get(ALL_TENSORS, len(seen))
+    if total != len(seen):
+        problem = f"says {ALL_TENSORS} {str(total)[:20]}, and the {count} parts have {len(seen)}"
+        raise CheckpointError(problem, file=parts[0].path)
+    return parts
+
+
+def _open_part(path: Path) -> GgufFile:
+    """One GGUF file; of an empty one its name says which part it is."""
+    named = NAME_OF_PART.fullmatch(path.name)
+    if named and path.is_file() and path.stat().st_size == 0:
+        problem = f"is empty (0 bytes): part {int(named['no'])} of {int(named['count'])} of a split GGUF file"
+        raise CheckpointError(f"{problem}; write or download it again", file=path)
+    return GgufFile(path)
+
+
+def _number(file: GgufFile) -> int:
+    """Which part a file says that it is, from 0."""
+    number = file.config.get(NO, 0)
+    return number if isinstance(number, int) else -1
+
+
+def first_part(path: Path) -> Path:
+    """The first part of a split GGUF file, by the name of any; the file itself where it is whole."""
+    named = NAME_OF_PART.fullmatch(path.name)
+    first = named and path.with_name(f"{named['stem']}-00001-of-{named['count']}.gguf")
+    return first if first and first.is_file() else path
+
+
+def of_one_split(paths: Sequence[Path]) -> bool:
+    """Whether files are parts of one split GGUF file, by their names."""
+    named = [NAME_OF_PART.fullmatch(path.name) for path in paths]
+    return all(named) and len({(each["stem"], each["count"]) for each in named if each}) == 1
 
 
 @dataclass(frozen=True)

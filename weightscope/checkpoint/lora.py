@@ -535,7 +535,7 @@ def with_adapter(base: Checkpoint, adapter: AnyAdapter, transposed: Collection[s
     kind = "LoRA" if kinds == {LowRank} else "LoKr" if kinds == {Kronecker} else "LoRA and LoKr"
     kind += " with DoRA's lengths" if adapter.magnitudes else ""
     replaced = f" and {counted(len(adapter.replaced), 'tensor')} of its own" if adapter.replaced else ""
-    merged.weight_files, merged.given = base.weight_files, base.given
+    merged.weight_files, merged.given, merged.stored_names = base.weight_files, base.given, base.stored_names
     merged.note = f"A {kind} of rank {ranks} on {counted(len(changes), 'weight')}{replaced} over {base_name}."
     if adapter.others:
         merged.note += f" Its file also changes {', '.join(adapter.others)}, which the base is not."

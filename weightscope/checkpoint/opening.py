@@ -38,7 +38,7 @@ from weightscope.checkpoint.formats import (
     refuse_other_format,
     refuse_pipeline,
 )
-from weightscope.checkpoint.gguf import GgufFile, GgufTensor
+from weightscope.checkpoint.gguf import GgufTensor, of_one_split, open_parts
 from weightscope.checkpoint.hub import CONNECTIONS, Ahead, RemoteFile, Repository
 from weightscope.checkpoint.packages import PACKAGE, packaged
 from weightscope.checkpoint.packings.modelopt import KEY, SETTINGS_FILE, settings_of
@@ -54,6 +54,7 @@ TOKENIZER_FILES = (  # all that say something of one
     "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model",
 )  # fmt: skip
 EMBEDDED = "embedded"  # the checkpoint that comes with weightscope
+OF_MLX = "adapters.safetensors"  # an adapter's, as mlx-lm saves it
 MODULES = "modules.json"  # of sentence-transformers
 PARAMS = "params.json"  # of Meta's and Mistral's own files
 EXPLICIT = "transformers_weights"  # the key of config.json
@@ -90,7 +91,8 @@ def _open_folder(folder: Path, name: str = "") -> Checkpoint:
     loaded = weights_named(config, names, folder / "config.json")
     if not loaded.endswith(SAFETENSORS) and (file := lone_gguf(folder)) is not None:
         checkpoint = _open_file(file)
-        checkpoint.weight_files = WeightFiles(file.name, (), loaded, names)
+        parts = tuple(part.path.name for part in checkpoint.files)
+        checkpoint.weight_files = WeightFiles(file.name, parts, loaded, names)
         return checkpoint
     weight_map = _parse_index(folder / loaded) if loaded.endswith(OF_INDEX) else {}
     if (missing := next((shard for shard in sorted({*weight_map.values()}) if shard not in names), None)) is not None:
@@ -105,12 +107,13 @@ def _open_folder(folder: Path, name: str = "") -> Checkpoint:
 
 
 def _open_file(path: Path) -> Checkpoint:
-    if path.name == ADAPTER_WEIGHTS:
+    if path.name in (ADAPTER_WEIGHTS, OF_MLX):
         raise CheckpointError(NEEDS_ITS_BASE, file=path)
     if path.suffix == ".gguf":
-        gguf = GgufFile(path)
-        tensors = {name: GgufTensor(name, entry, gguf) for name, entry in gguf.tensors.items()}
-        return Checkpoint(path.parent, [gguf], tensors, gguf.config, path.name)
+        parts = open_parts(path)
+        tensors = {name: GgufTensor(name, entry, part) for part in parts for name, entry in part.tensors.items()}
+        name = path.name if len(parts) == 1 else f"{parts[0].path.name} and {len(parts) - 1} more"
+        return Checkpoint(path.parent, parts, tensors, parts[0].config, name)
     if path.suffix != SAFETENSORS:
         file = OpenFile(path)
         refuse_other_format(path, file.read(0, min(START, file.size)).tobytes(), file.size)
@@ -129,7 +132,8 @@ def _of_safetensors(
 ) -> Checkpoint:
     """The checkpoint of files that are opened one by one; they must agree with the index."""
     stored: dict[str, StoredTensor] = {}
-    files, count = [], 0
+    files, count, stale = [], 0, dict[str, list[str]]()
+    assigned = weight_map or {}
     for file in opened:
         files.append(file)
         count += len(file.tensors)
@@ -138,7 +142,10 @@ def _of_safetensors(
         for tensor, entry in file.tensors.items():
             if tensor in stored:
                 first = stored[tensor].file.path.name
-                raise CheckpointError(f"is also in {first}", file=file.path, tensor=tensor)
+                if assigned.get(tensor) != file.path.name:  # the last by name, which transformers takes
+                    why = f"; the index has it there, and transformers takes {file.path.name}'s" * (tensor in assigned)
+                    raise CheckpointError(f"is also in {first}{why}", file=file.path, tensor=tensor)
+                stale.setdefault(first, []).append(tensor)
             stored[tensor] = StoredTensor(tensor, entry, file)
     for tensor, shard in (weight_map or {}).items():
         if tensor not in stored or stored[tensor].file.path.name != shard:
@@ -148,7 +155,8 @@ def _of_safetensors(
     quantised = not keys.isdisjoint(SETTINGS) or any(tensor.endswith(PARTS) for tensor in stored)
     tensors = dequantised(stored, config) if quantised else stored
     checkpoint = Checkpoint(folder, files, tensors, config, name)
-    checkpoint.weight_files = weight_files or WeightFiles()
+    left = {name: tuple(names) for name, names in stale.items()}
+    checkpoint.weight_files = replace(weight_files or WeightFiles(), stale=left)
     return checkpoint
 
 
@@ -208,7 +216,7 @@ def existing(source: str | Path) -> Path | None:
 def adapter_in(source: str | Path) -> Path | None:
     """The folder of the adapter that a local source names; None if it is no adapter."""
     path = existing(source)
-    if path is not None and path.name == ADAPTER_WEIGHTS:
+    if path is not None and path.name in (ADAPTER_WEIGHTS, OF_MLX) and (path.parent / ADAPTER).is_file():
         path = path.parent
     if path is None or not (path / ADAPTER).is_file() or any(path.glob("model*.safetensors")):
         return None
@@ -299,12 +307,13 @@ def weights_named(config: Mapping[str, Any], names: Collection[str], file: objec
 
 
 def lone_gguf(folder: Path) -> Path | None:
-    """The .gguf file of a folder that has one and no .safetensors file; else None."""
+    """The .gguf file of a folder that has one, or its first part, and no .safetensors file; else None."""
     try:
-        weights = [path for path in folder.iterdir() if path.suffix in (".gguf", SAFETENSORS)]
+        weights = sorted(path for path in folder.iterdir() if path.suffix in (".gguf", SAFETENSORS))
     except OSError:  # opening reports it
         return None
-    return weights[0] if len(weights) == 1 and weights[0].suffix == ".gguf" else None
+    is_one = len(weights) == 1 or (bool(weights) and of_one_split(weights))
+    return weights[0] if is_one and weights[0].suffix == ".gguf" else None
 
 
 def _parse_index(path: Path) -> dict[str, str]:

@@ -12,7 +12,7 @@ import click
 from weightscope.cli import options
 from weightscope.cli.command import command
 from weightscope.cli.terminal import Listed, headline, is_quiet, print_json, show, write_text
-from weightscope.errors import CheckpointError, printable, printable_lines, sized
+from weightscope.errors import CheckpointError, counted, printable, printable_lines, sized
 from weightscope.provenance import source_of
 
 if TYPE_CHECKING:
@@ -236,17 +236,23 @@ def checked(source: "Source") -> Iterator["str | Table"]:
 
 
 def _stored(checkpoint: "Checkpoint") -> Iterator[str]:
+    from weightscope.model import empty_tensors
+
     dtypes = Counter(tensor.dtype for tensor in checkpoint.values())
     yield f"checkpoint  {printable(checkpoint.name)}: {len(checkpoint)} tensors, {sized(checkpoint.nbytes)}"
     yield f"dtypes      {', '.join(f'{count} {dtype}' for dtype, count in dtypes.most_common())}"
+    if empty := empty_tensors(checkpoint):
+        yield f"empty       {counted(len(empty), 'tensor')} without elements, the first {printable(empty[0])}"
     for number, line in enumerate(options.digest_lines(source_of(checkpoint))):
         yield f"{'' if number else 'SHA-256':<11} {line}"
-    if checkpoint.weight_files.unread:
+    if checkpoint.weight_files.sentence:
         yield f"beside      {checkpoint.weight_files.sentence}"
 
 
 def describe(model: "Model") -> Iterator[str | Listed]:
     """Family, sizes, dtypes, embeddings, bytes, and the tensors of the first attention layer."""
+    from weightscope.tensors.tied_head import overwritten_head
+
     checkpoint, config, family = model.checkpoint, model.config, model.family
     yield from _stored(checkpoint)
     yield f"family      {family.name} (model_type {printable(config.model_type)})"
@@ -264,7 +270,8 @@ def describe(model: "Model") -> Iterator[str | Listed]:
     yield f"positions   {_embedding(model, family.inputs.positions)}"
     if [stack for stack in model.stacks.values() if not model.is_read(stack)]:
         yield from _stacks(model)
-    yield from (f"{'' if number else 'note':<11} {printable(note)}" for number, note in enumerate(model.notes))
+    notes = [note for note in (*model.notes, overwritten_head(model, first_look=True)) if note]
+    yield from (f"{'' if number else 'note':<11} {printable(note)}" for number, note in enumerate(notes))
     if model.attention_layers:
         yield from _budget(model)
         yield _first_tensors(model)
@@ -288,9 +295,13 @@ def _budget(model: "Model") -> Iterator[str]:
     everything = {name for of_layer in names.values() for name in of_layer}  # a set: ALBERT's layers share tensors
     everything |= {tensor.name for tensor in model.embedding_tensors}
     for label, chosen in (("audit reads", everything), (f"layer {layers[0]:<5}", set(names[layers[0]]))):
-        of_qk = {name for name in chosen if any(f".{m}." in f".{name}" for m in model.family.heads.projections[:2])}
-        total, qk = (sized(checkpoint.bytes_to_read(group)) for group in (chosen, of_qk))
-        yield f"{label} {total} of {sized(checkpoint.nbytes)}, {qk} of it queries and keys"
+        ends = [end for m in model.family.heads.projections[:2] for end in (f".{m}.", f".{m}_weight", f".{m}_bias")]
+        of_qk = {name for name in chosen if any(end in f".{name}" for end in ends)}
+        total, qk = (checkpoint.bytes_to_read(group) for group in (chosen, of_qk))
+        if not qk:
+            model.layer(layers[0])  # which says what of it is missing
+        share = f", {sized(qk)} of it queries and keys" if qk else ""
+        yield f"{label} {sized(total)} of {sized(checkpoint.nbytes)}{share}"
     if checkpoint.bytes_fetched or checkpoint.bytes_to_fetch(everything):
         headers, rest = sized(checkpoint.bytes_fetched), sized(checkpoint.bytes_to_fetch(everything))
         yield f"network     {headers} fetched for the headers; an audit fetches {rest}"
@@ -301,7 +312,9 @@ def _first_tensors(model: "Model") -> Listed:
     from weightscope.tables import Table
 
     tensors = model.attention_tensors(model.attention_layers[0])
-    rows = [(printable(tensor.name), tensor.dtype, str(tensor.shape)) for tensor in tensors]
+    stored = model.checkpoint.stored_names
+    names = [printable(stored.get(tensor.name, tensor.name)) for tensor in tensors]
+    rows = [(name, tensor.dtype, str(tensor.shape)) for name, tensor in zip(names, tensors, strict=True)]
     return Listed(Table.of_rows(["tensor", "dtype", "shape"], rows), "\n".join(f"  {'  '.join(row)}" for row in rows))
 
 
@@ -312,4 +325,4 @@ def _embedding(model: "Model", name: str) -> str:
     if full not in model.checkpoint:
         return f"not in this checkpoint (looked for {full})"
     tensor = model.checkpoint[full]
-    return f"{printable(full)}  {tensor.dtype}  {tensor.shape}"
+    return f"{printable(model.checkpoint.stored_names.get(full, full))}  {tensor.dtype}  {tensor.shape}"

@@ -27,6 +27,7 @@ from weightscope.same import UP_TO
               help="Weakest verdict that passes: values, rounding, quantisation or function.")  # fmt: skip
 @click.option("--sample", type=click.FloatRange(0, 1, min_open=True), default=1.0, metavar="SHARE",
               help="Read this share of the values only, for a first look.")  # fmt: skip
+@click.option("--base", help="Base model of A or B where that is a LoRA adapter, if its config does not name it.")
 @options.page_folder
 @options.tower
 @options.families
@@ -34,18 +35,23 @@ from weightscope.same import UP_TO
 @options.sarif
 @options.json
 def same_command(
-    a: str, b: str, up_to: str, sample: float, out: Path | None, sarif: Path | None, as_json: bool, **how: Any
-) -> None:
+    a: str, b: str, up_to: str, sample: float, base: str | None, out: Path | None, sarif: Path | None, as_json: bool,
+    **how: Any,
+) -> None:  # fmt: skip
     """Find out whether B holds the model that A holds, and what was done to each tensor that differs.
 
     Verdicts, from strong to weak: same bytes, same values, rounded, quantised, same function; different; undecided.
     Exit status 0 up to --up-to, 3 beyond it, 2 if a checkpoint cannot be read.
     """
+    from weightscope.checkpoint.adapters import is_adapter
     from weightscope.same.same import Same, same
     from weightscope.sources import Source
 
+    if base is not None and not any(map(is_adapter, (a, b))):
+        raise click.UsageError("--base is the base of a LoRA adapter, and neither A nor B is one")
     folder = folder_for(Same, out)
-    models = [options.opened_model(Source.named(each, **how), tensors_suffice=True) for each in (a, b)]
+    sources = [Source.named(each, base=base if is_adapter(each) else None, **how) for each in (a, b)]
+    models = [options.opened_model(source, tensors_suffice=True) for source in sources]
     result = same(*models, sample=sample, progress=True)
     hand_over(result, folder, as_json)
     if sarif is not None:

@@ -221,6 +221,7 @@ def _coverage(models: Sequence[Model], everything: TensorChanges | None, not_com
     """How the checkpoints were read, how all their tensors changed if not `done` says, and which were not compared."""
     rows, checkpoint = dict.fromkeys(m.family.called for m in models if m.family.origin), models[0].checkpoint
     notes = [f"Read by the row {row}." for row in rows] + [model.checkpoint.note for model in models]
+    notes += [f"{printable(model.name)}: {model.names_note}" for model in models if model.names_note]
     left_out = ""
     if everything is None and not_compared:
         roles = list(dict.fromkeys(role_of(name)[0] for name in not_compared))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from weightscope.errors import CheckpointError, first_line
 from weightscope.model import Model
-from weightscope.runner.loading import NO_CODE, import_torch
+from weightscope.runner.loading import NO_CODE, check_gguf, import_torch
 from weightscope.text.sandbox import Loaded
 from weightscope.text.sequences import Framing
 from weightscope.text.tokenizer import Tokenizer
@@ -67,6 +67,7 @@ def gguf_tokenizer(file: str, written: tuple[int, int]) -> Loaded:
     from transformers import AutoTokenizer
 
     path = Path(file)
+    check_gguf(path)
     try:
         made = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name, local_files_only=True, **NO_CODE)
     except Exception as error:  # of whatever class: transformers has none of its own

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from weightscope.checkpoint.config import read_json, without_code
+from weightscope.checkpoint.gguf import GgufFile, open_parts
 from weightscope.checkpoint.opening import downloaded
 from weightscope.compute.device import Device, open_device
 from weightscope.errors import CheckpointError, first_line
@@ -80,6 +81,14 @@ def load_eager(model: Model, *, language: bool) -> Any:
     return loaded.eval()
 
 
+def check_gguf(path: Path) -> None:
+    """Refuse a GGUF file that is broken, which the gguf package's reader may never come back from, or in parts."""
+    parts = open_parts(path)
+    if len(parts) > 1:
+        problem = f"is one of {len(parts)} parts; transformers reads a GGUF file that is whole"
+        raise CheckpointError(f"{problem}: llama-gguf-split --merge {parts[0].path.name} WHOLE.gguf", file=path)
+
+
 @contextmanager
 def _data(model: Model) -> Iterator[tuple[Path, dict[str, Any]]]:
     """A folder with links to the checkpoint's weights and its config without code, and how to load from it.
@@ -92,9 +101,12 @@ def _data(model: Model) -> Iterator[tuple[Path, dict[str, Any]]]:
     where = model.where
     if not isinstance(where, Path):
         where = downloaded(where)
+    if where.is_dir() and isinstance(model.checkpoint.files[0], GgufFile):  # the one of a folder, or its parts
+        where = Path(model.checkpoint.files[0].path)
     folder = where if where.is_dir() else where.parent
     with scratch_folder() as clean:
         if where.suffix == ".gguf":
+            check_gguf(where)
             (clean / where.name).symlink_to(where.absolute())
             yield clean, {"gguf_file": where.name, "local_files_only": True}
             return

@@ -26,6 +26,11 @@ def write_same_page(files: Files, same: Same) -> None:
             (Column("key"), Column("in A"), Column("in B")), [(k, str(a), str(b)) for k, a, b in same.config]
         )
         sections.append(Section("Config keys that decide what is computed", "", [keys]))
+    others = [(each.file, each.detail) for each in (*same.beside.deciding, *same.beside.named)]
+    if others:
+        sections.append(
+            Section("Other files that differ", "", [Table.of_rows((Column("file"), Column("how")), others)])
+        )
     sections.append(Section("Every tensor", "", [Figure(picture, caption), by_role(same)]))
     sections.append(Section("Tokenizer", plain(same.tokens.lead)))
     meanings = Table.of_rows((Column("verdict"), Column("rests on")), list(MEANINGS.items()))
@@ -46,7 +51,7 @@ def by_role(same: Same) -> Table:
 
 
 MEANINGS = {
-    "same bytes": "The files hold the same bytes.",
+    "same bytes": "The weights and config.json hold the same bytes.",
     "same values": "Every tensor is equal by role, whatever the container, order, fusing or dtype.",
     "rounded": "Every value is the other's correctly rounded to the coarser dtype.",
     "quantised": "Every value lies in the cell of its original under the stored scales; where a format searches its "

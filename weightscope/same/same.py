@@ -9,10 +9,14 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from weightscope.architectures.computed import UNKNOWN, Difference
 from weightscope.architectures.layer import NO_WEIGHTS
 from weightscope.architectures.names import NamedTensor
+from weightscope.architectures.own_names import names_sentence
 from weightscope.changes.counterparts import Counterparts, counterparts
 from weightscope.changes.head import Basis
+from weightscope.checkpoint import Checkpoint
+from weightscope.checkpoint.checkpoint import WeightFiles
 from weightscope.checkpoint.packings.packed import scales_activations
 from weightscope.compute.cores import hand_back, in_threads, keep_freed
 from weightscope.errors import CheckpointError, counted, printable
@@ -33,6 +37,7 @@ from weightscope.same import (
     UP_TO,
     VERDICTS,
 )
+from weightscope.same.beside import Beside, compare_beside
 from weightscope.same.catalogue import Sizes
 from weightscope.same.config_and_tokens import Settings, Tokens, compare_settings, compare_tokenizers
 from weightscope.same.elsewhere import UNEXPLAINED, find_elsewhere, name_shards, name_unread, reordered_experts
@@ -49,6 +54,7 @@ from weightscope.same.judge import (
 )
 from weightscope.same.stored import read_known_digests, same_files
 from weightscope.tables import Column, Table, as_json
+from weightscope.tensors.tied_head import TIED, overwritten_head, says_tied
 
 Readable = Model | TensorsOnly  # of a checkpoint whose heads are not read, the tensors are compared all the same
 
@@ -81,9 +87,12 @@ class Same(Result):
     settings: Settings
     tokens: Tokens
     not_compared: Sequence[str]  # names of tensors that were not compared, and why
-    unread_files: Sequence[str]  # a sentence for each checkpoint with files of weights that were not read
+    unread_files: Sequence[str]  # a sentence for each checkpoint with a head or with files that are not read by all
     sample: float
     provenance: Provenance
+    beside: Beside  # files next to weights and config.json that differ
+    unloaded: Sequence[str]  # names in B's file that the class of its config would not load
+    names: str  # a sentence on these; empty where there are none
     where: str = ""  # on which inputs what computes the same was compared
 
     FIGURE: ClassVar[str] = "same.figures:same_figure"
@@ -112,13 +121,17 @@ class Same(Result):
 
     @property
     def lead(self) -> str:
-        """The verdict in a sentence, and the evidence for it."""
+        """The verdict in a sentence, the evidence for it, and what B's own class would not load."""
+        return f"{self._verdict} {self.names}".rstrip()
+
+    @property
+    def _verdict(self) -> str:
         a, b = printable(self.name_a), printable(self.name_b)
         total = counted(len(self.tensors), "tensor")
         looked = "" if self.sample == 1 else f" A first look at {self.sample:.0%} of the values; the rest was not read."
         rest = self._rest
         if self.verdict == SAME_BYTES:
-            return f"{b} is {a}: the files hold the same bytes."
+            return f"{b} is {a}: the weights and config.json hold the same bytes."
         if self.verdict == SAME_VALUES:
             return f"{b} is {a}: all {total} have the same values.{rest}{looked}"
         if self.verdict in (ROUNDED, QUANTISED):
@@ -133,8 +146,9 @@ class Same(Result):
             return f"{b} computes what {a} does: {listed([*deeds], NAMED)}, {self.where}.{rest}{looked}"
         keys = [*self.settings.deciding, *self.settings.unknown]
         if self.verdict == UNDECIDED:
-            unknown = [f"{key.key} in config.json differs, and its effect is not known" for key in keys]
-            why = listed([f"{each.name}: {each.deed}" for each in self.differing] or unknown, NAMED)
+            unknown = [f"{key.key} in config.json differs, and its effect {_effect(key)}" for key in keys]
+            unknown += map(str, self.beside.deciding)
+            why = listed([f"{each.name}: {each.deed}" for each in self.differing] + unknown, NAMED)
             return f"Whether {b} is {a} is undecided: {printable(why)}.{rest}{looked}"
         parts = []
         if self.differing:
@@ -146,6 +160,7 @@ class Same(Result):
             parts.append(
                 f"config.json computes something else ({listed([str(key) for key in self.settings.deciding], NAMED)})"
             )
+        parts += map(str, self.beside.deciding[:NAMED])
         return f"{b} is not {a}: {printable('; '.join(parts))}.{rest}{looked}"
 
     @property
@@ -168,6 +183,7 @@ class Same(Result):
         ]
         for verdict, keys in ((DIFFERENT, self.settings.deciding), (UNDECIDED, self.settings.unknown)):
             rows += [(verdict, "config", key.key, None, "config.json", np.nan, f"config.json: {key}") for key in keys]
+        rows += [(UNDECIDED, "file", each.file, None, each.detail, np.nan, str(each)) for each in self.beside.deciding]
         return [
             dict(as_json({
                 "kind": f"{verdict.replace(' ', '_')}_{what}", "title": f"{verdict} {what}", "look_next": look_next,
@@ -196,6 +212,9 @@ class Same(Result):
         if self.settings.idle:
             keys = listed([printable(each.key) for each in self.settings.idle], NAMED)
             parts.append(f"Config keys without effect on what is computed also differ: {keys}.")
+        if self.beside.named:
+            files = listed([*map(str, self.beside.named)], NAMED)
+            parts.append(f"Next to the weights, and without effect on what they compute: {printable(files)}.")
         return [*parts, self.worst(20)] if self.differing else parts
 
     def worst(self, most: int) -> Table:
@@ -218,6 +237,9 @@ class Same(Result):
             "not_compared": {"count": len(self.not_compared), "names": list(self.not_compared)},
             "tokenizer": {"verdict": self.tokens.verdict, "lead": self.tokens.lead},
             "idle_config": [each.key for each in self.settings.idle],
+            "names": list(self.unloaded) or "as loaded",
+            "files": [{"file": each.file, "detail": each.detail, "decides": each in self.beside.deciding}
+                      for each in (*self.beside.deciding, *self.beside.named)],
             "tensors": [each.as_json() for each in self.tensors],
         }))  # fmt: skip
 
@@ -269,12 +291,16 @@ def same(a: Readable | str | Path, b: Readable | str | Path, *, sample: float = 
     keep_freed()
     with progress_shown(progress), np.errstate(all="ignore"):  # values that overflow are different
         read_known_digests(a.checkpoint, b.checkpoint)
-        judged, left = _judged(a, b, sample)
+        beside = compare_beside(a, b)
+        judged, left = _judged(a, b, sample, beside)
         tokens = compare_tokenizers(a, b)
     hand_back()
     head = [each for each in judged if each.role == "unembedding"]
     same_head = all(each.verdict != DIFFERENT for each in head) if head else not _needs_head(b)
     settings = compare_settings(a, b, same_head=same_head)
+    ties = {letter: overwritten_head(each) for letter, each in (("A", a), ("B", b)) if isinstance(each, Model)}
+    if len({*map(bool, ties.values())}) > 1:  # readers that overwrite it run another model
+        settings.unknown.append(Difference(TIED, _tie(a), _tie(b), UNKNOWN))
     verdict = max((each.verdict for each in judged), key=VERDICTS.index, default=UNDECIDED)
     if (
         verdict == SAME_VALUES
@@ -283,16 +309,43 @@ def same(a: Readable | str | Path, b: Readable | str | Path, *, sample: float = 
         and same_files(a.checkpoint, b.checkpoint)
     ):
         verdict = SAME_BYTES
-    if settings.unknown:
+    if settings.unknown or beside.deciding:
         verdict = max(verdict, UNDECIDED, key=VERDICTS.index)
     if settings.deciding:
         verdict = DIFFERENT
     provenance = Provenance.of(a.checkpoint, b.checkpoint)
-    unread = [f"{letter}: {each.checkpoint.weight_files.sentence}"
-              for letter, each in (("A", a), ("B", b)) if each.checkpoint.weight_files.telling]  # fmt: skip
+    unread_files = {letter: _unread(each.checkpoint, beside) for letter, each in (("A", a), ("B", b))}
+    unread = [f"{letter}: {tie}" for letter, tie in ties.items() if tie]
+    unread += [f"{letter}: {files.sentence}" for letter, files in unread_files.items() if files.telling]
     computed = [each for each in judged if each.verdict == SAME_FUNCTION]
     where = where_equal(a, b, computed) if computed and isinstance(a, Model) and isinstance(b, Model) else ""
-    return Same(a.name, b.name, verdict, judged, settings, tokens, left, unread, sample, provenance, where)
+    judged = [_as_stored(each, a.checkpoint, b.checkpoint) for each in judged]
+    return Same(
+        a.name, b.name, verdict, judged, settings, tokens, left, unread, sample, provenance, beside,
+        b.unloaded, names_sentence(b.unloaded, len(b.checkpoint), f"{printable(b.name)}'s"), where,
+    )  # fmt: skip
+
+
+def _as_stored(judged: Judged, a: Checkpoint, b: Checkpoint) -> Judged:
+    """A verdict under the names that the files have."""
+    names = (checkpoint.stored_names.get(name, name) for checkpoint, name in ((a, judged.name_a), (b, judged.name_b)))
+    name_a, name_b = names
+    return replace(judged, name_a=name_a, name_b=name_b)
+
+
+def _tie(model: Readable) -> bool:
+    return isinstance(model, Model) and says_tied(model)
+
+
+def _effect(key: Difference) -> str:
+    return "depends on the reader" if key.key.rpartition(".")[2] == TIED else "is not known"
+
+
+def _unread(checkpoint: Checkpoint, beside: Beside) -> WeightFiles:
+    """The files next to a checkpoint's weights, without those of modules that were compared."""
+    compared = {file.path for each in beside.modules or () for file in each.checkpoint.files}
+    files = checkpoint.weight_files
+    return replace(files, names=[name for name in files.names if checkpoint.folder / name not in compared])
 
 
 def _needs_head(model: Readable) -> bool:
@@ -301,9 +354,9 @@ def _needs_head(model: Readable) -> bool:
     return isinstance(names, list) and any("LM" in str(name) for name in names)
 
 
-def _judged(a: Readable, b: Readable, sample: float) -> tuple[list[Judged], list[str]]:
+def _judged(a: Readable, b: Readable, sample: float, beside: Beside) -> tuple[list[Judged], list[str]]:
     """Every tensor of both with its verdict, and the names of those that were not compared."""
-    tensors = [*counterparts(a, b)]
+    tensors = [*counterparts(a, b), *(counterparts(*beside.modules) if beside.modules else ())]
     parts = [_compared(a, b, each, sample) for each in tensors if each.a and each.b]
     only_a = [(each.a, each.label) for each in tensors if each.a and not each.b]
     only_b = [(each.b, each.label) for each in tensors if each.b and not each.a]

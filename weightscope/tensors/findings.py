@@ -124,11 +124,9 @@ def incomparable_tensors(kinds: Mapping[str, str], architectures: str = "") -> I
 def beside_findings(files: WeightFiles, label: str = "") -> Iterator[Finding]:
     """Weight files next to those that were read; graver where transformers loads them."""
     if files.telling:
-        yield Finding(
-            kind="other_weights" if files.is_other else "weights_beside",
-            text=f"{label and f'{label}: '}{files.sentence}", measure="files", number=float(len(files.unread)),
-            usual=0.0,
-        )  # fmt: skip
+        kind, number = "other_weights" if files.is_other else "weights_beside", len({*files.unread, *files.stale})
+        text = f"{label and f'{label}: '}{files.sentence}"
+        yield Finding(kind=kind, text=text, measure="files", number=float(number), usual=0.0)
 
 
 def _of_tensors(tensors: Iterable[TensorFacts], values: Iterable[float], **about: Any) -> Finding:

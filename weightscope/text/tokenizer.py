@@ -18,7 +18,7 @@ from unicodedata import normalize
 from weakref import WeakKeyDictionary
 
 from weightscope.checkpoint.config import Config, read_json, read_small
-from weightscope.checkpoint.gguf import header_of
+from weightscope.checkpoint.gguf import first_part, header_of
 from weightscope.checkpoint.opening import (
     LARGEST_SMALL_FILE,
     TOKENIZER_FILES,
@@ -98,7 +98,7 @@ class Tokenizer:
         for name, *companions in TOKENIZERS:
             if all((folder / each).is_file() for each in (name, *companions)):
                 return folder / name
-        gguf = path if path.suffix == ".gguf" else lone_gguf(folder)
+        gguf = first_part(path) if path.suffix == ".gguf" else lone_gguf(folder)
         if gguf is None:
             looked = ", ".join(" with ".join(names) for names in TOKENIZERS)
             raise CheckpointError(f"no tokenizer in {source or path} (looked for {looked})")

@@ -1,0 +1,156 @@
+"""Files next to weights and config.json: what decides is never passed over, and what does not is named."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import weightscope as ws
+from tests.support.commands import run
+from tests.support.tiny_models import FIXTURES
+
+POOLING = {"word_embedding_dimension": 32, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
+MODULES = ("Transformer", "Pooling", "Dense")
+AUTO_MAP = {"AutoModel": "modeling_own.OwnModel"}
+Change = Callable[[Path], None]
+
+
+def write_json(path: Path, values: object) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(values))
+
+
+def write_dense(folder: Path, factor: float = 1.0) -> None:
+    values = np.random.default_rng(0).standard_normal((16, 32)).astype(np.float32)
+    save_file({"linear.weight": factor * values}, folder / "2_Dense" / "model.safetensors")
+
+
+def published(folder: Path) -> Path:
+    """A tiny BERT as sentence-transformers saves it, with code of its own."""
+    shutil.copytree(FIXTURES / "bert", folder)
+    config = json.loads((folder / "config.json").read_text()) | {"auto_map": AUTO_MAP}
+    write_json(folder / "config.json", config)
+    paths = ("", "1_Pooling", "2_Dense")
+    listed = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (kind, path) in enumerate(zip(MODULES, paths, strict=True))
+    ]
+    write_json(folder / "modules.json", listed)
+    write_json(folder / "1_Pooling" / "config.json", POOLING)
+    write_json(folder / "2_Dense" / "config.json", {"in_features": 32, "out_features": 16, "bias": False})
+    write_dense(folder)
+    write_json(folder / "generation_config.json", {"max_length": 20, "transformers_version": "4.56.0"})
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    (folder / "modeling_own.py").write_text("from .layers_own import Own\nclass OwnModel: pass\n")
+    (folder / "layers_own.py").write_text("class Own: pass\n")
+    (folder / "example.py").write_text("print(1)\n")
+    return folder
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Path, Path]:
+    return published(tmp_path / "a"), published(tmp_path / "b")
+
+
+def test_files_that_are_all_equal_are_said_to_be_weights_and_config(pair: tuple[Path, Path]) -> None:
+    same = ws.same(*pair)
+    assert same.verdict == "same bytes"
+    assert "the weights and config.json hold the same bytes" in same.lead
+    assert same.as_json()["files"] == []
+    assert not same.unread_files
+
+
+def pools_the_first(folder: Path) -> None:
+    pooling = POOLING | {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
+    write_json(folder / "1_Pooling" / "config.json", pooling)
+
+
+def lacks_a_module(folder: Path) -> None:
+    listed = json.loads((folder / "modules.json").read_text())
+    write_json(folder / "modules.json", listed[:2])
+
+
+def changes(name: str, text: str) -> Change:
+    def change(folder: Path) -> None:
+        (folder / name).write_text(text)
+
+    return change
+
+
+DECIDING: dict[str, Change] = {
+    "1_Pooling/config.json": pools_the_first,
+    "modeling_own.py": changes("modeling_own.py", "from .layers_own import Own\n\n"),
+    "layers_own.py": changes("layers_own.py", "class Own: x = 1\n"),
+    "modules.json": lacks_a_module,
+    "1_Pooling/config.json (only in A)": lambda folder: (folder / "1_Pooling" / "config.json").unlink(),
+}
+
+
+@pytest.mark.parametrize("name", DECIDING)
+def test_code_and_pooling_that_differ_leave_the_verdict_undecided(name: str, pair: tuple[Path, Path]) -> None:
+    DECIDING[name](pair[1])
+    for a, b in (pair, pair[::-1]):
+        result = run("same", a, b)
+        assert result.exit_code not in (0, 2), result.output
+        assert name.partition(" ")[0] in result.stdout.splitlines()[0]
+    value = json.loads(run("same", *pair, "--json").stdout)
+    assert value["verdict"] == "undecided"
+    assert [each["file"] for each in value["files"] if each["decides"]] == [name.partition(" ")[0]]
+
+
+def test_code_in_one_of_them_alone_leaves_the_verdict_undecided(pair: tuple[Path, Path]) -> None:
+    config = json.loads((pair[1] / "config.json").read_text())
+    del config["auto_map"]
+    write_json(pair[1] / "config.json", config)
+    assert ws.same(*pair).verdict == ws.same(*pair[::-1]).verdict == "undecided"
+
+
+def test_weights_of_a_module_are_compared_as_any_tensor(pair: tuple[Path, Path]) -> None:
+    write_dense(pair[1], 1.5)
+    same = ws.same(*pair)
+    assert same.verdict == "different"
+    assert [each.name for each in same.differing] == ["2_Dense/linear.weight"]
+    (pair[1] / "2_Dense" / "model.safetensors").unlink()
+    assert not ws.same(*pair).holds()
+
+
+def test_pickled_weights_of_a_module_are_not_passed_over(pair: tuple[Path, Path]) -> None:
+    for folder, text in zip(pair, (b"one", b"two"), strict=True):
+        (folder / "2_Dense" / "model.safetensors").unlink()
+        (folder / "2_Dense" / "pytorch_model.bin").write_bytes(text)
+    assert ws.same(*pair).verdict == "undecided"
+    (pair[1] / "2_Dense" / "pytorch_model.bin").write_bytes(b"one")
+    assert ws.same(*pair).verdict == "same bytes"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("generation_config.json", '{"max_length": 5}'), ("chat_template.jinja", "no")]
+)
+def test_templates_are_named_and_leave_the_verdict(name: str, text: str, pair: tuple[Path, Path]) -> None:
+    (pair[1] / name).write_text(text)
+    result = run("same", *pair)
+    assert result.exit_code == 0
+    assert f"{name} differs" in result.stdout
+    assert ws.same(*pair).verdict == "same bytes"
+    (pair[1] / name).unlink()
+    assert f"{name} differs (only in A)" in run("same", *pair).stdout
+
+
+def test_another_writer_of_the_same_settings_is_not_named(pair: tuple[Path, Path]) -> None:
+    write_json(pair[1] / "generation_config.json", {"transformers_version": "5.0.0", "max_length": 20})
+    write_json(
+        pair[1] / "1_Pooling" / "config.json", POOLING | {"pooling_mode_max_tokens": False, "include_prompt": True}
+    )
+    (pair[1] / "example.py").write_text("print(2)\n")
+    assert ws.same(*pair).as_json()["files"] == []
+
+
+def test_the_transformer_alone_is_compared_where_one_lacks_modules(pair: tuple[Path, Path]) -> None:
+    (pair[1] / "modules.json").unlink()
+    result = run("same", *pair)
+    assert result.exit_code == 0
+    assert "modules.json is only in A" in result.stdout
