@@ -185,6 +185,27 @@ def test_a_pair_that_is_little_alike_is_no_warning_and_one_that_is_not_alike_is(
         assert [(finding.layer, finding.kind) for finding in findings] == [(layer, "mixed_factors") for layer in layers]
 
 
+def layers_that_stand_apart(pairs: list[float]) -> list[int]:
+    """Layers whose W_V and W_O are called strangers, of layers with these logs of likeness."""
+    likeness = np.exp([[[5.0, of_pair, 0.0, 0.0]] * 4 for of_pair in pairs])  # (L, H, 4)
+    heads = SimpleNamespace(arrays={"factor_likeness": likeness}, table=range(72), layers=np.arange(len(pairs)))
+    return [finding.layer for finding in _unrelated_pairs(heads, set())]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "layers"),
+    [
+        ([0.3, 2.4, 2.6, 2.5, 2.7], []),  # a first layer is unlike the others in healthy models
+        ([0.3, 2.4, 2.6, 0.1, 2.5, 2.7], [3]),  # and does not stand for the one that broke
+        ([2.5, 4.0, 3.1, 0.5, 2.1, 1.4], []),  # layers differ as much as this one does
+        ([2.5, 4.0, 4.1, 0.5, 3.9, 4.2], [3]),
+        ([0.1, 0.1, 0.2, 0.1], [0, 1, 2, 3]),  # all are transposed
+    ],
+)
+def test_a_layer_is_held_to_the_spread_of_its_own_model_past_the_first(pairs: list[float], layers: list[int]) -> None:
+    assert layers_that_stand_apart(pairs) == layers
+
+
 @pytest.mark.parametrize(("n_heads", "kinds"), [(4, []), (8, ["mixed_factors"])])
 def test_a_few_heads_do_not_show_what_belongs_together(n_heads: int, kinds: list[str]) -> None:
     """Of eight random heads of a seed, one layer's pairs were 17 times as alike as chance, the other's 2.4 times."""

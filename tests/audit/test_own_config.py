@@ -72,6 +72,31 @@ def test_gains_that_hardly_moved_from_one_are_in_order() -> None:
     )
 
 
+def gains_about(medians: list[float], times: float = 1.0) -> list[Finding]:
+    """What is said of a llama whose layers' gains have these medians, with a spread of 5 %."""
+    model, rng = fixture("llama").model, np.random.default_rng(1)
+    kinds = ("input_layernorm", "post_attention_layernorm")
+
+    def drawn(kind: str) -> dict[int, tuple[str, np.ndarray, float]]:
+        each = enumerate(times * np.array(medians))
+        return {i: (f"{kind}.{i}", median * rng.normal(1, 0.05, 64), 0.0) for i, median in each}
+
+    gains = {kind: drawn(kind) for kind in kinds}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("weightscope.tensors.findings.layer_gains", lambda *_: gains)
+        return list(offset_findings(model, model.attention_layers))
+
+
+def test_gains_to_which_nothing_was_added_are_in_order() -> None:
+    """Less one, they would be unlike their neighbours': medians from 0.81 to 1.18 are published, and others scaled."""
+    for medians in ([0.81, 0.83, 0.86, 1.18, 0.85, 0.84], [0.82, 0.9, 0.97, 1.05, 1.12, 1.18]):
+        assert not gains_about(medians)
+        assert not gains_about(medians, times=30)
+    assert not gains_about([0.81, 0.83, 0.86, 0.85 * 30, 0.85, 0.84])
+    assert [finding.kind for finding in gains_about([0.81, 0.83, 0.86, 1.83, 0.85, 0.84])] == ["norm_offset"]
+    assert [finding.kind for finding in gains_about([1.81, 1.83, 1.86, 1.83, 1.85, 1.84])] == ["norm_offset"]
+
+
 def without_head(model: ws.Model, tied: bool = False, named: str = "ForCausalLM") -> ws.Model:
     """The model without a head, and a config that says whether it has one."""
     rows, checkpoint = model.output_tensors.get("unembedding"), model.checkpoint

@@ -2,6 +2,7 @@
 
 import csv
 import html
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -158,6 +159,15 @@ def test_a_broken_network_leaves_the_audit_whole(tmp_path: Path) -> None:
         audit = ws.audit(tmp_path, directions=0)
         assert np.isnan(audit.heads["sink_share"]).all()
         assert any(note.startswith("Sinks at the first token are not known") and reason in note for note in audit.notes)
+
+
+def test_a_first_token_that_the_vocabulary_lacks_gives_no_kind_of_sink(tmp_path: Path) -> None:
+    shutil.copy(FOLDER / "model.safetensors", tmp_path)
+    config = json.loads((FOLDER / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"bos_token_id": 60000, "eos_token_id": 0}))
+    audit = ws.audit(tmp_path, directions=0)
+    assert all(isinstance(kind, float) and np.isnan(kind) for kind in audit.heads["sink_kind"])
+    assert any("bos_token_id of config.json is 60,000, and the vocabulary has" in note for note in audit.notes)
 
 
 def planted(folder: Path, weight: float) -> ws.Model:

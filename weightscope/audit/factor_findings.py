@@ -29,6 +29,7 @@ TRAINED = 2.0  # log of how much more alike factors that belong together are: at
 UNRELATED, SWAPPED = 1.3, -1.0
 HEADS = 16  # of all layers: of fewer random ones, the log of a relation may exceed 2 on average
 APART = 0.6  # the same of one pair; one that belongs together has 1.3 at least, in one layer of Gemma 3 0.87
+APART_TIMES = 6.0  # times the usual distance of layers past the first from their median: four standard deviations
 UNBALANCED = ((0, 1, 8.0), (2, 3, 20.0))  # factors by which |W_Q| / |W_K| and |W_V| / |W_O| leave their trend
 UNBALANCED_Z = 6.0
 NOISY, MOST_Z = 2.0, 6.0  # mean of z-scores, each cut at the second; trained layers reach 1.7
@@ -171,7 +172,10 @@ def _enough(heads: MeasuredHeads) -> bool:
 
 
 def _unrelated_pairs(heads: MeasuredHeads, known: set[int]) -> Iterator[Finding]:
-    """Layers in which W_Q and W_K, or W_V and W_O, do not belong together while the other pair does."""
+    """Layers in which W_Q and W_K, or W_V and W_O, do not belong together while the other pair does.
+
+    A layer is held to the spread of its own model's layers; the first, whose pairs are unlike the others', is not.
+    """
     likeness = log_measure(_mean(heads.arrays["factor_likeness"], axis=1))  # (L, 4)
     with np.errstate(invalid="ignore"):
         relations = likeness[:, :2] - np.logaddexp(likeness[:, 2], likeness[:, 3])[:, None] + np.log(2)  # (L, 2)
@@ -179,8 +183,12 @@ def _unrelated_pairs(heads: MeasuredHeads, known: set[int]) -> Iterator[Finding]
         partners = relations[:, 1 - pair]
         low = np.flatnonzero((relations[:, pair] < APART) & (partners >= TRAINED)).tolist()
         for i in low if known_median(partners) >= TRAINED else ():
-            usual = known_median(np.delete(relations[:, pair], i))
-            if i in known or not (usual >= TRAINED or usual < APART):
+            past_first = [j for j in range(1, len(relations)) if j != i]
+            others = relations[past_first if len(past_first) > 1 else np.arange(len(relations)) != i, pair]
+            usual = known_median(others)
+            usual_distance = known_median(np.abs(others - usual))
+            alone = i > 0 and usual >= TRAINED and usual - relations[i, pair] > APART_TIMES * usual_distance
+            if i in known or not (alone or usual < APART):
                 continue
             times, elsewhere = float(np.exp(relations[i, pair])), float(np.exp(usual))
             text = (

@@ -14,12 +14,15 @@ from weightscope.changes.directions import SharedDirection, direction_finding, s
 from weightscope.changes.pair import Pair, pair_up
 from weightscope.changes.tensor import (
     CALLED,
+    SAME_SO_FAR,
     UNKNOWN_SIZE,
     UNLIKE,
     Change,
     compare_pairs,
     first_pass,
+    plain_kind,
     unchanged,
+    with_shown_casts,
 )
 from weightscope.changes.thresholds import RESCALED, UNMOVED
 from weightscope.checkpoint import Tensor
@@ -66,14 +69,10 @@ class TensorChanges:
         same, total = self.kinds["identical"], len(self.changes)
         if same == total:
             return f"Every tensor is identical, {counted(total, 'tensor')} in all.{self._by_name()}"
-        parts = []
-        for kind, words in CALLED.items():
-            changes = [change for change in self.changes if change.kind == kind]
-            tuned = [change for change in changes if kind != "changed" or change.is_tuned]
-            if tuned:
-                parts.append(f"{len(tuned)} {words}{_in_common(tuned)}")
-            if unlike := [change for change in changes if change not in tuned]:
-                parts.append(f"{len(unlike)} {UNLIKE} ({spread(unlike)})")
+        by_words: dict[str, list[Change]] = {words: [] for words in (*CALLED.values(), SAME_SO_FAR, UNLIKE)}
+        for change in self.changes:
+            by_words[change.called].append(change)
+        parts = [f"{len(changes)} {words}{_in_common(changes)}" for words, changes in by_words.items() if changes]
         return f"Of {counted(total, 'tensor')}: {', '.join(parts)}.{self._where()}{self._by_name()}"
 
     def _by_name(self) -> str:
@@ -222,8 +221,21 @@ def compare_tensors(a: Model | TensorsOnly, b: Model | TensorsOnly) -> TensorCha
     Memory is a few blocks of a million values per core and, where a rank is looked for, two matrices of 144 columns.
     """
     entries = list(counterparts(a, b))
-    pairs = [pair for each in entries if (pair := each.pair())]
-    return TensorChanges([*changes_with_directions(a, b, pairs), *(_lacking(each) for each in entries if not each.by)])
+    pairs = [each.pair() or _as_unembedding(each, a, b) for each in entries]
+    lacking = [_lacking(each) for each, pair in zip(entries, pairs, strict=True) if pair is None]
+    return TensorChanges([*changes_with_directions(a, b, [pair for pair in pairs if pair]), *lacking])
+
+
+def _as_unembedding(only: Counterparts, a: Model | TensorsOnly, b: Model | TensorsOnly) -> Pair | None:
+    """A head that only one checkpoint stores, with the embedding that the other has in its place."""
+    stored, tied = (only.a, b) if only.a else (only.b, a)
+    if stored is None or stored.role != ROWS or not isinstance(tied, Model) or not tied.tied:
+        return None
+    rows = needed_tensors(tied).get(ROWS)
+    if rows is None or len(stored.as_stored().shape) != len(rows.shape):
+        return None
+    sides = (stored.as_stored(), rows) if only.a else (rows, stored.as_stored())
+    return Pair(*sides, ROWS, "role", ROWS)
 
 
 def _lacking(only: Counterparts) -> Change:
@@ -254,19 +266,24 @@ def unpaired(only_a: Sequence[Tensor], only_b: Sequence[Tensor]) -> list[Change]
 class OtherChanges(TensorChanges):
     """How these tensors changed, and the part of it that a limit applies to."""
 
-    # |B - A| / |A| by name, of a bias relative to the larger of its norm and its weight's; without tensors that heads
-    # show as well, such as biases of queries.
+    # |B - A| / |A| by shown name, of a bias relative to the larger of its norm and its weight's; without tensors that
+    # heads show as well, such as biases of queries.
     limited: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property
     def moved(self) -> list[Change]:
         """Those that a limit applies to and that changed by more than float32's rounding, or contain NaN."""
-        return [change for change in self.changes if change.name in self.limited and not change.change <= UNMOVED]
+        known = [change for change in self._limited if change.kind not in UNKNOWN_SIZE]
+        return [change for change in known if not change.change <= UNMOVED]
+
+    @property
+    def _limited(self) -> list[Change]:
+        return [change for change in self.changes if change.shown_name in self.limited]
 
     def moved_most(self, n: int, identical: int = 0) -> Table:
         """Those that changed most, then some that did not, for people."""
         order = sorted(self.moved, key=lambda change: -np.nan_to_num(change.change, nan=np.inf))
-        still = [change for change in self.changes if change.name in self.limited and change.change <= UNMOVED]
+        still = [change for change in self._limited if change.change <= UNMOVED]
         rows = [(change.shown_name, change.change) for change in [*order[:n], *still[:identical]]]
         return Table.of_rows((Column("tensor"), Column("change", symbol="$‖ΔW‖/‖W‖$")), rows)
 
@@ -277,7 +294,8 @@ class OtherChanges(TensorChanges):
             return ""
         most = max(self.moved, key=lambda change: inf if np.isnan(change.change) else change.change)
         how_far = "by an unknown amount" if np.isnan(most.change) else f"by {most.change:.3g}"
-        return f"{len(self.moved)} of {counted(len(self.limited), 'other tensor')} changed, {most.name} {how_far}."
+        total = sum(change.kind not in UNKNOWN_SIZE for change in self._limited)
+        return f"{len(self.moved)} of {counted(total, 'other tensor')} changed, {most.shown_name} {how_far}."
 
 
 def other_changes(a: Model, b: Model) -> OtherChanges:
@@ -290,7 +308,10 @@ def other_changes(a: Model, b: Model) -> OtherChanges:
     if all(tied):
         del of_a[ROWS], of_b[ROWS]
     pairs, _, _ = pair_up(of_a, of_b)
-    changes = [*map(_with_kind, first_pass(a.checkpoint, b.checkpoint, pairs))]
+    if any(tied):  # a head that only one stores is compared as the unembedding
+        pairs = [replace(pair, part=ROWS) if pair.a is of_a.get(ROWS) else pair for pair in pairs]
+    shown = with_shown_casts(pairs, first_pass(a.checkpoint, b.checkpoint, pairs))
+    changes = [*map(_with_kind, shown)]
     if a.family.name == b.family.name:
         in_a, in_b = (_in_layers(model) if _names_alike(a, b) else {} for model in (a, b))
         needed_a, needed_b = needed_tensors(a) | in_a, needed_tensors(b) | in_b
@@ -326,29 +347,57 @@ def _with_kind(change: Change) -> Change:
         return change
     if not isfinite(change.moved):
         return replace(change, kind="not finite")
-    return replace(change, kind="rounded" if change.casts else "changed")
+    kind, detail = plain_kind(change) or ("changed", "")
+    return replace(change, kind=kind, detail=detail)
 
 
 def limited_changes(a: Model, changes: Iterable[Change]) -> dict[str, float]:
-    """|B - A| / |A| by name of the tensors that heads do not show; of a bias relative to its weight if that is larger.
+    """|B - A| / |A| by shown name of the tensors that heads do not show; a bias relative to its weight, if larger.
 
-    A bias of next to nothing may double without effect, and its weight says how large it would have to be.
+    A bias of next to nothing may double without effect, and its weight says how large it would have to be. A tensor
+    that B lacks changed by its whole norm, one that A lacks by infinity; rows that one lacks count as rows of usual
+    norm.
     """
     changes, shown = list(changes), shown_by_heads(a)
     squares = {(change.name, change.part): change.squares for change in changes}
     limited: dict[str, float] = {}
     for change in changes:
-        if change.kind in UNKNOWN_SIZE or change.name in shown:
+        if change.kind == "unread" or change.name in shown or is_lacking_buffer(change):
             continue
-        far = change.change
+        far = 1.0 if change.kind == "missing" else inf if change.kind in UNKNOWN_SIZE else change.change
+        if change.rows_lacking:
+            far = sqrt(far**2 + abs(change.rows_lacking) / change.shapes[0][0])
         weight = change.name.removesuffix("bias") + "weight"
         if change.name.endswith(".bias") and change.moved > 0 and weight in a.checkpoint:
             known = squares.get((weight, change.part.removesuffix(".bias")))
             of_weight = squares_of(a.checkpoint[weight]) if known is None else known
             if of_weight > change.squares:
                 far = sqrt(change.moved / of_weight)
-        limited[change.name] = float(np.maximum(far, limited.get(change.name, 0.0)))  # NaN stays NaN
+        name = change.shown_name
+        limited[name] = float(np.maximum(far, limited.get(name, 0.0)))  # NaN stays NaN
     return limited
+
+
+def is_lacking_buffer(change: Change) -> bool:
+    """Whether it is a buffer that one checkpoint leaves out."""
+    return change.kind in ("missing", "new") and _is_buffer(role_of(change.name)[0], max(change.shapes, key=len))
+
+
+def only_in_one(changes: Iterable[Change]) -> str:
+    """The tensors and rows that one of two checkpoints lacks, in a sentence each; empty where it lacks none."""
+    changes = [change for change in changes if not is_lacking_buffer(change)]
+    sentences = []
+    for kind, where, sign in (("missing", "first", 1), ("new", "last", -1)):
+        whole = [change.shown_name for change in changes if change.kind == kind]
+        rows: dict[tuple[int, int], list[str]] = {}
+        for change in changes:
+            if sign * change.rows_lacking > 0:
+                size = max(shape[0] for shape in change.shapes)
+                rows.setdefault((sign * change.rows_lacking, size), []).append(change.shown_name)
+        parts = [described(whole)] if whole else []
+        parts += [f"{n:,} of {total:,} rows of {listed(names, NAMED)}" for (n, total), names in rows.items()]
+        sentences += [f"Only in the {where}: {'; '.join(parts)}."] if parts else []
+    return " ".join(sentences)
 
 
 def find_rescaled(changes: Iterable[Change], label: str) -> Iterator[Finding]:

@@ -16,7 +16,17 @@ from weightscope.attention.layer import Head, Layer
 from weightscope.attention.maps import Affine
 from weightscope.attention.rotation import Delta
 from weightscope.audit.measure import MAPS, Arrays
-from weightscope.changes.thresholds import CLEAR, FAR, FLAT, LIKELY_SAME, OTHER_FACTORS, PERMUTED, THAN_MAPS, UNMOVED
+from weightscope.changes.thresholds import (
+    CLEAR,
+    FAR,
+    LIKELY_SAME,
+    NEAR,
+    OTHER_FACTORS,
+    PERMUTED,
+    SAME_SPECTRA,
+    THAN_MAPS,
+    UNMOVED,
+)
 from weightscope.checkpoint import Checkpoint, Tensor
 from weightscope.checkpoint.lora import ChangeTensor, MergedTensor
 from weightscope.compute.cores import in_threads, one_blas_thread
@@ -27,22 +37,44 @@ from weightscope.results import ShowsShapes
 
 
 def is_folded(a: Layer, b: Layer) -> bool:
-    """Whether the norm before attention has a gain in a and none in b."""
-    gains = [q.norm.gamma if isinstance(q, Affine) and q.norm is not None else np.empty(0) for q in (a.q, b.q)]
-    if not all(map(len, gains)):
+    """Whether the norm before attention has gains in a and one value in b, whose q, k and v all contain a's gains."""
+    before, after = (q.norm.gamma if isinstance(q, Affine) and q.norm is not None else np.empty(0) for q in (a.q, b.q))
+    if not len(before) or len(before) != len(after) or not np.ptp(before) or np.ptp(after):
         return False
-    spread = [float(gain.std()) / max(float(np.abs(gain.mean())), 1e-30) for gain in gains]
-    if not spread[1] < FLAT * min(1.0, spread[0]):
-        return False
-    x, y = (layer.head(0).w_q.astype(np.float64) for layer in (a, b))  # (d, r), gains folded into both
-    if x.shape != y.shape:
-        return True
     # A gain of one may also be where training began: then the weights agree without the other's gain.
-    scale = float(np.mean(gains[1]) or 1.0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        unfolded = np.where(gains[0][:, None] == 0, 0.0, x / gains[0][:, None]) * scale
-    with_gain, without = (float(np.linalg.norm(y - w) / (np.linalg.norm(y) or 1.0)) for w in (x, unfolded))
-    return with_gain <= without or without > FAR
+        unfolding = np.where(before == 0, 0.0, float(after[0]) / before.astype(np.float64))[:, None]
+    verdicts = [_holds_gain(a, b, name, unfolding) for name in ("w_q", "w_k", "w_v")]
+    if None not in verdicts:
+        return all(verdicts)
+    return all(_spectra_hold_gain(a, b, name, unfolding) for name in MAPS)
+
+
+def _holds_gain(a: Layer, b: Layer, factor: str, unfolding: np.ndarray) -> bool | None:
+    """Whether the factors of b's heads are a's with their gains, not without; None in another order or basis."""
+    heads = range(min(a.n_heads, b.n_heads))
+    x, y = ([getattr(layer.head(h), factor).astype(np.float64) for h in heads] for layer in (a, b))  # (d, r) each
+    if any(one.shape != other.shape for one, other in zip(x, y, strict=True)):
+        return None
+    size = float(np.linalg.norm(y)) or 1.0
+    with_gain, without = (float(np.linalg.norm(np.subtract(y, w))) / size for w in (x, [w * unfolding for w in x]))
+    return None if min(with_gain, without) > FAR else with_gain < without and with_gain <= NEAR
+
+
+def _spectra_hold_gain(a: Layer, b: Layer, name: str, unfolding: np.ndarray) -> bool:
+    """The same by the singular values of heads' maps, which no order and no basis changes."""
+    maps = [getattr(a.head(h), name) for h in range(a.n_heads)]
+    of_b = [getattr(b.head(h), name).svdvals() for h in range(b.n_heads)]
+    right = unfolding if name == "qk" else 1.0  # keys read through the norm, too
+    without = [Factored(w.left * unfolding, w.right * right).svdvals() for w in maps]
+    apart = [max(_nearest_spectrum(s, of_a) for s in of_b) for of_a in ([w.svdvals() for w in maps], without)]
+    return apart[0] < apart[1] and apart[0] <= SAME_SPECTRA
+
+
+def _nearest_spectrum(s: np.ndarray, others: Sequence[np.ndarray]) -> float:
+    """|s - s'| / |s| of the nearest of other spectra."""
+    size = float(np.linalg.norm(s)) or 1.0
+    return min((float(np.linalg.norm(s - t)) / size for t in others if len(t) == len(s)), default=float("inf"))
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from weightscope.architectures.computed import NONE, UNKNOWN, Difference, differences, stated
+from weightscope.changes.pair import Pair
+from weightscope.changes.tensor import differs
 from weightscope.checkpoint.config import parse_json, read_small
 from weightscope.checkpoint.gguf import GgufFile
 from weightscope.checkpoint.opening import LARGEST_SMALL_FILE, TOKENIZER_FILES
@@ -12,10 +14,12 @@ from weightscope.checkpoint.storage import LocalFile
 from weightscope.errors import CheckpointError, counted, printable
 from weightscope.findings import Finding, finding, listed
 from weightscope.model import Model
+from weightscope.tensors.findings import ROWS
 
 NAMED = 6  # keys in a sentence; all are in the JSON
 SETTINGS = {"tokenizer_config.json": "tokenizer settings", "generation_config.json": "generation config"}
 TEMPLATES = ("chat_template.jinja", "chat_template.json")
+TIED, TOKENS = "tie_word_embeddings", "vocab_size"
 WRITER = {"transformers_version", "_from_model_config"}  # keys of a generation config that generate nothing
 
 
@@ -25,6 +29,7 @@ class SettingsChange(NamedTuple):
     label: str
     config: list[Difference]
     files: list[str]  # a sentence each
+    resized: bool = False  # another number of tokens: the comparison of tensors tells the rows
 
     @property
     def deciding(self) -> list[Difference]:
@@ -44,6 +49,7 @@ class SettingsChange(NamedTuple):
     def asides(self) -> list[str]:
         """What differs and decides nothing that is computed from the same tokens, a sentence each."""
         idle = [difference.key for difference in self.config if difference.effect == NONE]
+        idle = [key for key in idle if not (self.resized and _last(key) == TOKENS)]
         named = listed([printable(key) for key in idle], NAMED)
         more = [f"Config keys without effect on what is computed also differ: {named}."] if idle else []
         return [*more, *self.files]
@@ -70,7 +76,25 @@ class SettingsChange(NamedTuple):
 def settings_change(a: Model, b: Model, label: str) -> SettingsChange:
     """How the config and the files of `b`, called `label`, differ from those in `a`."""
     config = differences(stated(a.checkpoint, a.row), stated(b.checkpoint, b.row))
-    return SettingsChange(label, config, list(_files(a, b)))
+    if any(_last(each.key) == TIED for each in config) and all(map(holds_tie, (a, b))):
+        config = [each._replace(effect=NONE) if _last(each.key) == TIED else each for each in config]
+    rows = [[tensor.shape[0] for tensor in model.embedding_tensors[:1]] for model in (a, b)]
+    return SettingsChange(label, config, list(_files(a, b)), rows[0] != rows[1])
+
+
+def _last(key: str) -> str:
+    return key.rpartition(".")[2]
+
+
+def holds_tie(model: Model) -> bool:
+    """Whether the unembedding has the values of the token embedding, as stored or as the config ties them."""
+    head = model.output_tensors.get(ROWS)
+    tokens = model.checkpoint.get(model.prefix + model.family.inputs.tokens)
+    if head is None or tokens is None:
+        return head is None and model.tied
+    if head.name == tokens.name:
+        return model.tied
+    return head.shape == tokens.shape and not any(differs(part) for part in Pair(head, tokens).blocks())
 
 
 def _files(a: Model, b: Model) -> Iterator[str]:

@@ -8,13 +8,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod, sqrt
+from typing import NamedTuple
 
 import numpy as np
 
 from weightscope.changes.directions import Along, first_directions
-from weightscope.changes.pair import SAMPLED_ROWS, Pair, Part, blocks_of_pairs, few_rows_each, first_rows
-from weightscope.changes.rounding import CASTS, Grid, casts_between, grid_of, precision, shows_rounding
-from weightscope.changes.thresholds import FEW_ROWS, NEARLY_ONE_DIRECTION, QUANTISED, STORED, TUNED
+from weightscope.changes.pair import AT_ONCE, SAMPLED_ROWS, Pair, Part, blocks_of_pairs, few_rows_each, first_rows
+from weightscope.changes.rounding import (
+    CASTS,
+    FRACTION,
+    SMALLEST,
+    Grid,
+    casts_between,
+    grid_of,
+    precision,
+    shows_rounding,
+)
+from weightscope.changes.thresholds import (
+    CONVERTED,
+    FEW_ROWS,
+    NEARLY_ONE_DIRECTION,
+    QUANTISED,
+    STORED,
+    TUNED,
+    UNMOVED,
+)
 from weightscope.checkpoint import Checkpoint, Tensor
 from weightscope.checkpoint.blocks import Block, row_width
 from weightscope.compute.cores import in_threads
@@ -25,16 +43,21 @@ from weightscope.tensors.measure import BITS, row_squares
 EVERY_CAST = frozenset((cast, rounded) for cast in CASTS for rounded in "AB")
 IN_A_SAMPLE = 0.8  # of a change's energy, in one direction of a sample, for the whole to be looked at: it may have 0.9
 TELLING = 1 << 12  # values that nearly always show whether they were rounded
+LEAST_CHANGED = 8  # values: fewer are multiplied by one factor by chance
 NEARLY_ONE = 4  # rank of a change that may be of rank one: its other singular values may be rounding
 
 # How the lead calls each kind of change, in its order.
 CALLED = {
     "identical": "identical",
     "rounded": "the same after rounding",
+    "zeroed": "with values set to zero",
+    "constant": "set to one value",
+    "scaled": "multiplied by one factor",
+    "factors": "with rows or columns multiplied by factors",
     "quantised": "quantised",
     "one direction": "changed along one direction",
-    "low rank": "changed by a matrix of low rank, as by a merged LoRA",
-    "few rows": "changed in a few rows only",
+    "low rank": "changed by a matrix of low rank",
+    "few rows": "changed in some rows or columns only",
     "resized": "with rows added or removed",
     "changed": "fine-tuned",
     "not finite": "with an unknown change: NaN or infinity",
@@ -44,6 +67,7 @@ CALLED = {
     "unread": "that cannot be read",
 }
 UNLIKE = "with other weights"  # how it calls the changed matrices that are not tuned
+SAME_SO_FAR = "the same up to float32's rounding"  # and those that a conversion's own arithmetic moves
 UNKNOWN_SIZE = ("missing", "new", "reshaped", "unread")  # kinds whose size of change is unknown
 
 
@@ -99,6 +123,12 @@ class Change:
         return min(map(len, self.shapes)) > 1
 
     @property
+    def rows_lacking(self) -> int:
+        """How many rows fewer it has afterwards, or more, below zero."""
+        (a, b), resized = self.shapes, self.kind not in UNKNOWN_SIZE
+        return a[0] - b[0] if resized and a and b else 0
+
+    @property
     def cosine(self) -> float:
         """Of the angle between the tensor before and after; NaN where one of them is zero or unknown."""
         size = sqrt(self.squares) * sqrt(self.squares_b)
@@ -110,10 +140,23 @@ class Change:
         return not (self.is_matrix and self.cosine < TUNED)
 
     @property
+    def is_rounding(self) -> bool:
+        """Whether no value moved by more than a conversion's own arithmetic moves it."""
+        usual = sqrt(self.squares / max(1, prod(self.shapes[0])))
+        return self.kind == "changed" and self.change <= CONVERTED and self.largest <= UNMOVED * usual
+
+    @property
+    def called(self) -> str:
+        """Its kind in words."""
+        if self.kind != "changed":
+            return CALLED[self.kind]
+        return SAME_SO_FAR if self.is_rounding else CALLED[self.kind] if self.is_tuned else UNLIKE
+
+    @property
     def shown_kind(self) -> str:
         """Its kind in a table for people."""
         if self.kind == "changed":
-            return CALLED[self.kind] if self.is_tuned else UNLIKE
+            return self.called
         return CALLED[self.kind] if self.kind in UNKNOWN_SIZE else self.kind
 
     def and_then(self, more: "Change") -> "Change":
@@ -252,7 +295,8 @@ def classify(pair: Pair, change: Change) -> Change:
     a, b = pair.a.shape, pair.b.shape
     if a != b:
         kind, detail = "resized", f"{a[0]:,} rows to {b[0]:,}; those that both have: {detail or CALLED[kind]}"
-    is_likely = _may_be_along(pair) if kind == "changed" and a == b else rank is not None and rank <= NEARLY_ONE
+    is_open = kind in ("changed", "zeroed") and a == b
+    is_likely = _may_be_along(pair) if is_open else rank is not None and rank <= NEARLY_ONE
     along = _along(pair, rank) if is_likely else ()
     return replace(change, kind=kind, detail=detail, rank=rank, along=along)
 
@@ -277,21 +321,126 @@ def _along(pair: Pair, rank: int | None) -> tuple[Along, ...]:
 
 def _kind(pair: Pair, change: Change) -> tuple[str, str, int | None]:
     """Kind, detail and rank of the change of the rows that both have."""
-    width = row_width(pair.a.shape)
-    n_rows = min(prod(pair.a.shape), prod(pair.b.shape)) // width if width else 1
+    n_rows = _rows_of(pair)
     if not change.values_changed:
         return "identical", "", None
     if not np.isfinite(change.moved):
         return "not finite", "", None
-    if change.casts:
-        cast, rounded = min(change.casts, key=lambda each: (list(CASTS).index(each[0]), each[1]))
-        return "rounded", f"{rounded} to {cast}", None
+    if simple := plain_kind(change):
+        return *simple, None
     if change.rows_changed <= FEW_ROWS * n_rows:
         return "few rows", f"{change.rows_changed:,} of {n_rows:,} rows", None
     ranked = _ranked(pair, change)  # first: an edit of low rank of dequantised weights leaves their grid too
     if ranked[0] != "low rank" and (grid := _grid(pair, change)):
         return "quantised", grid, None
     return ranked
+
+
+def plain_kind(change: Change) -> tuple[str, str] | None:
+    """Kind and detail of a change that one rounding, zeros, one value or one factor explain on every value."""
+    if change.pair is None or not change.values_changed or not np.isfinite(change.moved):
+        return None
+    if change.casts:
+        cast, rounded = min(change.casts, key=lambda each: (list(CASTS).index(each[0]), each[1]))
+        return "rounded", f"{rounded} to {cast}"
+    return _one_value(change.pair, change) or _one_factor(change.pair, change) or _factors(change.pair, change)
+
+
+def _one_value(pair: Pair, change: Change) -> tuple[str, str] | None:
+    """Zero, or another value, where every changed value has it in B; another one only where all of B does."""
+    value: float | None = None if change.squares_b else 0.0
+    everywhere = True
+    for part in pair.blocks():
+        x, y = pair.read(*part[1:])
+        after = y[x != y]
+        if not len(after):
+            everywhere &= value is None or bool((y == value).all())
+            continue
+        value = float(after[0]) if value is None else value
+        if not (after == value).all():
+            return None
+        everywhere &= bool((y == value).all())
+    if value == 0:
+        share = f"{change.values_changed / max(1, prod(pair.a.shape)):.2g}"
+        return "zeroed", f"{share} of the values{_where(pair, change)}"
+    return ("constant", f"to {value:.3g}") if everywhere and value is not None else None
+
+
+def _one_factor(pair: Pair, change: Change) -> tuple[str, str] | None:
+    """The factor that makes every changed value of B from A's, up to the stored rounding."""
+    factor, step = 0.0, Step(0.0, 0.0)
+    for part in pair.blocks():
+        x, y = (values.astype(np.float64) for values in pair.read(*part[1:]))
+        x, y = x[x != y], y[x != y]
+        if not len(x):
+            continue
+        if not factor:
+            factor, step = float(x @ y) / (float(x @ x) or 1.0), Step.of(y, change)
+        if not step.is_factor(factor) or not step.holds(y, factor * x) or change.values_changed < LEAST_CHANGED:
+            return None
+    return "scaled", f"by {factor:.4g}{_where(pair, change)}"
+
+
+def _factors(pair: Pair, change: Change) -> tuple[str, str] | None:
+    """The factors of the rows, or of the columns, that make all of B from A, up to the stored rounding."""
+    if pair.is_stack or not change.is_matrix or min(pair.a.shape) < LEAST_CHANGED or len(pair.a.shape) != 2:
+        return None
+    for axis, which in ((0, "columns"), (1, "rows")):
+        ends, columns = [], None
+        for x, y in pair.pairs():
+            x, y = x.astype(np.float64), y.astype(np.float64)
+            factors = _fitted(x, y, axis) if axis or columns is None else columns
+            columns, step = factors, Step.of(y, change)
+            if not step.holds(y, factors * x):
+                break
+            moved = factors[step.is_factor(factors)]
+            ends += [float(moved.min()), float(moved.max())] if len(moved) else []
+        else:
+            if ends:
+                return "factors", f"{which} by {min(ends):.3g} to {max(ends):.3g}"
+    return None
+
+
+def _fitted(x: np.ndarray, y: np.ndarray, axis: int) -> np.ndarray:
+    """Least-squares factors along an axis, which keeps its place."""
+    squares = (x * x).sum(axis, keepdims=True)
+    return np.where(squares == 0, 1.0, (x * y).sum(axis, keepdims=True) / np.where(squares == 0, 1.0, squares))
+
+
+class Step(NamedTuple):
+    """What storing values rounds: relative to each, and at least."""
+
+    relative: float
+    least: float
+
+    @classmethod
+    def of(cls, values: np.ndarray, change: Change) -> "Step":
+        """Of the coarsest float that holds some of the values or stores them."""
+        sample = values.ravel()[:AT_ONCE].astype(np.float32)
+        held = [precision(sample), *(dtype for dtype in change.dtypes if dtype in BITS)]
+        bits = {dtype: min(23, FRACTION[dtype]) for dtype in held}
+        coarsest = min(bits, key=bits.__getitem__)
+        return cls(2.0 ** -bits[coarsest], 2.0 ** (SMALLEST.get(coarsest, -126) - bits[coarsest]))
+
+    def holds(self, stored: np.ndarray, exact: np.ndarray) -> bool:
+        """Whether every stored value is an exact one rounded."""
+        return bool((np.abs(stored - exact) <= self.relative * np.abs(stored) + self.least).all())
+
+    def is_factor(self, factor: np.ndarray | float) -> np.ndarray:
+        """Whether a factor moves values by more than their rounding."""
+        return np.abs(np.asarray(factor) - 1) > 4 * self.relative
+
+
+def _where(pair: Pair, change: Change) -> str:
+    """The share of a matrix's rows that changed; empty where all did."""
+    rows = _rows_of(pair)
+    return f" in {change.rows_changed:,} of {rows:,} rows" if change.is_matrix and change.rows_changed < rows else ""
+
+
+def _rows_of(pair: Pair) -> int:
+    """Rows that both have."""
+    width = row_width(pair.a.shape)
+    return min(prod(pair.a.shape), prod(pair.b.shape)) // width if width else 1
 
 
 def _grid(pair: Pair, change: Change) -> str:
@@ -336,9 +485,23 @@ def _ranked(pair: Pair, change: Change) -> tuple[str, str, int | None]:
         noise = 2.0**-bits * rms / sqrt(12)  # rounding errors are even within a step, a step at most 2^-bits of a value
         ranks = (low_rank(partial(pair.rows, turned), pair.flat(turned), noise) for turned in pair.sides)
         rank = min((rank for rank in ranks if rank is not None), default=None)
+        if rank is not None and (where := _confined(pair, change, rank)):
+            return "few rows", where, None
         if rank is not None:
             rounding = next(dtype for dtype, fraction in BITS.items() if fraction == bits)
             return "low rank", f"up to the rounding of {rounding}", rank
         if bits <= min(BITS[name] for name in floats):
             break
     return "changed", "", None
+
+
+def _confined(pair: Pair, change: Change, rank: int) -> str:
+    """The rows or columns that hold a change, where these are so few that any change of them has its rank."""
+    if pair.is_stack:
+        return ""
+    if change.rows_changed <= rank:
+        return f"{change.rows_changed:,} of {_rows_of(pair):,} rows"
+    columns = np.zeros(pair.a.shape[1], bool)
+    for x, y in pair.pairs():
+        columns |= (x != y).any(axis=0)
+    return f"{columns.sum():,} of {len(columns):,} columns" if columns.sum() <= rank else ""

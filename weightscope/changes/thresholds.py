@@ -40,7 +40,6 @@ SAME_BASIS = 1e-3  # largest entry of a rotation without the identity, up to whi
 SAME_SIZES = 0.5  # of matrices outside heads whose size agrees, from which a change of basis is suspected
 EDGE_MOVED = 0.02  # of the dimensions that a head writes, by which an edge's projection kernel moved
 NEAR_IDENTITY = 0.5  # of the median layer's size, below which a layer writes so little that it may have been added
-FLAT = 0.25  # spread of a folded gain over the spread before folding
 PERMUTED = 0.9  # largest weight in each row of a rotation that is a permutation
 NEARLY_ONE_DIRECTION = 0.9  # of a change's energy: rounding to bfloat16 adds 1 % in the widest models
 PROJECTED = 1e-3  # of a matrix's size along a direction, at most left where that was removed wholly, in float32

@@ -18,6 +18,7 @@ from weightscope.circuits.stream import (
     down_column,
     follow_exactly,
     joining,
+    lacking_first_token,
     said_once,
     short_sequences,
     streams,
@@ -384,7 +385,7 @@ def _why_no_sinks(model: Model, last: int, asked: bool | None) -> str | None:
             where = "not on this machine" if remote else "read only if asked for"
             how = "`weightscope audit --sinks` follows tokens through them"
             return f"{sized(stored)} of feed-forward networks are {where}; {how}"
-    return why_not_exact(model, last)
+    return why_not_exact(model, last) or lacking_first_token(model)
 
 
 def _sinks(model: Model, layers: Sequence[int]) -> FirstTokenSinks:

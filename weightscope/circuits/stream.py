@@ -184,12 +184,26 @@ def first_token(model: Model) -> int:
 
 
 def named_first_token(model: Model) -> int | None:
-    """The token that a text begins with, if the config names it."""
+    """The token that a text begins with, if the config names it and the vocabulary has it."""
+    _, token = _first_named(model)
+    return token if token is not None and token < model.embeddings.n_tokens else None
+
+
+def lacking_first_token(model: Model) -> str:
+    """That the vocabulary lacks the token that texts begin with, in words; empty where it has it or none is named."""
+    key, token = _first_named(model)
+    n_tokens = model.embeddings.n_tokens
+    exists = token is None or token < n_tokens
+    return "" if exists else f"{key} of config.json is {token:,}, and the vocabulary has {n_tokens:,} tokens"
+
+
+def _first_named(model: Model) -> tuple[str, int | None]:
+    """The key that names a text's first token, and the token."""
     for key in ("bos_token_id", "cls_token_id", "eos_token_id"):
         token = model.config.get(key)
-        if isinstance(token, int) and 0 <= token < model.embeddings.n_tokens:
-            return token
-    return None
+        if isinstance(token, int) and not isinstance(token, bool) and token >= 0:
+            return key, token
+    return "", None
 
 
 # A few tokens pass exactly: no attention is averaged, for there is nothing far away.

@@ -18,6 +18,7 @@ from weightscope.changes.all_tensors import (
     compare_tensors,
     find_rescaled,
     limited_changes,
+    only_in_one,
     other_changes,
 )
 from weightscope.changes.head import LIMITED, Stage, added_to, follow_heads, unmoved
@@ -324,7 +325,9 @@ class Comparison(Result):
     def lead(self) -> str:
         """What the config decides otherwise, what was done to the weights, and what was not compared."""
         asides = dict.fromkeys(aside for change in self.settings for aside in change.asides)
-        weights = [self.deed, self._of_heads, self.others[-1].headline, self.coverage]
+        lacking = only_in_one((self.everything or self.others[-1]).changes)
+        others = "" if self.everything else self.others[-1].headline  # of all tensors the coverage tells
+        weights = [self.deed, lacking, self._of_heads, others, self.coverage]
         return " ".join(filter(None, [first_sentence(self.settings), *weights, *asides]))
 
     @property
@@ -346,7 +349,7 @@ class Comparison(Result):
             if n_unknown == change.size:
                 continue
             if not (change > UNMOVED).any():
-                sentences.append(f"{w} did not move.")
+                sentences.append(f"{w} of the others did not move." if n_unknown else f"{w} did not move.")
                 continue
             i, h = np.unravel_index(int(np.nanargmax(change)), change.shape)
             most = f"most in layer {self.measured[0].layers[i]} head {h}: {change[i, h]:.3g}"
@@ -514,7 +517,7 @@ def _of_tensors(comparison: Comparison) -> Iterator[Finding]:
     later = (comparison.labels[1:], comparison.architectures[1:], comparison.broken[1:])
     for tensors, label, architecture, broken in zip(compared, *later, strict=True):
         yield from find_rescaled(tensors.changes, label)
-        kinds = {c.name: c.kind for c in tensors.changes if c.name not in broken}
+        kinds = {c.shown_name: c.kind for c in tensors.changes if c.name not in broken}
         yield from incomparable_tensors(kinds, architecture)
 
 

@@ -11,15 +11,17 @@ from weightscope.changes.head import basis_by_tokens, is_folded, unmoved
 from weightscope.changes.layer import layers_elsewhere
 from weightscope.changes.pair import pair_up
 from weightscope.changes.rounding import CASTS
-from weightscope.changes.tensor import UNKNOWN_SIZE, Change
+from weightscope.changes.tensor import UNKNOWN_SIZE, UNLIKE, Change
 from weightscope.changes.thresholds import FAR, NEAR, SAME_SPECTRA, UNMOVED
 from weightscope.errors import CheckpointError, counted
-from weightscope.findings import Finding, Member, finding, spans
+from weightscope.findings import Finding, Member, finding, listed, spans
 from weightscope.metrics.moves import relative_change
 from weightscope.model import Model
 
 LINEAGE = "`weightscope lineage` looks for other orders and other bases"
 IDENTICAL = "Identical"  # begins the deed where nothing was done
+TRAINED = {"changed", "low rank", "one direction", "few rows", "rounded"}  # kinds that training leaves
+NAMED = 4  # factors, shares or ways in a sentence
 ROUNDED_TO = {"BF16": "bfloat16", "F16": "float16"}
 
 
@@ -53,6 +55,8 @@ def deed(
         return f"{IDENTICAL}: all {counted(len(changes), 'compared tensor')}." if alike else ""
     if all(change.kind == "rounded" for change in changed):
         return _rounded(changed)
+    if all(change.is_rounding for change in changed):
+        return f"The same up to float32's rounding: {counted(len(changed), 'tensor')}, {spread(changed)}."
     same = np.array([unmoved(layer) for layer in moved])  # (L, H)
     if zeroed := _zeroed(measured):
         no_other = "; no other head moved" if same.sum() + zeroed == same.size else ""
@@ -60,9 +64,11 @@ def deed(
     folded = [i for i in a.attention_layers if i in b.attention_layers and is_folded(a.layer(i), b.layer(i))]
     rotation = _rotated(a, b, measured, moved)
     if folded or rotation:
-        is_same = "; every head computes the same" if same.all() else ""
+        is_same = "; every head computes the same" if same.all() else "" if rotation else "; and heads moved"
         where = f"the gain before attention is part of the matrices after it in {len(folded)} of {len(same)} layers"
         return " ".join(filter(None, [f"Norms folded: {where}{is_same}." if folded else "", rotation]))
+    if simple := _of_one_kind(changed, "tensor"):
+        return simple.removesuffix(".") + "; no other compared tensor changed."
     matrices = {
         (change.name, change.part): change for change in changes if change.name in attention and change.is_matrix
     }
@@ -72,7 +78,8 @@ def deed(
             return "Heads in another order: each computes the same."
         if max(change.change for change in now) > UNMOVED:
             return "Another basis within heads: each computes the same."
-        return f"The same up to float32's rounding: {len(now)} of {len(matrices)} attention matrices, {spread(now)}."
+        nothing = "The same up to float32's rounding" if all(each.is_rounding for each in now) else "Changed by little"
+        return f"{nothing}: {len(now)} of {len(matrices)} attention matrices, {spread(now)}."
     if layers := [finding.text for finding in edits if finding.kind in ("copied_layer", "swapped_layers")]:
         return " ".join(layers)
     farthest = float(np.max([layer[f"{name}_change"] for layer in moved for name in MAPS]))
@@ -125,10 +132,29 @@ def _rotated(a: Model, b: Model, measured: tuple[MeasuredHeads, MeasuredHeads], 
     return f"Stream {what} no head differs by more than {farthest:.2g}. {rest}"
 
 
+PLAIN = {  # kinds that are proved on every value
+    "zeroed": "Values set to zero", "constant": "Set to one value", "scaled": "Multiplied by one factor",
+    "factors": "Rows or columns multiplied by factors",
+}  # fmt: skip
+
+
+def _of_one_kind(changed: Sequence[Change], what: str, total: int = 0) -> str:
+    """That zeros, one value or one factor explain every value that changed, as a sentence; empty where not."""
+    kind = changed[0].kind
+    if kind not in PLAIN or any(change.kind != kind for change in changed):
+        return ""
+    details = list(dict.fromkeys(change.detail for change in changed))
+    of_all = f"{len(changed)} of {total} {what}" if total else counted(len(changed), what)
+    one = f" of {changed[0].shown_name}" if len(changed) == 1 else ""
+    return f"{PLAIN[kind]}: {of_all}, {listed(details, NAMED)}{one}."
+
+
 def _of_matrices(now: Sequence[Change], total: int, farthest: float) -> str:
     """The deed that the changed matrices of attention share; `farthest` is the largest relative change of a head."""
     kinds = Counter(change.kind for change in now)
     where = f"{len(now)} of {total} attention matrices"
+    if simple := _of_one_kind(now, "attention matrices", total):
+        return simple
     if kinds.keys() <= {"quantised", "rounded"}:
         detail = Counter(change.detail for change in now if change.kind == "quantised").most_common(1)[0][0]
         which, _, grid = detail.partition(" to ")
@@ -136,17 +162,21 @@ def _of_matrices(now: Sequence[Change], total: int, farthest: float) -> str:
     if kinds.keys() == {"one direction"}:
         return f"Changed along one direction: {where}."
     if kinds.keys() <= {"low rank", "one direction", "rounded"}:  # the rest of a merged LoRA may be saved in fewer bits
-        ranks = between([change.rank for change in now if change.rank is not None])
+        ranks = {change.rank for change in now if change.rank is not None}
+        lora = ", as by a merged LoRA" if len(ranks) == 1 else ""
         where = f"{len(now) - kinds['rounded']} of {total} attention matrices"
         rounded = f"; {kinds['rounded']} only rounded" if kinds["rounded"] else ""
-        return f"Changed by matrices of low rank, as by a merged LoRA: {where}, rank {ranks}{rounded}."
+        return f"Changed by matrices of low rank{lora}: {where}, rank {between(sorted(ranks))}{rounded}."
     if kinds.keys() == {"few rows"}:
-        return f"Changed in a few rows of {where}."
-    unlike = [change for change in now if not change.is_tuned]
-    if not unlike:
+        return f"Changed in some rows or columns of {where}."
+    unlike = [change for change in now if change.called == UNLIKE]
+    if not unlike and kinds.keys() <= TRAINED:
         return f"Fine-tuned: {where}, {spread(now)}."
-    if farthest <= NEAR:
+    if unlike and farthest <= NEAR:
         return f"Another basis within heads, and they moved: {where} changed."
+    if not unlike:
+        ways = Counter(change.called for change in now)
+        return f"Changed in several ways: {where}, {listed([f'{n} {way}' for way, n in ways.items()], NAMED)}."
     cosines = f"cosine {between([change.cosine for change in unlike])}"
     return f"Unlike the first's as stored: {len(unlike)} of {total} attention matrices ({cosines}); {LINEAGE}."
 

@@ -19,6 +19,7 @@ from weightscope.attention.factored import Factored, inner_products
 from weightscope.changes.token_order import TokenOrder
 from weightscope.compute.cores import in_threads
 from weightscope.errors import CheckpointError
+from weightscope.lineage.neurons import usable
 from weightscope.lineage.sketches import FINELY, SKETCH, Sketches, maps_of, token_basis, token_ids
 from weightscope.results import ShowsShapes
 
@@ -183,6 +184,7 @@ def _by_sketches(
 
 def _cosines(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Mean over both maps of the cosines of sketches: (N_s, 2, k), (N_b, 2, k) -> (N_s, N_b)."""
+    x, y = (usable(side) for side in (x, y))
     x, y = (side / np.maximum(np.linalg.norm(side, axis=-1, keepdims=True), 1e-30) for side in (x, y))
     return np.einsum("smk,bmk->sb", x, y, optimize=True) / 2
 
@@ -299,11 +301,11 @@ def _exact_likeness(maps: Maps, i: int, j: int, x: np.ndarray, y: np.ndarray) ->
 def assign_heads(scores: np.ndarray) -> np.ndarray:
     """A column for each row that maximises the sum and takes no column twice; -1 if no column is left.
 
-    scores (H_s, H_b) -> (H_s,).
+    scores (H_s, H_b) -> (H_s,). A score that is not finite, of weights that overflow, speaks for no pair.
     """
     from scipy.optimize import linear_sum_assignment
 
-    rows, columns = linear_sum_assignment(scores, maximize=True)
+    rows, columns = linear_sum_assignment(np.where(np.isfinite(scores), scores, 0.0), maximize=True)
     order = np.full(len(scores), -1, np.int32)
     order[rows] = columns
     return order

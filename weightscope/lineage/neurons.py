@@ -28,6 +28,7 @@ SURE = 8.0  # standard deviations above neurons assigned at random
 ALIKE = 0.2  # mean likeness of assigned neurons
 MOST_ROWS = 4096  # of a table of embeddings, by which its columns are standardised
 REDRAWN = 8  # assignments at random
+LARGEST = 1e15  # weight: squares of a million such have a sum in float32
 IN_PLACE = 0.9  # share of the sampled neurons that kept their place
 MATRICES = ("gate", "up", "down")
 Place = tuple[int, int | None]  # a layer, and an expert
@@ -133,7 +134,13 @@ def unit_rows(w: np.ndarray) -> np.ndarray:
     return _unit(_standardised(w))
 
 
+def usable(w: np.ndarray) -> np.ndarray:
+    """Weights with zeros where they are NaN, infinite or too large for sums of squares: such are like no others."""
+    return np.where(np.abs(w) < LARGEST, w, 0)
+
+
 def _standardised(w: np.ndarray) -> np.ndarray:
+    w = usable(w)
     w = w - w.mean(axis=0)
     return np.asarray(w / np.maximum(w.std(axis=0), 1e-30), np.float32)
 

@@ -9,7 +9,7 @@ from math import log
 
 import numpy as np
 
-from weightscope.lineage.neurons import Network, networks_of
+from weightscope.lineage.neurons import Network, networks_of, usable
 from weightscope.metrics.spectra import evenly_spread
 from weightscope.model import Model
 
@@ -51,7 +51,7 @@ def layer_log_p(a: Network, b: Network) -> float:
 
 def _rows(network: Network, side: str) -> np.ndarray:
     w = network.matrices[side].array()
-    return np.asarray(w.T if side == "down" else w, np.float32)  # (neurons, d)
+    return np.asarray(usable(w.T if side == "down" else w), np.float32)  # (neurons, d)
 
 
 def assigned(x: np.ndarray, y: np.ndarray) -> np.ndarray:

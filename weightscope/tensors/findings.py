@@ -469,6 +469,10 @@ def untied_head(model: Model) -> Iterator[Finding]:
 # of 284 (1 missing) and 135 of 284 (1 too much), in eight and five of the nine.
 NEGATIVE, SMALL = 0.04, 0.02  # of the gains
 NEAR_ONE = 1.1  # of a stack whose usual gain is below it training may have moved all gains upwards, from 1
+BELOW_ONE = 0.1  # of the gains less one, in a stack to which 1 was added: trained stacks have as many
+MOST_USUAL = 3.0  # of such a stack's usual gain: gains of another scale are no gains plus one
+ALIKE = 1.5  # times the neighbours' median gain, or as many times less, once the 1 is undone
+SPREADS = 3.0  # times the neighbours' spread: scaled gains spread as many times more
 FEWEST_GAINS = 4  # tensors
 
 Gains = dict[str, dict[int, tuple[str, np.ndarray, float]]]  # by role and layer: name, what multiplies, offset
@@ -484,14 +488,15 @@ def offset_findings(model: Model, layers: Sequence[int]) -> Iterator[Finding]:
     if len(tensors) < FEWEST_GAINS:
         return
     negative, small = ({name: _share_below(gain, limit) for name, gain, _ in tensors} for limit in (0, 1))
-    alone = dict(_off_alone(gains, negative, small))
+    alone = {name: off for name, off in _off_alone(gains, negative, small) if _resembles(gains, name, off)}
     few, more = ([name for name, off in alone.items() if off == sign] for sign in (-1, 1))
     rest = [name for name in negative if name not in alone]
     typical = float(np.median([np.median(gain) for _, gain, _ in tensors]))
     if _mean_of(negative, rest) > NEGATIVE:
         few = [name for name, share in negative.items() if share > NEGATIVE]
     elif _mean_of(small, negative) < SMALL and typical >= NEAR_ONE:
-        more = list(negative)
+        less_one = [_share_below(gain - 1, 1) for _, gain, _ in tensors]
+        more = list(negative) if np.mean(less_one) >= BELOW_ONE and typical - 1 <= MOST_USUAL else []
     for names, shares, what in ((few, negative, "negative"), (more, small, "below 1")):
         if names:
             number, usual = _mean_of(shares, names), _mean_of(shares, [n for n in shares if n not in names])
@@ -519,6 +524,20 @@ def layer_gains(model: Model, layers: Sequence[int]) -> Gains:
             if tensor is not None and len(tensor.shape) == 1 and tensor.dtype in BITS:
                 gains[norm.module][i] = name, norm.offset + tensor.read().astype(np.float64), norm.offset
     return gains
+
+
+def _resembles(gains: Gains, name: str, off: int) -> bool:
+    """Whether a tensor's gains, without the 1 that seems too much or with the one that is missing, are the neighbours'.
+
+    By their median and by their spread, which a 1 does not change.
+    """
+    (of_role,) = (tensors for tensors in gains.values() if name in {each for each, *_ in tensors.values()})
+    layer = next(i for i, (each, *_) in of_role.items() if each == name)
+    near = sorted((i for i in of_role if i != layer), key=lambda i: abs(i - layer))[:FEWEST_GAINS]
+    around, undone = [of_role[i][1] for i in near], of_role[layer][1] - off
+    middle, spread = (float(np.median([statistic(gain) for gain in around])) for statistic in (np.median, np.std))
+    ratio = float(np.median(undone)) / middle if middle > 0 else 0.0
+    return 1 / ALIKE <= ratio <= ALIKE and float(np.std(undone)) <= SPREADS * spread
 
 
 def _share_below(gain: np.ndarray, limit: float) -> float:

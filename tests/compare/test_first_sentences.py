@@ -1,0 +1,204 @@
+"""Planted pairs: the first sentence names what was done, the counts are of one set, and the gate sees what is lost."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from tests.support.commands import run_undrawn
+from tests.support.small_llama import write_small_llama
+
+Weights = dict[str, np.ndarray]
+HEAD, TOKENS, FINAL = "lm_head.weight", "model.embed_tokens.weight", "model.norm.weight"
+QUERY = "model.layers.1.self_attn.q_proj.weight"
+UNTIED = {"tie_word_embeddings": False}
+
+
+def changed(weights: Weights, change: Callable[[np.ndarray], np.ndarray], where: str = "") -> Weights:
+    """With every matrix whose name matches a pattern changed; all of them by default."""
+    chosen = {name: w for name, w in weights.items() if re.search(where, name) and (where or w.ndim == 2)}
+    return weights | {name: change(w) for name, w in chosen.items()}
+
+
+def with_gains(weights: Weights) -> Weights:
+    """With gains as training leaves them, about one."""
+    rng = np.random.default_rng(2)
+    return {name: rng.uniform(0.92, 1.06, w.shape) if w.ndim == 1 else w for name, w in weights.items()}
+
+
+def noise(share: float) -> Callable[[np.ndarray], np.ndarray]:
+    rng = np.random.default_rng(3)
+    return lambda w: w * (1 + share * rng.standard_normal(w.shape))
+
+
+def pruned(w: np.ndarray) -> np.ndarray:
+    return np.where(np.abs(w) < np.median(np.abs(w)), 0, w)
+
+
+def head_times(factor: float, columns: bool = False) -> Callable[[np.ndarray], np.ndarray]:
+    """The rows, or columns, of the second head of 16 dimensions times a factor."""
+    scale = np.ones(64)
+    scale[16:32] = factor
+    return lambda w: w * (scale if columns else scale[:, None])
+
+
+def with_nan(w: np.ndarray) -> np.ndarray:
+    broken = w.copy()
+    broken[3, 2] = np.nan
+    return broken
+
+
+def folded(weights: Weights, parts: str) -> Weights:
+    """The gain before attention in these of its matrices, and ones in its place."""
+    done = dict(weights)
+    for i in range(3):
+        gain = f"model.layers.{i}.input_layernorm.weight"
+        names = [f"model.layers.{i}.self_attn.{part}_proj.weight" for part in parts]
+        done |= {name: weights[name] * weights[gain] for name in names} | {gain: np.ones(64)}
+    return done
+
+
+def without(weights: Weights, name: str) -> Weights:
+    return {each: w for each, w in weights.items() if each != name}
+
+
+def drawn_like(w: np.ndarray) -> np.ndarray:
+    return w.std() * np.random.default_rng(4).standard_normal(w.shape)
+
+
+# name: (change of the weights, change of the config, words of the first sentence, exit status with --max-change 0)
+PAIRS = {
+    "vocabulary cut": (
+        lambda w: changed(w, lambda x: x[:310], "embed_tokens|lm_head"), {"vocab_size": 310},
+        r"Only in the first: 90 of 400 rows of", 3),
+    "vocabulary extended": (
+        lambda w: changed(w, lambda x: np.vstack([x, x[:8]]), "embed_tokens|lm_head"), {"vocab_size": 408},
+        r"Only in the last: 8 of 408 rows of", 3),
+    "final norm missing": (lambda w: without(w, FINAL), {}, r"Only in the first: model\.norm\.weight\.", 3),
+    "copy": (lambda w: w, {}, r"Identical: all", 0),
+    "half of each matrix pruned": (
+        lambda w: changed(w, pruned), {}, r"Values set to zero: \d+ tensors, 0\.5 of the values", 3),
+    "one matrix pruned": (
+        lambda w: changed(w, pruned, "1.self_attn.o_proj"), {}, r"Values set to zero: 1 tensor, 0\.5 of the values", 3),
+    "all times 1.001": (
+        lambda w: changed(w, lambda x: 1.001 * x), {}, r"Multiplied by one factor: \d+ tensors, by 1\.001;", 3),
+    "all negated": (lambda w: changed(w, lambda x: -x), {}, r"Multiplied by one factor: \d+ tensors, by -1;", 3),
+    "queries of one head times 1.5": (
+        lambda w: changed(w, head_times(1.5), re.escape(QUERY)), {},
+        rf"Multiplied by one factor: 1 tensor, by 1\.5 in 16 of 64 rows of {re.escape(QUERY)};", 3),
+    "output of one head halved": (
+        lambda w: changed(w, head_times(0.5, columns=True), "1.self_attn.o_proj"), {},
+        r"Multiplied by one factor: 1 tensor, by 0\.5 of model\.layers\.1\.self_attn\.o_proj\.weight;", 3),
+    "queries of one head redrawn": (
+        lambda w: w | {QUERY: np.vstack([w[QUERY][:16], drawn_like(w[QUERY][:16]), w[QUERY][32:]])}, {},
+        r"Changed in some rows or columns of 1 of 12 attention matrices\.", 3),
+    "gains set to one": (
+        lambda w: changed(w, np.ones_like, r"norm\.weight"), {}, r"Set to one value: 7 tensors, to 1;", 3),
+    "tokens set to zero": (
+        lambda w: changed(w, np.zeros_like, "embed_tokens"), {}, r"Values set to zero: 1 tensor, 1 of the values", 3),
+    "gains trained": (
+        lambda w: changed(w, noise(0.01), r"norm\.weight|_proj"), {}, r"Fine-tuned: 12 of 12 attention matrices", 3),
+    "noise of float32": (
+        lambda w: changed(w, noise(1e-7), "_proj"), {}, r"The same up to float32's rounding: ", 3),
+    "NaN": (lambda w: changed(w, with_nan, re.escape(QUERY)), {}, r"11 of 12 heads did not move\.", 3),
+    "folded into q, k and v": (
+        lambda w: folded(w, "qkv"), {}, r"Norms folded: .* in 3 of 3 layers; every head computes the same\.", 0),
+    "folded into q and k": (lambda w: folded(w, "qk"), {},
+        r"Rows or columns multiplied by factors: 6 of 12 attention matrices, columns by 0.92", 3),
+    "tuned": (lambda w: changed(w, noise(0.05), "_proj"), {}, r"Fine-tuned: 12 of 12", 3),
+    "tuned, then pruned in one layer": (
+        lambda w: changed(changed(w, noise(0.05), "0.*_proj"), pruned, "1.*_proj"), {},
+        r"Changed in several ways: 8 of 12 attention matrices, 4 fine-tuned, 4 with values set to zero", 3),
+    "head redrawn": (lambda w: w | {HEAD: drawn_like(w[HEAD])}, {}, r"No head moved\.", 3),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    """A Llama with a head of its own and gains about one."""
+    folder = write_small_llama(tmp_path_factory.mktemp("first") / "drawn", layers=3)
+    return write(folder.parent / "base", with_gains(load_file(folder / "model.safetensors")), config_of(folder))
+
+
+@pytest.fixture(scope="module")
+def tied(base: Path) -> Path:
+    """The same without a head."""
+    weights = load_file(base / "model.safetensors")
+    return write(base.parent / "tied", without(weights, HEAD), config_of(base) | {"tie_word_embeddings": True})
+
+
+def config_of(folder: Path) -> dict:
+    return json.loads((folder / "config.json").read_text())
+
+
+def write(folder: Path, weights: Weights, config: dict) -> Path:
+    folder.mkdir()
+    stored = {name: np.ascontiguousarray(w.astype(np.float32)) for name, w in weights.items()}
+    save_file(stored, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def compared(a: Path, b: Path, *options: str) -> tuple[dict, int]:
+    result = run_undrawn("compare", a, b, "--out", b.parent / "out", "--json", "--max-change", "0", *options)
+    return json.loads(result.stdout), result.exit_code
+
+
+def counts_add_up(lead: str) -> bool:
+    """Whether no sentence counts more of a set than it has, and those of all tensors add up to their number."""
+    shares = re.findall(r"\b(\d+) of (\d+) ", lead)
+    of_all = re.search(r"Of (\d+) tensors: (.*?)\.(?= |$)", re.sub(r"\([^()]*\)", "", lead))
+    parts = [int(n) for n in re.findall(r"(?:^|, )(\d+) ", of_all[2])] if of_all else []
+    return all(int(n) <= int(total) for n, total in shares) and (not of_all or sum(parts) == int(of_all[1]))
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_first_sentence_and_gate_are_right(name: str, base: Path, tmp_path: Path) -> None:
+    change, config, words, status = PAIRS[name]
+    weights = change(load_file(base / "model.safetensors"))
+    b = write(tmp_path / "b", weights, config_of(base) | config)
+    for options in ([], ["--all"]):
+        result, exit_status = compared(base, b, *options)
+        assert re.match(words, result["lead"]), result["lead"]
+        assert exit_status == status
+        assert counts_add_up(result["lead"]), result["lead"]
+        assert not re.search(r"LoRA|other tensors? changed.*Of \d", result["lead"])
+        assert "vocab_size" not in result["lead"] and "W_QK did not move. W_VO" not in result["lead"]
+        assert "same up to" not in result["lead"] or "fine-tuned" not in result["lead"]
+
+
+@pytest.mark.parametrize("options", [[], ["--all"]])
+def test_tied_head_that_is_written_out_decides_no_other_computation(options, tied: Path, tmp_path: Path) -> None:
+    weights = load_file(tied / "model.safetensors")
+    b = write(tmp_path / "b", weights | {HEAD: weights[TOKENS]}, config_of(tied) | UNTIED)
+    for pair in ((tied, b), (b, tied)):
+        result, status = compared(*pair, *options)
+        assert status == 0 and result["lead"].startswith("Identical: all") and counts_add_up(result["lead"])
+        assert not result["findings"] and "another computation" not in result["lead"]
+
+
+@pytest.mark.parametrize("options", [[], ["--all"]])
+def test_stored_head_is_compared_as_the_unembedding(options, tied: Path, tmp_path: Path) -> None:
+    weights = load_file(tied / "model.safetensors")
+    head = weights[TOKENS] + 0.62 * drawn_like(weights[TOKENS])
+    b = write(tmp_path / "b", weights | {HEAD: head}, config_of(tied) | UNTIED)
+    result, status = compared(tied, b, *options)
+    assert status == 3 and "embed_tokens" not in result["lead"] and counts_add_up(result["lead"])
+    assert result["lead"].startswith("The config of") and "tie_word_embeddings" in result["lead"]
+    assert options or "1 of 6 other tensors changed, unembedding by 0.6" in result["lead"]
+    assert result["largest_change"] == pytest.approx(0.62, abs=0.02)
+
+
+def test_rotated_stream_counts_one_set(base: Path, tmp_path: Path) -> None:
+    """The embedding is in both roles of a tied model, and is counted once."""
+    weights, turn = (
+        load_file(base / "model.safetensors"),
+        np.linalg.qr(np.random.default_rng(5).normal(size=(64, 64)))[0],
+    )
+    b = write(tmp_path / "b", weights | {TOKENS: weights[TOKENS] @ turn}, config_of(base))
+    for options in ([], ["--all"]):
+        assert counts_add_up(compared(base, b, *options)[0]["lead"])
