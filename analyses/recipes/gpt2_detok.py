@@ -84,7 +84,10 @@ def main(source: str, counts_file: Path | None, shards: int, text: tuple[Path, .
         elif check is not None:
             sections.append(Section("What happens on text", f"Fig. 4 (section 5) was not drawn: {check}."))
         title = f"Detokenization in the first attention layer of {name}"
-        write_page(files, "report.html", title, auroc.lead, sections, model=name, provenance=auroc.provenance)
+        write_page(
+            files, "report.html", title, auroc.lead, sections, model=name, provenance=auroc.provenance,
+            numbers=auroc.controls,
+        )  # fmt: skip
     click.echo(auroc)
     click.echo(f"report: {out / 'report.html'}")
 

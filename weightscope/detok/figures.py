@@ -35,20 +35,29 @@ PREVIOUS = "previous position $j$ (tokens)"
 
 @in_our_style()
 def auroc_figure(auroc: BigramAuroc) -> Figure:
-    """Table 2 drawn, best head first: the mean as a dot over the spread of the single tokens."""
+    """Table 2 drawn, best head first: the mean as a dot over the spread of the single tokens, and its controls.
+
+    A diamond is the mean of the specific part; the dashed line is the AUROC of the previous token's frequency.
+    """
     table = auroc.ranked
-    figure, axis = subplots(figsize=(COLUMN, 0.26 * len(table) + 0.7))
-    for place, (head, mean) in enumerate(zip(table["head"], table["auroc"], strict=True)):
+    figure, axis = subplots(figsize=(COLUMN, 0.26 * len(table) + 1.0))
+    means = zip(table["head"], table["auroc"], table["auroc_specific"], strict=True)
+    for place, (head, mean, specific) in enumerate(means):
         low, quarter, three_quarters, high = np.nanpercentile(auroc.auroc[head], [5, 25, 75, 95])
         axis.plot([low, high], [place, place], color="0.75", linewidth=1)
         axis.plot([quarter, three_quarters], [place, place], color="0.55", linewidth=4, solid_capstyle="butt")
         axis.plot(mean, place, "o", color=head_style(head)["color"], markersize=5)
+        label = "less what all current tokens share" if not place else "_nolegend_"
+        axis.plot(specific, place, "D", color="black", fillstyle="none", markersize=4, label=label)
         axis.annotate(f"{mean:.2f}", (mean, place), (0, 5), textcoords="offset points", ha="center", fontsize=6)
     axis.axvline(0.5, color="black", linewidth=0.6, linestyle=":")
+    frequency = f"previous token's frequency: {auroc.auroc_baseline:.2f}"
+    axis.axvline(auroc.auroc_baseline, color="#D55E00", linewidth=1, linestyle="--", label=frequency)
     axis.set_yticks(range(len(table)), [f"head {head}" for head in table["head"]])
     axis.set_ylim(len(table) - 0.5, -0.8)
     axis.set_xlim(0, 1)
     axis.set_xlabel("bigram AUROC of $T^{ee}$ (1)")
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", fontsize=6)
     return figure
 
 

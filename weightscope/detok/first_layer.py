@@ -248,6 +248,23 @@ class FirstLayer:
         self.check_finite(f"the query side of T^ee of head {head}", factor, self.layer)
         return factor
 
+    def mean_row(self, tokens: np.ndarray) -> np.ndarray:
+        """The mean over some tokens of their rows divided by `divisor`: (V,) booleans -> float64 (d,)."""
+        total = np.zeros(self.model.config.d_model)
+        for first, block in self.model.embeddings.blocks():
+            rows = slice(first, first + len(block))
+            total += (tokens[rows] / self.divisor[rows].astype(np.float64)) @ block
+        return total / np.count_nonzero(tokens)
+
+    def mean_query(self, head: int, tokens: np.ndarray, mean_row: np.ndarray) -> np.ndarray:
+        """The mean over some tokens of the rows of `query_factor`: (V,) booleans, their `mean_row` -> float64 (r,).
+
+        Without a norm of queries it is the mean row's query; with one, every query has to be made.
+        """
+        if self.attention.q_norm is None:
+            return mean_row @ self.head(head).query_at(self.delta)[0]
+        return self.query_factor(head)[tokens].mean(axis=0, dtype=np.float64)
+
     def key_factor(self, kv_head: int) -> np.ndarray:
         """E~ W_K of one key-value head, float32 (vocab, r): the right factor, shared by the heads of its group."""
         if not 0 <= kv_head < self.attention.n_kv_heads:

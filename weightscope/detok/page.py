@@ -61,7 +61,10 @@ def write_auroc_page(files: Files, auroc: BigramAuroc, curves: Sequence[TokenRoc
     """Write report.html and its figures."""
     title = f"Detokenization in layer {auroc.layer} of {auroc.model}"
     sections = auroc_sections(files, auroc, curves)
-    write_page(files, "report.html", title, auroc.lead, sections, model=auroc.model, provenance=auroc.provenance)
+    write_page(
+        files, "report.html", title, auroc.lead, sections, model=auroc.model, provenance=auroc.provenance,
+        numbers=auroc.controls,
+    )  # fmt: skip
 
 
 def auroc_sections(files: Files, auroc: BigramAuroc, curves: Sequence[TokenRoc] = ()) -> list[Section]:
@@ -89,7 +92,9 @@ def auroc_sections(files: Files, auroc: BigramAuroc, curves: Sequence[TokenRoc] 
         )
     caption = (
         "Bigram AUROC of $T^ee$ by head, best first. "
-        "Dot: mean over tokens; bars: the middle half and the middle 90 % of tokens."
+        "Dot: mean over tokens; bars: the middle half and the middle 90 % of tokens. Diamond: mean of $T^ee$ less its "
+        "mean over current tokens, which scores the previous token alone. Dashed: how often the previous token occurs, "
+        "without a head and without the current token's counts."
     )
     drawn = Figure(save(figures.auroc_figure(auroc), files, "auroc"), caption)
     measured = table if of_paper else Filed(table, "heads.csv")

@@ -98,18 +98,20 @@ BETWEEN_ROWS = 2**32  # in keys
 
 
 def auroc_on_device(
-    device: Device, left: np.ndarray, right: np.ndarray, counts: Any, progress: Callable[[int], object]
-) -> np.ndarray:
-    """AUROC of each row of `counts` that has a positive, float64; see `auroc_by_token`.
+    device: Device, left: np.ndarray, right: np.ndarray, counts: Any, less: np.ndarray | None,
+    progress: Callable[[int], object],
+) -> np.ndarray:  # fmt: skip
+    """AUROC of each row of `counts` that has a positive, and of what `less` leaves of its scores: float64 (1 or 2, n).
 
-    left, right (n_rows, r), counts (n_rows, V).
+    left (n_rows, r), right (V, r), counts (n_rows, V), less (V,); see `auroc_by_token` and `auroc_with_specific`.
     """
     each = np.diff(counts.indptr)  # (n_rows,)
     scored = np.flatnonzero(each)  # (n,)
     if not len(scored):
-        return np.empty(0)
+        return np.empty((1 if less is None else 2, 0))
     width, rank = right.shape
     columns = device.put(right).T  # (r, V)
+    shared = None if less is None else device.put(less)
     a_row = BYTES_A_SCORE * width + BYTES_A_POSITIVE * int(each.max()) + 8 * rank
     height = rows_that_fit(device.free_bytes(), 0, a_row, -(-MOST_SCORES // width))
     parts = [scored[start : start + height] for start in range(0, len(scored), height)]
@@ -121,14 +123,18 @@ def auroc_on_device(
             through = 2 * np.cumsum(_row_sums(weights, each[rows]))  # (n,)
             yield left[rows], through, row, positives + width * row, weights
 
-    auroc = []
+    aurocs = []
     for rows, (block, *positives) in zip(parts, device.put_ahead(blocks()), strict=True):
-        wins, tied = (device.get(array) for array in _wins(device, block @ columns, *positives))
         pairs = 2 * _row_sums(_stored(counts, rows)[1], each[rows]) * (width - each[rows])
-        with np.errstate(invalid="ignore"):  # 0 / 0 where all are positives
-            auroc.append((wins - _row_sums(tied, each[rows])) / pairs)
+        scores, of_block = block @ columns, []
+        for subtracted in (None,) if shared is None else (None, shared):
+            scores = scores if subtracted is None else scores - subtracted
+            wins, tied = (device.get(array) for array in _wins(device, scores, *positives))
+            with np.errstate(invalid="ignore"):  # 0 / 0 where all are positives
+                of_block.append((wins - _row_sums(tied, each[rows])) / pairs)
+        aurocs.append(of_block)
         progress(len(rows))
-    return np.concatenate(auroc)
+    return np.concatenate(aurocs, axis=1)
 
 
 def _wins(device: Device, scores: Any, through: Any, row: Any, place: Any, weight: Any) -> tuple[Any, Any]:
@@ -265,15 +271,50 @@ def auroc_by_token(
     numba and 13 MB without, and one copy of `right`. A process that reads 3 million counts and does a head of GPT-2's
     shape on two cores peaks at 301 MB with numba and 169 MB without.
     """
+    return _aurocs(left, right, counts, None, progress, threads, compiled, device)[0]
+
+
+def auroc_with_specific(
+    left: np.ndarray,
+    right: np.ndarray,
+    mean: np.ndarray,
+    counts: Any,
+    *,
+    progress: Callable[[int], object] = lambda done: None,
+    threads: int | None = None,
+    compiled: bool | None = None,
+    device: Device = CPU,
+) -> np.ndarray:
+    """`auroc_by_token`, and the same of scores without what is the same for all current tokens, in one sweep.
+
+    left (n, r), right (V, r), mean (r,), counts (n, V) -> (2, n).
+
+    With `mean` the mean of the current tokens' rows, left_i . right_j is a part of j alone, mean . right_j, and a part
+    of both tokens, (left_i - mean) . right_j; the second row is the AUROC of the latter, that of the former is
+    `auroc_of_one_order`. Scores are made once and ranked twice.
+    """
+    return _aurocs(left, right, counts, mean, progress, threads, compiled, device)
+
+
+def _aurocs(
+    left: np.ndarray, right: np.ndarray, counts: Any, mean: np.ndarray | None, progress: Callable[[int], object],
+    threads: int | None, compiled: bool | None, device: Device,
+) -> np.ndarray:  # fmt: skip
+    """AUROC of each row of scores, and with a mean (r,) of the row without the mean's scores: (1 or 2, n)."""
     left, right = np.asarray(left, np.float32), np.asarray(right, np.float32)
-    bound = _score_bound(left, right)  # (V,)
+    bound = _score_bound(left, right)  # (n,)
+    less, bounds = None, [bound]
+    if mean is not None:
+        mean = np.asarray(mean, np.float32)
+        bounds.append(bound + _score_bound(mean[None], right))
+        less = right @ mean  # (V,)
     counts = _canonical(counts, (len(left), len(right)))
-    auroc = np.full(len(left), np.nan)
-    scored = np.flatnonzero(np.diff(counts.indptr))  # (n,) tokens with a positive
+    aurocs = np.full((len(bounds), len(left)), np.nan)
+    scored = np.flatnonzero(np.diff(counts.indptr))  # (k,) tokens with a positive
     progress(len(left) - len(scored))
     if device is not CPU:
-        auroc[scored] = auroc_on_device(device, left, right, counts, progress)
-        return auroc
+        aurocs[:, scored] = auroc_on_device(device, left, right, counts, less, progress)
+        return aurocs
     compiled = numba_may_run() if compiled is None else compiled
     tile_auroc = _tile_auroc_compiled if compiled else _tile_auroc
     threads = threads or usable_cores()
@@ -281,26 +322,75 @@ def auroc_by_token(
     strip, most = (STRIP, COUNTED_ROWS) if compiled else (max(width, 1), SORTED_ROWS)
     height = tile_rows(width, threads, most)
     panels = cut_into_panels(right, height, strip)  # (S, P, r, w)
+    strips, cuts, _, columns = panels.shape
+    shared = None if less is None else np.pad(less, (0, strips * cuts * columns - width)).reshape(strips, 1, -1)
     tiles: SimpleQueue[np.ndarray] = SimpleQueue()
     for _ in range(threads):
         tiles.put(empty_tile(panels, height))
 
-    def score(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def score(rows: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
         buffer = tiles.get()
         try:
             tile = fill_tile(buffer, left[rows], panels)  # (S, rows, P w)
             begin, end = counts.indptr[rows[0]], counts.indptr[rows[-1] + 1]  # the rows skipped in between are empty
             indptr = np.append(counts.indptr[rows], end).astype(np.int64) - begin  # (rows + 1,)
             positives, weights = counts.indices[begin:end], counts.data[begin:end]
-            return rows, tile_auroc(tile, width, indptr, positives, weights, bound[rows])
+            values = [tile_auroc(tile, width, indptr, positives, weights, bound[rows])]
+            if shared is not None:
+                tile -= shared
+                values.append(tile_auroc(tile, width, indptr, positives, weights, bounds[1][rows]))
+            return rows, values
         finally:
             tiles.put(buffer)
 
     parts = [scored[start : start + height] for start in range(0, len(scored), height)]
     for rows, values in in_threads(score, parts, threads):
-        auroc[rows] = values
+        aurocs[:, rows] = values
         progress(len(rows))
+    return aurocs
+
+
+PAIRS_A_BLOCK = 1 << 21  # positives that `auroc_of_one_order` holds at a time: some 200 MB
+
+
+def auroc_of_one_order(scores: np.ndarray, counts: Any, own: np.ndarray | None = None) -> np.ndarray:
+    """AUROC of each row of counts where all rows score the columns alike: scores (V,), counts (n, V) -> (n,).
+
+    With `own`, (m,) as `counts.data`, a row's positives have scores of their own, and its negatives the shared ones.
+    One sort of the scores serves all rows. NaN for a row without a positive or without a negative.
+    """
+    if counts.shape[1] != len(scores):
+        raise ValueError(f"{len(scores)} scores of {counts.shape[1]} columns")
+    indptr, ranked = np.asarray(counts.indptr, np.int64), np.sort(scores)
+    auroc = np.full(len(indptr) - 1, np.nan)
+    start = 0
+    while start < len(auroc):
+        stop = max(start + 1, int(indptr.searchsorted(indptr[start] + PAIRS_A_BLOCK, "right")) - 1)
+        pairs = slice(indptr[start], indptr[stop])
+        shared = scores[counts.indices[pairs]]
+        values = shared if own is None else own[pairs]
+        auroc[start:stop] = _of_one_order(
+            ranked, shared, values, counts.data[pairs], indptr[start : stop + 1] - indptr[start]
+        )
+        start = stop
     return auroc
+
+
+def _of_one_order(
+    ranked: np.ndarray, shared: np.ndarray, own: np.ndarray, weights: np.ndarray, indptr: np.ndarray
+) -> np.ndarray:
+    """`weighted_auroc` of rows whose negatives are all of `ranked` (V,) but the row's `shared`; the rest (m,)."""
+    each, width = np.diff(indptr), len(ranked)
+    row = np.repeat(np.arange(len(each)), each)  # (m,)
+    of_row = row * (width + 1)
+    below, up_to = ranked.searchsorted(own), ranked.searchsorted(own, "right")
+    among = np.sort(of_row + ranked.searchsorted(shared))  # the row's own columns, by how many scores are below each
+    negatives_below = below - among.searchsorted(of_row + below) + indptr[row]
+    negatives_up_to = up_to - among.searchsorted(of_row + up_to) + indptr[row]
+    wins = np.bincount(row, weights * (negatives_below + negatives_up_to), len(each))
+    total = np.bincount(row, weights, len(each))
+    with np.errstate(invalid="ignore"):  # 0 / 0 without a positive, or where all are positives
+        return wins / (2 * total * (width - each))
 
 
 def _tile_auroc(
