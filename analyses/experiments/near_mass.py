@@ -50,6 +50,7 @@ def main(source: str, out: Path) -> None:
     heads = Table([
         Column("head", np.arange(len(MEASURED))),
         Column("measured", MEASURED, meaning="attention from position 500 to 485 to 500 on text", format=".3f"),
+        Column("itself", np.array(SELF), meaning="of that, to position 500 itself", format=".3f"),
         *(Column(f"near_{s}", near[s], meaning=f"the same by position alone, s = {s}", format=".3f") for s in SHOWN),
         Column("numerators_rising", rising, meaning="rank correlation of the numerators' sum with j", format=".3f"),
         Column("auroc_by_frequency", [AUROC_BY_FREQUENCY[head] for head in range(len(MEASURED))], format=".3f",

@@ -453,9 +453,9 @@ def auroc_of_previous_frequency(counts: Any) -> np.ndarray:
 
 
 def auroc_of_rows(get_scorer: "Callable[[], Scorer]", head: int, tokens: range | np.ndarray) -> np.ndarray:
-    """The task that Table 2 consists of: one head and a block of rows. Their size depends on sizes alone."""
+    """The task that Table 2 consists of: one head and a block of rows, whose size depends on sizes alone; (3, n)."""
     with one_blas_thread():
-        return get_scorer().auroc(head, tokens)
+        return get_scorer().aurocs(head, tokens)
 
 
 class Scorer:
@@ -470,7 +470,7 @@ class Scorer:
         self._mean: tuple[int, np.ndarray] | None = None
         self._making = Lock()  # a worker may have several threads, and all need the same layer and keys
 
-    def auroc(self, head: int, tokens: range | np.ndarray) -> np.ndarray:
+    def aurocs(self, head: int, tokens: range | np.ndarray) -> np.ndarray:
         """AUROC of one head for a run of current tokens, or for some of them: of T^ee, of T^ee less its mean over the
         current tokens that follow some token, and of that mean; float64 (3, n).
         """
