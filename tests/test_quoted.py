@@ -391,6 +391,13 @@ QUOTED: dict[str, list[float]] = {
     "Layer 24 head 6, a broadcast, costs {:+.1f} where it writes nothing": [
         cell("sink-causal/smollm2/causal.csv", "zero", heads="24.6"),
     ],
+    "`qk_gap` ranks SmolLM2's heads with AUROC {:.2f}": [
+        cell("sinks-from-weights/aurocs.csv", "qk_gap", model="smollm2-135m-instruct.q4_1", line=0.3),
+    ],
+    "with a `sink_share` of 0.5 or more: {:d} of SmolLM2's {:d}": [
+        int((column("audit-smollm2/heads.csv", "sink_share") >= 0.5).sum()),
+        len(column("audit-smollm2/heads.csv", "sink_share")),
+    ],
     "has {:.3f} on these bigrams": [cell("gpt2-detok/baseline.csv", "auroc_baseline")],
     "Head 6 keeps {:.3f} of its {:.3f}. Head 5, the second with {:.3f}, and head 0, the third with {:.3f}, keep {:.3f} "
     "and {:.3f}": [
@@ -688,6 +695,13 @@ def test_a_norm_before_w_qk_leaves_sinks_neither_way_of_lemma_2() -> None:
         assert "chosen by norm" not in page.read_text(encoding="utf-8"), page
 
 
+def test_smollm2s_spiked_heads_give_the_first_token_less_than_a_quarter() -> None:
+    spiked = [row for row in rows("audit-smollm2/findings.csv") if row["kind"] == "spectral_spike"]
+    places = {(int(row["layer"]), int(row["head"])) for row in spiked}
+    shares = [cell("audit-smollm2/heads.csv", "sink_share", layer=layer, head=head) for layer, head in places]
+    assert len(shares) == 3 and max(shares) < 0.25
+
+
 def test_the_nearest_heads_of_gpt2_have_the_highest_auroc_by_frequency() -> None:
     near, measured, auroc = (set(np.argsort(-column(NEAR, name))[:3].tolist()) for name in
                              ("near_0.144", "measured", "auroc_by_frequency"))  # fmt: skip
@@ -754,7 +768,7 @@ ELSEWHERE = {
     "16.0": "a head", "2410.06205": "a paper's number", "0.8": "a strength", "1.3": "a strength",
     "0.888": "the authors' runs", "0.906": "likewise", "0.916": "likewise", "0.959": "likewise",
     "0.14": "a default", "0.144": "a spread", "0.94": "checked below", "0.99": "likewise", "0.65": "a threshold",
-    "0.34": "the paper's", "0.25": "the paper's", "0.06": "the paper's", "0.69": "the paper's",
+    "0.3": "a line of the table", "0.34": "the paper's", "0.25": "the paper's", "0.06": "the paper's", "0.69": "the paper's",
 }  # fmt: skip
 
 
