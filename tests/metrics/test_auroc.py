@@ -15,6 +15,7 @@ from weightscope.compute.device import open_device
 from weightscope.metrics.auroc import (
     auroc_by_token,
     auroc_of_one_order,
+    auroc_of_own_scores,
     auroc_with_specific,
     mean_auroc,
     roc_curve,
@@ -185,13 +186,15 @@ class TestOneOrder:
         np.testing.assert_allclose(auroc, [exact_auroc(scores, weights) for weights in counts], rtol=1e-14)
         assert np.isnan(auroc[[0, 5, 7, 39]]).all()
 
-    def test_positives_may_have_scores_of_their_own(self):
+    @pytest.mark.parametrize("few", [1 << 21, 7], ids=["whole", "in blocks"])
+    def test_positives_may_have_scores_of_their_own(self, few, monkeypatch):
         """As a frequency from which the row's own counts are left out."""
+        monkeypatch.setattr("weightscope.metrics.auroc.PAIRS_A_BLOCK", few)
         rng = np.random.default_rng(21)
         counts = random_counts(rng, (50, 50), 0.3)
         total = counts.sum(axis=0)
         sparse = as_csr(counts)
-        auroc = auroc_of_one_order(total, sparse, total[sparse.indices] - sparse.data)
+        auroc = auroc_of_own_scores(total, total[sparse.indices] - sparse.data, sparse)
         expected = [
             roc_auc_score(row > 0, total - row, sample_weight=np.maximum(row, 1)) if row.any() else np.nan
             for row in counts

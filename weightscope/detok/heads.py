@@ -21,6 +21,7 @@ from weightscope.engine import Engine, ThisProcess, array_of
 from weightscope.errors import CheckpointError, TooLargeError, printable
 from weightscope.metrics.auroc import (
     auroc_of_one_order,
+    auroc_of_own_scores,
     auroc_with_specific,
     mean_auroc,
     mean_by_frequency,
@@ -449,7 +450,7 @@ def measure_heads(
 def auroc_of_previous_frequency(counts: Any) -> np.ndarray:
     """AUROC of how often the previous token occurs before other tokens than the current one: counts (V, V) -> (V,)."""
     frequency = np.bincount(counts.indices, counts.data, counts.shape[1])
-    return auroc_of_one_order(frequency, counts, frequency[counts.indices] - counts.data)
+    return auroc_of_own_scores(frequency, frequency[counts.indices] - counts.data, counts)
 
 
 def auroc_of_rows(get_scorer: "Callable[[], Scorer]", head: int, tokens: range | np.ndarray) -> np.ndarray:

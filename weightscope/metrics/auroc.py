@@ -350,47 +350,69 @@ def _aurocs(
     return aurocs
 
 
-PAIRS_A_BLOCK = 1 << 21  # positives that `auroc_of_one_order` holds at a time: some 200 MB
+PAIRS_A_BLOCK = 1 << 21  # positives that the two functions below hold at a time: some 200 MB
 
 
-def auroc_of_one_order(scores: np.ndarray, counts: Any, own: np.ndarray | None = None) -> np.ndarray:
+def auroc_of_one_order(scores: np.ndarray, counts: Any) -> np.ndarray:
     """AUROC of each row of counts where all rows score the columns alike: scores (V,), counts (n, V) -> (n,).
 
-    With `own`, (m,) as `counts.data`, a row's positives have scores of their own, and its negatives the shared ones.
-    One sort of the scores serves all rows. NaN for a row without a positive or without a negative.
+    The scores are sorted once; the positives of all rows are brought into their order in linear time, by way of the
+    columns. NaN for a row without a positive or without a negative.
     """
     if counts.shape[1] != len(scores):
         raise ValueError(f"{len(scores)} scores of {counts.shape[1]} columns")
-    indptr, ranked = np.asarray(counts.indptr, np.int64), np.sort(scores)
-    auroc = np.full(len(indptr) - 1, np.nan)
-    start = 0
-    while start < len(auroc):
-        stop = max(start + 1, int(indptr.searchsorted(indptr[start] + PAIRS_A_BLOCK, "right")) - 1)
-        pairs = slice(indptr[start], indptr[stop])
-        shared = scores[counts.indices[pairs]]
-        values = shared if own is None else own[pairs]
-        auroc[start:stop] = _of_one_order(
-            ranked, shared, values, counts.data[pairs], indptr[start : stop + 1] - indptr[start]
-        )
-        start = stop
+    order = np.argsort(scores, kind="stable")
+    place = np.empty(len(order), counts.indices.dtype)
+    place[order] = np.arange(len(order))
+    ranked = scores[order]
+    twice = ranked.searchsorted(ranked) + ranked.searchsorted(ranked, "right")  # scores below, and up to, each place's
+    auroc = np.full(counts.shape[0], np.nan)
+    for rows in _row_blocks(np.asarray(counts.indptr, np.int64)):
+        block = counts[rows]
+        block = type(counts)((block.data, place[block.indices], block.indptr), shape=block.shape).tocsc().tocsr()
+        indptr, found = block.indptr.astype(np.int64), ranked[block.indices]
+        row = np.repeat(np.arange(block.shape[0]), np.diff(indptr))  # (m,)
+        new = np.append(True, (found[1:] != found[:-1]) | (row[1:] != row[:-1])) if len(row) else np.empty(0, bool)
+        start = np.flatnonzero(new)  # of runs of equal scores in a row
+        among = (start + np.append(start[1:], len(row)))[np.cumsum(new) - 1] - 2 * indptr[row]
+        auroc[rows] = _from_wins(block.data * (twice[block.indices] - among), block.data, row, indptr, len(scores))
     return auroc
 
 
-def _of_one_order(
-    ranked: np.ndarray, shared: np.ndarray, own: np.ndarray, weights: np.ndarray, indptr: np.ndarray
-) -> np.ndarray:
-    """`weighted_auroc` of rows whose negatives are all of `ranked` (V,) but the row's `shared`; the rest (m,)."""
-    each, width = np.diff(indptr), len(ranked)
-    row = np.repeat(np.arange(len(each)), each)  # (m,)
-    of_row = row * (width + 1)
-    below, up_to = ranked.searchsorted(own), ranked.searchsorted(own, "right")
-    among = np.sort(of_row + ranked.searchsorted(shared))  # the row's own columns, by how many scores are below each
-    negatives_below = below - among.searchsorted(of_row + below) + indptr[row]
-    negatives_up_to = up_to - among.searchsorted(of_row + up_to) + indptr[row]
-    wins = np.bincount(row, weights * (negatives_below + negatives_up_to), len(each))
-    total = np.bincount(row, weights, len(each))
-    with np.errstate(invalid="ignore"):  # 0 / 0 without a positive, or where all are positives
-        return wins / (2 * total * (width - each))
+def auroc_of_own_scores(scores: np.ndarray, own: np.ndarray, counts: Any) -> np.ndarray:
+    """AUROC of each row of counts whose negatives have the shared scores, and its positives scores of their own.
+
+    scores (V,), own (m,) as `counts.data`, counts (n, V) -> (n,); NaN as in `auroc_of_one_order`.
+    """
+    pointers, ranked, width = np.asarray(counts.indptr, np.int64), np.sort(scores), len(scores)
+    auroc = np.full(counts.shape[0], np.nan)
+    for rows in _row_blocks(pointers):
+        pairs, indptr = slice(pointers[rows.start], pointers[rows.stop]), pointers[rows.start : rows.stop + 1]
+        indptr = indptr - indptr[0]
+        row = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))  # (m,)
+        below, up_to = ranked.searchsorted(own[pairs]), ranked.searchsorted(own[pairs], "right")
+        of_row = row * (width + 1)
+        shared = np.sort(of_row + ranked.searchsorted(scores[counts.indices[pairs]]))  # the row's own columns
+        among = shared.searchsorted(of_row + below) + shared.searchsorted(of_row + up_to) - 2 * indptr[row]
+        weights = counts.data[pairs]
+        auroc[rows] = _from_wins(weights * (below + up_to - among), weights, row, indptr, width)
+    return auroc
+
+
+def _row_blocks(indptr: np.ndarray) -> Iterator[slice]:
+    """Runs of rows with about `PAIRS_A_BLOCK` positives, one row at least."""
+    start, rows = 0, len(indptr) - 1
+    while start < rows:
+        stop = max(start + 1, int(indptr.searchsorted(indptr[start] + PAIRS_A_BLOCK, "right")) - 1)
+        yield slice(start, stop)
+        start = stop
+
+
+def _from_wins(wins: np.ndarray, weights: np.ndarray, row: np.ndarray, indptr: np.ndarray, width: int) -> np.ndarray:
+    """AUROC of rows from twice what each positive wins, (m,); NaN without a positive, or where all are positives."""
+    each = np.diff(indptr)
+    with np.errstate(invalid="ignore"):
+        return np.bincount(row, wins, len(each)) / (2 * np.bincount(row, weights, len(each)) * (width - each))
 
 
 def _tile_auroc(
