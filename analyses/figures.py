@@ -103,6 +103,7 @@ DRAWINGS = (
     Drawing("sink-toys", "analyses.toys.sinks"),
     Drawing("positions-gpt2", "weightscope positions {gpt2} --unscaled --query 500 --head 7"),
     Drawing("positions-gpt2-spread", "analyses.experiments.position_sigma {gpt2} --head 7 --query 500"),
+    Drawing("positions-gpt2-measured", "analyses.experiments.near_mass {gpt2}"),
     Drawing("positions-smollm2", f"weightscope positions {SMOLLM2}"),
     Drawing("audit-gpt2", "weightscope audit {gpt2}"),
     Drawing("audit-minilm", f"weightscope audit {MINILM}"),

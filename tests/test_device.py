@@ -335,9 +335,9 @@ def test_task_for_another_machine_carries_the_device_name(folder):
         scorer = pickle.loads(pickle.dumps(sent))()
         if name == "no_such_module":
             with pytest.raises(ws.CheckpointError, match="no device 'no_such_module'"):
-                scorer.auroc(1, range(20, 90))
+                scorer.aurocs(1, range(20, 90))
         else:
-            np.testing.assert_allclose(scorer.auroc(1, range(20, 90)), expected[1, 20:90], rtol=0, atol=0.01)
+            np.testing.assert_allclose(scorer.aurocs(1, range(20, 90))[0], expected[1, 20:90], rtol=0, atol=0.01)
 
 
 class Watched:

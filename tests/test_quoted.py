@@ -36,6 +36,13 @@ OUTLIERS, ATTENTION = "outlier-dimensions/preferences.csv", "outlier-dimensions/
 SHARES_MINILM, KINDS_MINILM = (f"norm-attention-minilm/{name}.csv" for name in ("shares", "kinds"))
 TERMS = "gpt2-detok/contributions.csv"
 COMMA = ". or ,"
+NEAR = "positions-gpt2-measured/heads.csv"
+AGREEMENT = "positions-gpt2-measured/agreement.csv"
+
+
+def bigram(part: str, head: int) -> float:
+    """A column of the AUROC of the embedded GPT-2's heads."""
+    return cell("gpt2-detok/heads.csv", f"auroc_{part}", head=head)
 
 
 def by_distance(heads: slice) -> list[float]:
@@ -384,13 +391,21 @@ QUOTED: dict[str, list[float]] = {
     "Layer 24 head 6, a broadcast, costs {:+.1f} where it writes nothing": [
         cell("sink-causal/smollm2/causal.csv", "zero", heads="24.6"),
     ],
-    "head 6 has {:.3f}. Head 5, the second with {:.3f}": [
-        cell("gpt2-detok/heads.csv", "auroc_by_frequency", head=6), cell("gpt2-detok/heads.csv", "auroc", head=5),
+    "`qk_gap` ranks SmolLM2's heads with AUROC {:.2f}": [
+        cell("sinks-from-weights/aurocs.csv", "qk_gap", model="smollm2-135m-instruct.q4_1", line=0.3),
     ],
-    "drops to {:.3f} and head 0 from {:.3f} to {:.3f}": [
-        cell("gpt2-detok/heads.csv", "auroc_by_frequency", head=5), cell("gpt2-detok/heads.csv", "auroc", head=0),
-        cell("gpt2-detok/heads.csv", "auroc_by_frequency", head=0),
+    "with a `sink_share` of 0.5 or more: {:d} of SmolLM2's {:d}": [
+        int((column("audit-smollm2/heads.csv", "sink_share") >= 0.5).sum()),
+        len(column("audit-smollm2/heads.csv", "sink_share")),
     ],
+    "has {:.3f} on these bigrams": [cell("gpt2-detok/baseline.csv", "auroc_baseline")],
+    "Head 6 keeps {:.3f} of its {:.3f}. Head 5, the second with {:.3f}, and head 0, the third with {:.3f}, keep {:.3f} "
+    "and {:.3f}": [
+        bigram("specific", 6), *(cell("gpt2-detok/heads.csv", "auroc", head=head) for head in (6, 5, 0)),
+        bigram("specific", 5), bigram("specific", 0),
+    ],
+    "for all current tokens ({:.3f} and {:.3f})": [bigram("constant", 5), bigram("constant", 0)],
+    "head 6 has {:.3f}, and heads 5 and 0 drop to {:.3f} and {:.3f}": [bigram("by_frequency", h) for h in (6, 5, 0)],
     "in which {:,d} of the 8,000 tokens follow another": [int(cell("gpt2-detok/heads.csv", "tokens_scored", head=6))],
     "before a token above those that do not with AUROC {:.3f}": [cell("gpt2-detok/heads.csv", "auroc", head=6)],
     "6 1 {:.3f} ' respons' responsibility": [cell("gpt2-detok/neighbours.csv", "score", joined=" responsibility")],
@@ -399,10 +414,10 @@ QUOTED: dict[str, list[float]] = {
     "heads 1 and 6 give {:.0%} and {:.0%} of their position-only attention": [
         cell(TRENDS, "near_mass", head=1), cell(TRENDS, "near_mass", head=6),
     ],
-    "of head 7 falls until j = {:d} and then rises; a line explains {:.0%} of it over": [
+    "T^p of head 7 falls until j = {:d} and then rises; a line explains {:.0%} of it over": [
         int(cell(GPT2, "t_p_lowest_at", head=7)), cell(GPT2, "t_p_linear_share", head=7),
     ],
-    "but {:.0%} of its steps fall. p_500 W_QK p_j is highest at j = {:d}": [
+    "but {:.0%} of its steps fall. T^pp at 500 is highest at j = {:d}": [
         cell(GPT2, "t_p_falling", head=7), int(cell(GPT2, "t_pp_highest_at", head=7)),
     ],
     "peaks at distance {:d}; distance is {:.0%} of the variance of its scores": [
@@ -410,7 +425,22 @@ QUOTED: dict[str, list[float]] = {
     ],
     "owe most to distance has {:.1%} in fast pairs and {:.0%} beyond the context": by_distance(slice(-27, None)),
     "that owes least {:.1%} and {:.0%}.": by_distance(slice(27)),
-    "(rank correlation with j {:.2f};": [cell(GPT2, "recency", head=7)],
+    "over 3,319 documents of OpenWebText: {:.3f}, {:.3f}, {:.3f}, {:.3f}, {:.3f}, {:.3f}, {:.3f}, {:.3f}, {:.3f}, "
+    "{:.3f}, {:.3f} and {:.3f} in heads 0 to 11": [*column(NEAR, "measured")],
+    "is within 0.11 of that in {:d} of {:d} heads": [
+        int((np.abs(column(NEAR, "near_0.144") - column(NEAR, "measured")) <= 0.11).sum()), len(column(NEAR, "head")),
+    ],
+    "its rank correlation with it over heads is {:.2f}": [cell(AGREEMENT, "rank_correlation", of="s = 0.144")],
+    "by which an earlier version of `positions --unscaled` ordered heads, correlates at {:.2f}": [
+        cell(AGREEMENT, "rank_correlation", of="numerators"),
+    ],
+    "misses heads 1 and 5, which give {:.3f} and {:.3f} to the query itself": [
+        cell(NEAR, "itself", head=head) for head in (1, 5)
+    ],
+    "has head 10 at {:.2f}": [cell(NEAR, "near_0.144", head=10)],
+    "highest frequency-weighted AUROC in the same notes ({:.3f}, {:.3f} and {:.3f}; the fourth, head 11, has {:.3f})": [
+        cell(NEAR, "auroc_by_frequency", head=head) for head in (3, 4, 7, 11)
+    ],
     "apart from a line that explains {:.0%}, a wave of period {:.0f} (of those tried; next to it {:.0f} and {:.0f}) "
     "that explains {:.0%}.": [
         cell(GPT2, "t_pp_linear_share", head=7), WAVE, *(501 / (501 / WAVE + step) for step in (0.125, -0.125)),
@@ -665,6 +695,20 @@ def test_a_norm_before_w_qk_leaves_sinks_neither_way_of_lemma_2() -> None:
         assert "chosen by norm" not in page.read_text(encoding="utf-8"), page
 
 
+def test_smollm2s_spiked_heads_give_the_first_token_less_than_a_quarter() -> None:
+    spiked = [row for row in rows("audit-smollm2/findings.csv") if row["kind"] == "spectral_spike"]
+    places = {(int(row["layer"]), int(row["head"])) for row in spiked}
+    shares = [cell("audit-smollm2/heads.csv", "sink_share", layer=layer, head=head) for layer, head in places]
+    assert len(shares) == 3 and max(shares) < 0.25
+
+
+def test_the_nearest_heads_of_gpt2_have_the_highest_auroc_by_frequency() -> None:
+    near, measured, auroc = (set(np.argsort(-column(NEAR, name))[:3].tolist()) for name in
+                             ("near_0.144", "measured", "auroc_by_frequency"))  # fmt: skip
+    assert near == measured == auroc == {3, 4, 7}
+    assert column(NEAR, "near_0.144")[[3, 4, 7]].min() >= 0.94 and column(NEAR, "measured")[[3, 4, 7]].min() >= 0.99
+
+
 def test_gpt2s_head_7_looks_at_the_query_itself_whatever_the_spread_of_embeddings() -> None:
     assert {row["peak"] for row in rows(SPREAD)} == {"500"}
 
@@ -723,7 +767,8 @@ ELSEWHERE = {
     "0.01": "the paper's", "0.1": "the paper's", "80 %": "the paper's", "2.0": "a licence",
     "16.0": "a head", "2410.06205": "a paper's number", "0.8": "a strength", "1.3": "a strength",
     "0.888": "the authors' runs", "0.906": "likewise", "0.916": "likewise", "0.959": "likewise",
-    "0.34": "the paper's", "0.25": "the paper's", "0.06": "the paper's", "0.69": "the paper's",
+    "0.14": "a default", "0.144": "a spread", "0.94": "checked below", "0.99": "likewise", "0.65": "a threshold",
+    "0.3": "a line of the table", "0.34": "the paper's", "0.25": "the paper's", "0.06": "the paper's", "0.69": "the paper's",
 }  # fmt: skip
 
 

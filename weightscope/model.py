@@ -614,9 +614,7 @@ class Model:
             raise CheckpointError(looked, file=self.checkpoint.name)
         before = self._before
         shift = tensors.read(inputs.types, (None, e))[0] if inputs.types else None
-        folded = self._folded_norm
-        first = folded or family.norm_of(0)
-        row_norm = inputs.norm if folded is None else None
+        row_norm = inputs.norm if self._folded_norm is None else None
         try:
             positions, lacks = self.positions, ""
         except CheckpointError as error:  # tokens can be read without them
@@ -624,13 +622,19 @@ class Model:
         return Embeddings(
             replace(tensors, prefix="").tensor(stored, (None, e)),
             positions,
-            None if first is None else first.unread(config),
+            self.first_norm,
             scale=self._scale,
             projection=before,
             shift=shift if before is None or shift is None else shift @ before,
             norm=None if row_norm is None else row_norm.read(tensors, config),
             lacks=lacks,
         )
+
+    @property
+    def first_norm(self) -> Norm | None:
+        """The norm whose sigma divides the sum of a token's and a position's row, its gains unread; None without."""
+        first = self._folded_norm or self.family.norm_of(0)
+        return None if first is None else first.unread(self.config)
 
     @cached_property
     def positions(self) -> np.ndarray | None:

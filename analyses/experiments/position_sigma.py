@@ -3,14 +3,14 @@
     python -m analyses.experiments.position_sigma gpt2/ --head 7 --query 500 --out out/position-sigma
 
 T^p and T^pp need sigma_j, the standard deviation of e + p_j over the d dimensions. For tokens whose embeddings have
-standard deviation s and are uncorrelated with p_j it is sqrt(s^2 + Var p_j): Fig. 3 is known for each s.
+standard deviation s and are uncorrelated with p_j, sigma_j^2 = s^2 + Var p_j (and the norm's eps): Fig. 3 is known for
+each s, as `weightscope positions --unscaled --spread s` draws it.
 """
 
 from pathlib import Path
 
 import click
 import numpy as np
-from scipy.special import softmax
 
 import weightscope as ws
 from analyses.inputs import out_option
@@ -32,15 +32,10 @@ DRAWN = (0.04, 0.08, 0.14, 0.3)
 @out_option("out/position-sigma")
 def main(source: str, head: int, query: int, out: Path) -> None:
     """Write by-spread.csv and by-spread.png into OUT."""
-    model = ws.open_model(source)
-    terms = position_terms(FirstLayer(model), query, unscaled=True)
-    seen = slice(query + 1)
-    variance = np.asarray(model.positions, float)[seen].var(axis=1)  # (query + 1,)
-    curves = {}
-    for spread in SPREADS:
-        sigma = np.sqrt(spread**2 + variance)
-        curves[spread] = terms.p_numerator[head, seen] / sigma + terms.pp_numerator[head, seen] / (sigma * sigma[query])
-    attention = {spread: softmax(terms.scale * curve) for spread, curve in curves.items()}
+    first = FirstLayer(ws.open_model(source))
+    terms = {spread: position_terms(first, query, unscaled=True, spread=spread) for spread in SPREADS}
+    curves = {s: (of_spread.t_p + of_spread.t_pp)[head, : query + 1] for s, of_spread in terms.items()}
+    attention = {spread: of_spread.attention()[head] for spread, of_spread in terms.items()}
     table = Table([
         Column("s", np.array(SPREADS), meaning="standard deviation of a token's embedding over its dimensions"),
         Column("peak", np.array([weights.argmax() for weights in attention.values()]), meaning="position"),

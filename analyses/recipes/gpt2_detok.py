@@ -28,6 +28,7 @@ from weightscope.embedded import FOLDER
 from weightscope.files import OutputFolder
 from weightscope.formulas import plain
 from weightscope.pages.page import Section, write_page
+from weightscope.tables import Column, Table
 from weightscope.text.bigrams import openwebtext_counts
 from weightscope.text.sequences import Texts, openwebtext, read_texts
 from weightscope.text.tokenizer import Tokenizer
@@ -72,6 +73,7 @@ def main(source: str, counts_file: Path | None, shards: int, text: tuple[Path, .
     with OutputFolder(out) as files:
         sections = [*auroc_sections(files, auroc, curves), neighbour_section(previous, list(tokens), printed)]
         auroc.write_tables(files)
+        files.table("baseline.csv", Table([Column(name, [value]) for name, value in auroc.controls.items()]))
         if printed is not None:
             files.table("printed.csv", printed)
         files.table("neighbours.csv", previous)
@@ -84,7 +86,10 @@ def main(source: str, counts_file: Path | None, shards: int, text: tuple[Path, .
         elif check is not None:
             sections.append(Section("What happens on text", f"Fig. 4 (section 5) was not drawn: {check}."))
         title = f"Detokenization in the first attention layer of {name}"
-        write_page(files, "report.html", title, auroc.lead, sections, model=name, provenance=auroc.provenance)
+        write_page(
+            files, "report.html", title, auroc.lead, sections, model=name, provenance=auroc.provenance,
+            numbers=auroc.controls,
+        )  # fmt: skip
     click.echo(auroc)
     click.echo(f"report: {out / 'report.html'}")
 

@@ -128,7 +128,10 @@ def test_bigram_counts_name_detokenization_heads(embedded: ws.Model, tmp_path: P
     embedded_counts().save(tmp_path / "counts.npz")
     circuits = ws.circuits(embedded, counts=tmp_path / "counts.npz")
     scores = circuits.roles.scores["detokenization"]
-    assert scores[0, 6] == pytest.approx(0.811, abs=5e-4) and np.isnan(scores[1]).all()
+    specific = ws.bigram_auroc(embedded, embedded_counts()).heads["auroc_specific"]
+    np.testing.assert_allclose(scores[0], specific)
+    assert scores[0].argmax() == 6 and np.isnan(scores[1]).all()
+    assert circuits.named["detokenization"].count("0.6") == 1 and "0.5" not in circuits.named["detokenization"]
     place = circuits.named["detokenization"].index("0.6")
     assert circuits.scores_of("detokenization")[place] == f"{scores[0, 6]:.2f}"
     files = Files()

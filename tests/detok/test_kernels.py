@@ -1,5 +1,6 @@
 """`positions` of models without position embeddings: scores by distance."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -196,6 +197,66 @@ def test_layers_of_sliding_windows_are_said_to_see_less() -> None:
 def test_position_embeddings_have_their_own_terms() -> None:
     with pytest.raises(ws.CheckpointError, match=r"T\^p and T\^pp rather than scores by distance"):
         position_kernels("embedded")
+
+
+def llama(folder: Path, size: float, biased: bool = False) -> Path:
+    """Two layers of Gaussian weights of this size; `biased`: a mean key, which distance turns against a mean query."""
+    rng = np.random.default_rng(0)
+    d, r, n = 64, 16, 4
+    config = {
+        "model_type": "llama", "hidden_size": d, "intermediate_size": 2 * d, "num_attention_heads": n,
+        "num_key_value_heads": n, "num_hidden_layers": 2, "vocab_size": 300, "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": True,
+    }  # fmt: skip
+    weights = {
+        "model.embed_tokens.weight": rng.standard_normal((300, d)) + 2.0 * biased,
+        "model.norm.weight": np.ones(d),
+    }
+    for layer in range(2):
+        names = {"self_attn.q_proj": (n * r, d), "self_attn.k_proj": (n * r, d), "self_attn.v_proj": (n * r, d),
+                 "self_attn.o_proj": (d, n * r), "mlp.gate_proj": (2 * d, d), "mlp.up_proj": (2 * d, d),
+                 "mlp.down_proj": (d, 2 * d)}  # fmt: skip
+        for name, shape in names.items():
+            weights[f"model.layers.{layer}.{name}.weight"] = size * rng.standard_normal(shape)
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            weights[f"model.layers.{layer}.{norm}.weight"] = np.ones(d)
+    folder.mkdir()
+    save_file({name: w.astype(np.float32) for name, w in weights.items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_nothing_is_said_of_heads_of_an_untrained_model(tmp_path: Path) -> None:
+    """Its mean scores are nearly 0 at every distance; of nearly nothing, distance may be any share."""
+    kernels = position_kernels(llama(tmp_path / "model", 0.02))
+    assert kernels.heads["span"].max() < 0.5 and kernels.heads["position_share"].max() > 0
+    assert kernels.untrained == (0, 1)
+    assert kernels.headline.startswith("In no layer that looks trained does distance move a head's mean score by 0.5")
+    assert "matters most" not in kernels.lead and "prefer near tokens" not in kernels.lead
+    assert "The factors of layers 0-1 have the spectra of random matrices" in kernels.lead
+
+
+def test_random_layers_are_not_named_however_far_distance_moves_their_scores(tmp_path: Path) -> None:
+    kernels = position_kernels(llama(tmp_path / "model", 0.5, biased=True))
+    assert kernels.heads["span"].max() > 0.5 and kernels.untrained == (0, 1)
+    assert "matters most" not in kernels.headline
+
+
+def test_the_head_that_distance_matters_to_most_is_given_in_nats(tmp_path: Path) -> None:
+    """With decaying spectra, as trained factors have."""
+    source = llama(tmp_path / "model", 0.5, biased=True)
+    (file,) = source.glob("*.safetensors")
+    weights = load_file(file)
+    decay = 2 * np.tile(np.geomspace(1, 0.1, 16), 4).astype(np.float32)  # of each head
+    trained = {name: w * decay[:, None] for name, w in weights.items() if "self_attn" in name}
+    save_file(weights | trained, file)
+    kernels = position_kernels(source)
+    assert kernels.untrained == ()
+    row = kernels.most_positional(1)[0]
+    span = np.ptp(kernels.mean[row, kernels.near])
+    assert kernels.heads["span"][row] == pytest.approx(span) and span >= 0.5
+    assert f"Distance matters most in head {kernels.name(row)}" in kernels.headline
+    assert f"moves their mean by {span:.1f} nats" in kernels.headline
 
 
 @pytest.mark.check

@@ -26,8 +26,10 @@ from weightscope.detok.positions import (
     spread_over_tokens,
     trends,
 )
-from weightscope.detok.sigma import sigma_statistics
+from weightscope.detok.sigma import SigmaStatistics, sigma_statistics
 from weightscope.metrics.outliers import undertrained_rows
+
+NO_NORM = SigmaStatistics.of_no_norm(0, 256)
 
 
 @settings(deadline=None, max_examples=60)
@@ -168,7 +170,7 @@ def test_a_last_position_that_was_trained_less_is_told(embedded: ws.Model) -> No
     assert terms.cautions[0].startswith(
         f"T^p of the last position, 255, is {terms.cliff:.2f} times that of position 254"
     )
-    level = replace(terms, p_numerator=np.repeat(terms.p_numerator[:, :1], 256, axis=1), sigma=None)
+    level = replace(terms, p_numerator=np.repeat(terms.p_numerator[:, :1], 256, axis=1), sigma=NO_NORM)
     assert level.cliff is None and level.cautions == ()
 
 
@@ -212,7 +214,81 @@ def test_a_period_as_long_as_the_window_is_called_a_bound(embedded: ws.Model) ->
     terms = position_terms(ws.first_layer(embedded), query=100)
     assert longest(101.0, terms) == "at least 101"
     assert longest(89.8, terms) == "90"
-    slow = replace(terms, pp_numerator=np.sin(np.arange(256) / 80)[None].repeat(8, axis=0), sigma=None)
+    slow = replace(terms, pp_numerator=np.sin(np.arange(256) / 80)[None].repeat(8, axis=0), sigma=NO_NORM)
     assert slow.heads["t_pp_period"].tolist() == [101.0] * 8
     meanings = {column.name: column.meaning for column in terms.heads.columns}
     assert "101, the window's own length, is a lower bound" in meanings["t_pp_period"]
+
+
+def without_tokens(folder: Path, n_positions: int = 40) -> Path:
+    """A GPT-2 whose token embedding is not in the file."""
+    weights = gpt2_weights(d=64, n_positions=n_positions)
+    del weights["wte.weight"]
+    return write_checkpoint(folder, weights)
+
+
+def test_a_spread_divides_each_part_by_its_own_sigma(tmp_path: Path) -> None:
+    """Eq. 14 with sigma_j^2 = s^2 + Var p_j: T^p by sigma_j, T^pp by sigma_i sigma_j. The file keeps the numerators."""
+    source = without_tokens(tmp_path / "model")
+    result = run("positions", source, "--out", tmp_path / "out", "--unscaled", "--spread", "0.3", "--query", "30")
+    assert result.exit_code == 0, result.output
+    model = ws.open_model(source)
+    wpe, heads = model.positions.astype(float), model.layer(0).heads
+    sigma = np.sqrt(0.3**2 + wpe.var(axis=1) + 1e-5)
+    t_p = np.stack([wpe @ head.qk_bias for head in heads])
+    t_pp = np.stack([wpe @ (head.qk.dense().astype(float).T @ wpe[30]) for head in heads])
+    with np.load(tmp_path / "out" / "positions.npz") as arrays:
+        np.testing.assert_allclose(arrays["t_p"], t_p, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(arrays["t_pp"], t_pp, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(arrays["sigma"], sigma, rtol=1e-5)
+        assert arrays["spread"] == 0.3
+    terms = position_terms(FirstLayer(model), 30, unscaled=True, spread=0.3)
+    total = (t_p / sigma + t_pp / (sigma * sigma[30]))[:, :31]
+    weights = np.exp(total * heads[0].scale)
+    near = weights[:, -3:].sum(axis=1) / weights.sum(axis=1)
+    np.testing.assert_allclose(terms.heads["near_mass"], near, rtol=1e-5)
+    assert terms.nearest_head() == near.argmax()
+    assert f"head {near.argmax()} gives {near.max():.0%} of its attention to the nearest tenth" in result.stdout
+    said = "s = 0.3 (0.15 and 0.6 shown beside it) stands in for token embeddings: it holds where these are"
+    assert said in result.stderr and said in (tmp_path / "out" / "report.html").read_text()
+    low, high = (terms.heads[f"near_mass_{end}"] for end in ("low", "high"))
+    assert (low <= near + 1e-6).all() and (near <= high + 1e-6).all()
+
+
+def test_the_head_drawn_is_the_nearest_after_the_softmax_and_not_the_steadiest(embedded: ws.Model) -> None:
+    """A shallow line rises at every step, a late cliff falls first; the softmax attends to near tokens by the cliff."""
+    terms = position_terms(ws.first_layer(embedded), unscaled=True)
+    line = np.linspace(0, 0.1, 256)
+    cliff = np.where(np.arange(256) > terms.query - 5, 100.0, -line)
+    flat = replace(terms, p_numerator=np.stack([line, cliff]), pp_numerator=np.zeros((2, 256)))
+    assert recency(flat.t_p[0]) > recency(flat.t_p[1])
+    assert flat.nearest_head() == 1 and "head 1 gives 100% of its attention" in flat.headline
+
+
+def test_the_spread_of_the_tokens_gives_nearly_what_the_tokens_give(embedded: ws.Model) -> None:
+    """What is left out is their correlation with positions and how far their variances differ."""
+    first, tokens = ws.first_layer(embedded), embedded.embeddings.tokens.astype(float)
+    spread = float(np.sqrt(tokens.var(axis=1).mean()))
+    exact, stood_in = (terms.heads["near_mass"] for terms in (first.positions(), first.positions(None, True, spread)))
+    np.testing.assert_allclose(stood_in, exact, atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [(["--spread", "0.2"], "--spread is for --unscaled"), (["--unscaled", "--spread", "0"], "not in the range x>0"),
+     (["--unscaled", "--spread", "nan"], "nan is no standard deviation")],
+)  # fmt: skip
+def test_a_spread_that_is_none_is_refused(given: list[str], says: str, tmp_path: Path) -> None:
+    result = run("positions", "embedded", "--out", tmp_path / "out", *given)
+    assert result.exit_code == 2 and says in result.output
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.check
+def test_gpt2s_nearest_heads_are_those_that_were_measured() -> None:
+    """3, 4 and 7 give positions 485 to 500 over 0.99 of their attention on text; the numerators' order says 0, 2, 8."""
+    terms = position_terms(FirstLayer(ws.open_model(shared("gpt2-attention"))), 500, unscaled=True, spread=0.144)
+    near = terms.attention()[:, 485:].sum(axis=1)
+    assert set(np.argsort(-near)[:3]) == {3, 4, 7} and near[[3, 4, 7]].min() > 0.9
+    rising = [recency(curve) for curve in (terms.p_numerator + terms.pp_numerator)[:, :501]]
+    assert not {3, 4, 7} & set(np.argsort(rising)[-3:].tolist())

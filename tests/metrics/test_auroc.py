@@ -12,7 +12,15 @@ from sklearn.metrics import auc, roc_auc_score
 
 from weightscope import CheckpointError
 from weightscope.compute.device import open_device
-from weightscope.metrics.auroc import auroc_by_token, mean_auroc, roc_curve, weighted_auroc
+from weightscope.metrics.auroc import (
+    auroc_by_token,
+    auroc_of_one_order,
+    auroc_of_own_scores,
+    auroc_with_specific,
+    mean_auroc,
+    roc_curve,
+    weighted_auroc,
+)
 
 WAYS = [
     pytest.param({"compiled": False}, id="numpy"),
@@ -163,6 +171,41 @@ class TestCurve:
             roc_curve(np.arange(2.0), np.array(positives, int), np.ones(len(positives), int))
 
 
+class TestOneOrder:
+    """Rows that score the columns alike, whose AUROC one sort gives."""
+
+    @pytest.mark.parametrize("few", [1 << 21, 7], ids=["whole", "in blocks"])
+    @pytest.mark.parametrize("tied", [False, True])
+    def test_every_row_is_that_of_one_row(self, tied, few, monkeypatch):
+        monkeypatch.setattr("weightscope.metrics.auroc.PAIRS_A_BLOCK", few)
+        rng = np.random.default_rng(20)
+        scores = rng.integers(0, 9, 60).astype(float) if tied else rng.standard_normal(60)
+        counts = random_counts(rng, (40, 60), 0.2)
+        counts[[0, 7, 39]], counts[5] = 0, 2
+        auroc = auroc_of_one_order(scores, as_csr(counts))
+        np.testing.assert_allclose(auroc, [exact_auroc(scores, weights) for weights in counts], rtol=1e-14)
+        assert np.isnan(auroc[[0, 5, 7, 39]]).all()
+
+    @pytest.mark.parametrize("few", [1 << 21, 7], ids=["whole", "in blocks"])
+    def test_positives_may_have_scores_of_their_own(self, few, monkeypatch):
+        """As a frequency from which the row's own counts are left out."""
+        monkeypatch.setattr("weightscope.metrics.auroc.PAIRS_A_BLOCK", few)
+        rng = np.random.default_rng(21)
+        counts = random_counts(rng, (50, 50), 0.3)
+        total = counts.sum(axis=0)
+        sparse = as_csr(counts)
+        auroc = auroc_of_own_scores(total, total[sparse.indices] - sparse.data, sparse)
+        expected = [
+            roc_auc_score(row > 0, total - row, sample_weight=np.maximum(row, 1)) if row.any() else np.nan
+            for row in counts
+        ]
+        np.testing.assert_allclose(auroc, expected, rtol=1e-13)
+
+    def test_scores_of_another_vocabulary_are_refused(self):
+        with pytest.raises(ValueError, match="59 scores of 60 columns"):
+            auroc_of_one_order(np.zeros(59), as_csr(np.ones((1, 60))))
+
+
 class TestMeans:
     def test_the_paper_counts_unscored_tokens_as_zero(self):
         assert mean_auroc(np.array([0.5, np.nan, 1, np.nan])) == (0.75, 0.375, 2)
@@ -202,6 +245,21 @@ class TestFullVocabulary:
             for row, weights in zip(left @ right.T, counts, strict=True)
         ]
         np.testing.assert_allclose(auroc, expected, rtol=0, atol=1e-12)
+
+    @pytest.mark.parametrize("kind", ["ties", "distinct"])
+    @pytest.mark.parametrize("vocab", [1, 7, 129, 700])
+    def test_the_specific_part_is_of_the_scores_without_the_means(self, way, kind, vocab):
+        """Scores and means are whole numbers, which float32 holds exactly."""
+        rng = np.random.default_rng(vocab)
+        left, right = factors(rng, vocab, 5, kind)
+        mean = rng.integers(-3, 4, 5).astype(np.float32)
+        counts = random_counts(rng, (vocab, vocab), 0.1)
+        counts[vocab // 2] = 0
+        both, specific = auroc_with_specific(left, right, mean, as_csr(counts), **way, threads=2)
+        np.testing.assert_array_equal(both, auroc_by_token(left, right, as_csr(counts), **way))
+        scores = left.astype(float) @ right.T - mean.astype(float) @ right.T
+        expected = [exact_auroc(row, weights) for row, weights in zip(scores, counts, strict=True)]
+        np.testing.assert_array_equal(specific, expected)
 
     @settings(deadline=None, max_examples=60)
     @given(

@@ -65,12 +65,14 @@ def detokenization() -> Iterator[Claim]:
         [*ends(auroc)[::-1], *-np.diff(np.sort(auroc)[:-3:-1])],
         [auroc.max() > 0.75, auroc.min() < 0.5],
     )
-    by_frequency = cell(heads, "auroc_by_frequency", head=6)
+    by_frequency, specific = (cell(heads, f"auroc_{name}", head=6) for name in ("by_frequency", "specific"))
+    baseline = cell("gpt2-detok/baseline.csv", "auroc_baseline")
     yield Claim(
         "Attention leans to frequent bigrams (abstract)",
-        "head 6: {:.2f}, and {:.2f} weighted by frequency",
-        [auroc[6], by_frequency],
-        [auroc[6] > 0.7, by_frequency > 0.7],
+        "head 6: {:.2f}, {:.2f} weighted by frequency, and {:.2f} less what is the same for all current tokens; "
+        "the previous token's frequency alone: {:.2f}",
+        [auroc[6], by_frequency, specific, baseline],
+        [auroc[6] > 0.7, by_frequency > 0.7, specific > 0.7],
     )
     falling, lowest = cell(gpt2, "t_p_falling", head=7), cell(gpt2, "t_p_lowest_at", head=7)
     yield Claim(
@@ -97,7 +99,7 @@ def detokenization() -> Iterator[Claim]:
     highest = cell(gpt2, "t_pp_highest_at", head=7)
     yield Claim(
         "T^pp is highest at the nearest tokens (section 4)",
-        "at {:.0f} of 127 in head 1; without sigma at {:.0f} of 500 in GPT-2's head 7",
+        "at {:.0f} of 127 in head 1; with s = 0.14 at {:.0f} of 500 in GPT-2's head 7",
         [cell(trends, "t_pp_highest_at", head=1), highest],
         [cell(trends, "t_pp_highest_at", head=1) > 120, highest > 450],
     )

@@ -23,7 +23,8 @@ from weightscope.compute.cores import one_blas_thread
 from weightscope.compute.device import open_device
 from weightscope.errors import CheckpointError, counted, printable, sized, wholes
 from weightscope.files import HIDDEN, REPORT, OutputFolder
-from weightscope.findings import Findings, indexed
+from weightscope.findings import Finding, Findings, indexed
+from weightscope.metrics.sinks import EVENT_WEIGHT, MECHANISMS, Massive
 from weightscope.model import Model, as_model
 from weightscope.progress import bar, progress_shown
 from weightscope.provenance import Provenance
@@ -296,7 +297,7 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
     standing = Standing(model, heads, Reference.load(options.reference or OWN))
     with one_blas_thread():
         directions, notes = directions_of(unchecked, heads, options.directions)
-        findings = with_tokens(findings_of(unchecked, heads, standing), directions)
+        findings = with_tokens(with_massive(findings_of(unchecked, heads, standing), sinks.massive), directions)
         removed, undecided = removed_directions(unchecked, heads.layers.tolist(), options.all_tensors)
         unread_files = beside_findings(model.checkpoint.weight_files)
         findings = Findings([*findings, *removed_findings(unchecked, removed), *unread_files])
@@ -311,7 +312,8 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
         *undecided,
         positions_of(unchecked)[1],
         unbounded_note(heads.unbounded),
-        sinks.note or massive_note(sinks),
+        sinks.note or sink_note(sinks),
+        massive_note(sinks),
     )
     read = tensors_of_heads(unchecked, heads.layers.tolist())
     roles = affordable_names(model)
@@ -380,6 +382,38 @@ def unbounded_note(reasons: Mapping[int, str]) -> str:
         by_reason.setdefault(reason, []).append(layer)
     parts = [f"in {indexed('layer', layers)} {reason}" for reason, layers in by_reason.items()]
     return f"Nothing bounds the logits: {'; '.join(parts)}." if parts else ""
+
+
+def sink_note(sinks: FirstTokenSinks) -> str:
+    """How many heads give the first token half of their attention, and what they do with it, in a sentence."""
+    known = np.isfinite(sinks.share)
+    if not known.any():
+        return ""
+    sink, heads = known & (np.nan_to_num(sinks.share) >= EVENT_WEIGHT), counted(int(np.count_nonzero(known)), "head")
+    if not sink.any():
+        return f"No head of {heads} gives the first token half of its attention or more (sink_share in heads.csv)."
+    kinds = sinks.kind[sink].tolist()
+    counts = ", ".join(f"{n} {kind}" for kind in MECHANISMS if (n := kinds.count(kind)))
+    return (
+        f"{np.count_nonzero(sink)} of {heads} give the first token half of their attention or more "
+        f"(sink_share in heads.csv{f'; kinds: {counts}' * bool(counts)})."
+    )
+
+
+def with_massive(findings: Findings, massive: Massive | None) -> Findings:
+    """The same findings, those of outlier dimensions with the first token's massive activation, where it has one."""
+    if massive is None:
+        return findings
+
+    def joined(finding: Finding) -> Finding:
+        if finding.kind != "outlier_dimension":
+            return finding
+        named = massive.dimension in [member.index for member in finding.members]
+        which = "one of these" if named else "not one of these"
+        where = f"The first token's massive activation is in dimension {massive.dimension}, {which}."
+        return replace(finding, text=f"{finding.text} {where}")
+
+    return Findings(map(joined, findings))
 
 
 def massive_note(sinks: FirstTokenSinks) -> str:
@@ -488,6 +522,9 @@ class Audit(Result):
             values = self.heads[measure.name]
             if measure.name in SUMMARY and np.isfinite(values).any():
                 rows.append((measure.label, *np.percentile(values[np.isfinite(values)], (5, 50, 95))))
+        shares = self.heads["sink_share"] if "sink_share" in self.heads.names else np.empty(0)
+        if np.isfinite(shares).any():
+            rows.append(("attention to token 0", *np.percentile(shares[np.isfinite(shares)], (5, 50, 95))))
         return Table.of_rows(["measure", *(Column(name, format=".3g") for name in ("5 %", "median", "95 %"))], rows)
 
     def summary(self) -> dict[str, str | int | float]:
@@ -514,4 +551,5 @@ class Audit(Result):
     def shown(self) -> list[Any]:
         """Findings, and the measures of every head that the maps show."""
         mapped = [measure.name for measure in self.measured.measures if measure.scale]
-        return [self.findings, self.heads.select("layer", "head", *mapped)]
+        sinks = [name for name in ("sink_share", "sink_kind") if name in self.heads.names]
+        return [self.findings, self.heads.select("layer", "head", *sinks, *mapped)]

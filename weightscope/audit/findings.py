@@ -180,8 +180,8 @@ def head_findings(
 
 
 @finding("spectral_spike", "spectral spike", rank=80,
-         look_next="A sink candidate: see which tokens lie along its first direction, then measure its attention on "
-                   "text.")  # fmt: skip
+         look_next="See which tokens lie along its first direction. It is no sign of an attention sink: heads.csv has "
+                   "the attention to the first token, `sink_share`.")  # fmt: skip
 def _faulty_heads(
     heads: MeasuredHeads, name: str, explained: Collection[int], standing: Standing | None
 ) -> dict[Place, Finding]:
@@ -201,6 +201,7 @@ def _faulty_heads(
             rest = known_median(gaps)
             first = f"The first singular value of {MAPS[name]}"
             text = f"{first} is {gap:.1f} times the second (the median head: {rest:.2f})."
+            text += _to_first_token(heads, name, (i, h))
             fault = "spectral_spike", "gap", gap, rest, text
         if fault is not None:
             kind, measure, number, rest, text = fault
@@ -209,6 +210,14 @@ def _faulty_heads(
                 text=text,
             )  # fmt: skip
     return findings
+
+
+def _to_first_token(heads: MeasuredHeads, name: str, place: Place) -> str:
+    """What the head of a spike of W_QK gives the first token, as a sentence; empty where that is not known."""
+    if name != "qk" or "sink_share" not in heads.table.names:
+        return ""
+    share = float(heads.grid("sink_share")[place])
+    return f" The head gives the first token {share:.2f} of its attention." if np.isfinite(share) else ""
 
 
 Fault = tuple[str, str, float, float, str]  # kind, measure, its value, its usual value, text
@@ -372,8 +381,8 @@ def outlier_gains(model: Model, layers: Sequence[int]) -> Iterator[Finding]:
 
 
 @finding("outlier_dimension", "outlier dimension", rank=140,
-         look_next="Measure the dimension on text (`weightscope outliers`): weights alone do not show whether its "
-                   "activations are large.")  # fmt: skip
+         look_next="Measure the dimension on text (`weightscope outliers`): this is a share of weights, and only the "
+                   "first token's activations were followed, where the lead names one.")  # fmt: skip
 def _dimensions(outsized: np.ndarray, values: np.ndarray, text: str, **about: Any) -> Finding:
     """A finding about dimensions, the most extreme first: outsized (k,) indices into values (d,)."""
     rest = f"; outsized too: {', '.join(map(str, outsized[1:NAMED]))}" if len(outsized) > 1 else ""

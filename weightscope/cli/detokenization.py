@@ -1,5 +1,6 @@
 """The commands about the first layer: detok, neighbours, positions, and bigrams for detok."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -124,13 +125,20 @@ def neighbours(
     [
         "weightscope positions embedded --out positions/",
         "weightscope positions gpt2/ --out positions/ --query 500 --head 7",
+        "weightscope positions gpt2/ --out positions/ --unscaled --spread 0.14",
         "weightscope positions llama/ --out positions/ --layer 16 --head 0",
     ],
 )
 @options.with_model
 @options.out
 @click.option("--query", type=int, help="Query position i; default: 500, or the last position of a shorter model.")
-@click.option("--unscaled", is_flag=True, help="Numerators without 1/sigma; needs no token embedding.")
+@click.option("--unscaled", is_flag=True, help="Read no token embedding: --spread gives sigma, the file numerators.")
+@click.option(
+    "--spread",
+    type=click.FloatRange(0, min_open=True),
+    metavar="S",
+    help="With --unscaled: standard deviation of a token's embedding over its dimensions; default 0.14.",
+)
 @click.option("--layer", type=int, help="Draw this layer's scores by distance (no position embeddings).")
 @click.option("--head", "heads", type=int, multiple=True, help="Draw this head, of --layer or 0; may be repeated.")
 @click.option(
@@ -142,8 +150,8 @@ def neighbours(
 @options.text
 @options.device
 def positions(
-    model: Any, out: Path, query: int | None, unscaled: bool, layer: int | None, heads: tuple[int, ...],
-    counts: Path | None, on_text: bool, text: tuple[Path, ...], device: str,
+    model: Any, out: Path, query: int | None, unscaled: bool, spread: float | None, layer: int | None,
+    heads: tuple[int, ...], counts: Path | None, on_text: bool, text: tuple[Path, ...], device: str,
 ) -> None:  # fmt: skip
     """Compute what position does to the scores of heads.
 
@@ -154,10 +162,14 @@ def positions(
     from weightscope.detok.first_layer import FirstLayer, position_terms
     from weightscope.detok.on_text import run_on_texts
     from weightscope.detok.page import position_section, text_section
+    from weightscope.detok.positions import SPREAD
     from weightscope.files import OutputFolder
     from weightscope.pages.page import write_page
     from weightscope.text.sequences import read_texts
 
+    if spread is not None and not (unscaled and math.isfinite(spread)):
+        problem = "is for --unscaled" if not unscaled else f"{spread} is no standard deviation"
+        raise click.UsageError(f"--spread {problem}")
     if unscaled and (on_text or text):
         raise click.UsageError("--unscaled cannot be combined with --on-text, which needs sigma")
     if model.positions is None:
@@ -178,7 +190,7 @@ def positions(
             raise CheckpointError(
                 f"{error}; sigma needs one. `weightscope positions --unscaled` works without"
             ) from None
-    terms = position_terms(first, query, unscaled)
+    terms = position_terms(first, query, unscaled, SPREAD if spread is None else spread)
     check = run_on_texts(first, read_texts(text), terms.query) if on_text or text else None
     with OutputFolder(out) as files:
         sections = [position_section(files, terms, heads)]
@@ -192,7 +204,7 @@ def positions(
         click.echo(f"weightscope: {caution}", err=True)
     headline(terms.headline)
     if not is_quiet():
-        show(terms.heads.select("head", "t_p_slope", "t_pp_period", "recency"))
+        show(terms.heads.select("head", "t_p_slope", "t_pp_period", "near_mass"))
     click.echo(out / "report.html")
 
 

@@ -1,6 +1,6 @@
 """Figures of the detokenization analysis: AUROC by head, ROC curves, position terms, attention on text."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from weightscope.detok.first_layer import TERMS
 from weightscope.detok.heads import BigramAuroc, TokenRoc
 from weightscope.detok.kernels import PositionKernels
 from weightscope.detok.on_text import TextCheck
-from weightscope.detok.positions import PositionTerms, spread_over_tokens
+from weightscope.detok.positions import AtSigma, PositionTerms, near_mass, spread_over_tokens
 from weightscope.pages.style import (
     BY_LAYER,
     COLOURS,
@@ -27,6 +27,7 @@ from weightscope.pages.style import (
 )
 
 SIGMA_I = (("mean", "#0072B2"), ("minimum", "#009E73"), ("maximum", "#E69F00"))  # the paper's blue, green, orange
+BY_SPREAD = ("#009E73", "#0072B2", "#E69F00")  # half the spread, the spread, twice the spread
 LAST = 30  # positions before the query that an inset shows, as the authors draw
 LEAST_HEIGHT = 2.4  # inches, for the label next to one row of panels
 PREVIOUS = "previous position $j$ (tokens)"
@@ -34,20 +35,29 @@ PREVIOUS = "previous position $j$ (tokens)"
 
 @in_our_style()
 def auroc_figure(auroc: BigramAuroc) -> Figure:
-    """Table 2 drawn, best head first: the mean as a dot over the spread of the single tokens."""
+    """Table 2 drawn, best head first: the mean as a dot over the spread of the single tokens, and its controls.
+
+    A diamond is the mean of the specific part; the dashed line is the AUROC of the previous token's frequency.
+    """
     table = auroc.ranked
-    figure, axis = subplots(figsize=(COLUMN, 0.26 * len(table) + 0.7))
-    for place, (head, mean) in enumerate(zip(table["head"], table["auroc"], strict=True)):
+    figure, axis = subplots(figsize=(COLUMN, 0.26 * len(table) + 1.0))
+    means = zip(table["head"], table["auroc"], table["auroc_specific"], strict=True)
+    for place, (head, mean, specific) in enumerate(means):
         low, quarter, three_quarters, high = np.nanpercentile(auroc.auroc[head], [5, 25, 75, 95])
         axis.plot([low, high], [place, place], color="0.75", linewidth=1)
         axis.plot([quarter, three_quarters], [place, place], color="0.55", linewidth=4, solid_capstyle="butt")
         axis.plot(mean, place, "o", color=head_style(head)["color"], markersize=5)
+        label = "less what all current tokens share" if not place else "_nolegend_"
+        axis.plot(specific, place, "D", color="black", fillstyle="none", markersize=4, label=label)
         axis.annotate(f"{mean:.2f}", (mean, place), (0, 5), textcoords="offset points", ha="center", fontsize=6)
     axis.axvline(0.5, color="black", linewidth=0.6, linestyle=":")
+    frequency = f"previous token's frequency: {auroc.auroc_baseline:.2f}"
+    axis.axvline(auroc.auroc_baseline, color="#D55E00", linewidth=1, linestyle="--", label=frequency)
     axis.set_yticks(range(len(table)), [f"head {head}" for head in table["head"]])
     axis.set_ylim(len(table) - 0.5, -0.8)
     axis.set_xlim(0, 1)
     axis.set_xlabel("bigram AUROC of $T^{ee}$ (1)")
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", fontsize=6)
     return figure
 
 
@@ -78,27 +88,26 @@ def position_figure(terms: PositionTerms, head: int) -> Figure:
     """Fig. 3 for one head: T^p, T^pp at the query position, their sum, and the softmax of the sum.
 
     The band is the central 95 % over the tokens at j; the three lines take 1/sigma_i at its mean, and sigma_i at its
-    minimum and maximum.
-    Without sigma the bare numerators of T^p and T^pp are drawn.
+    minimum and maximum. Where a spread stands in for tokens, the lines are of half of it, of it, and of twice it.
     """
-    if terms.sigma is None:
-        return _numerator_figure(terms, head)
     query, sigma = terms.query, terms.sigma
     figure, axes = subplots(2, 2, figsize=(2 * COLUMN, 4.2), sharex="col")
     (axis_p, axis_pp), (axis_sum, axis_softmax) = axes
 
-    everywhere = spread_over_tokens(terms.p_numerator[head], sigma)
-    _draw_t_p(axis_p, everywhere.mean, terms)
-    axis_p.fill_between(np.arange(len(everywhere.mean)), everywhere.low, everywhere.high, color="0.8", linewidth=0)
+    if terms.spread is None:
+        everywhere = spread_over_tokens(terms.p_numerator[head], sigma)
+        _draw_t_p(axis_p, {"black": everywhere.mean}, terms)
+        axis_p.fill_between(np.arange(len(everywhere.mean)), everywhere.low, everywhere.high, color="0.8", linewidth=0)
+    else:
+        of_spreads = zip(BY_SPREAD, terms.over_spreads, strict=True)
+        _draw_t_p(axis_p, {colour: each.t_p[head] for colour, each in of_spreads}, terms)
 
     j = np.arange(query + 1)
     last = axis_softmax.inset_axes((0.12, 0.35, 0.5, 0.55))
-    for which, colour in SIGMA_I:
-        scaled = terms.at_sigma(head, which)
+    for label, colour, scaled in _lines(terms, head):
         for axis, curve in ((axis_pp, scaled.pp), (axis_sum, scaled.both)):
             axis.fill_between(j, curve.low, curve.high, color=colour, alpha=0.18, linewidth=0)
-            symbol = r"$1/\sigma_i$" if which == "mean" else r"$\sigma_i$"
-            axis.plot(j, curve.mean, color=colour, label=f"{symbol} {which}")
+            axis.plot(j, curve.mean, color=colour, label=label)
         axis_softmax.plot(j, scaled.attention, color=colour)
         last.plot(j[-LAST:], scaled.attention[-LAST:], color=colour)
     last.set_title(f"the last {len(j[-LAST:])}", fontsize=6)
@@ -110,39 +119,44 @@ def position_figure(terms: PositionTerms, head: int) -> Figure:
     axis_softmax.set_ylabel(r"softmax$_j$ of the sum $/\sqrt{d'}$")
     for axis in (axis_sum, axis_softmax):
         axis.set_xlabel(PREVIOUS)
-    figure.suptitle(f"head {head}", fontsize=8)
+    figure.suptitle(
+        f"head {head}: {near_mass(terms.attention()[head]):.0%} of its attention to the nearest tenth", fontsize=8
+    )
     return figure
 
 
-def _numerator_figure(terms: PositionTerms, head: int) -> Figure:
-    figure, (axis_p, axis_pp) = subplots(1, 2, figsize=(2 * COLUMN, 2.2))
-    _draw_t_p(axis_p, terms.p_numerator[head], terms)
-    axis_pp.plot(terms.pp_numerator[head, : terms.query + 1], color="black")
-    axis_p.set_ylabel(r"$b^{QK} p_j^\top$ (numerator of $T^p_j$)")
-    axis_pp.set_ylabel(rf"$p_{{{terms.query}}} W^{{QK}} p_j^\top$ (numerator of $T^{{pp}}$)")
-    for axis in (axis_p, axis_pp):
-        axis.set_xlabel(PREVIOUS)
-    figure.suptitle(f"head {head}", fontsize=8)
-    return figure
+def _lines(terms: PositionTerms, head: int) -> Iterator[tuple[str, str, AtSigma]]:
+    """Label, colour and terms of the lines of Fig. 3: by the query's sigma, or by the spread that stands in for it."""
+    if terms.spread is None:
+        for which, colour in SIGMA_I:
+            symbol = r"$1/\sigma_i$" if which == "mean" else r"$\sigma_i$"
+            yield f"{symbol} {which}", colour, terms.at_sigma(head, which)
+        return
+    for each, colour in zip(terms.over_spreads, BY_SPREAD, strict=True):
+        assert each.spread is not None
+        yield f"$s$ = {each.spread.s:g}", colour, each.at_sigma(head, "mean")
 
 
-def _draw_t_p(axis: Axes, curve: np.ndarray, terms: PositionTerms) -> None:
-    """T^p at every position, with the query position and the undertrained ones marked."""
-    axis.plot(curve, color="black")
+def _draw_t_p(axis: Axes, curves: Mapping[str, np.ndarray], terms: PositionTerms) -> None:
+    """T^p at every position, by colour, with the query position and the undertrained ones marked."""
     axis.axvline(terms.query, color="0.6", linewidth=0.6, linestyle=":")
-    marks = np.unique([*terms.undertrained, *([len(curve) - 1] if terms.cliff else [])]).astype(int)
+    n = terms.t_p.shape[1]
+    marks = np.unique([*terms.undertrained, *([n - 1] if terms.cliff else [])]).astype(int)
+    label = "undertrained"
+    for colour, curve in curves.items():
+        axis.plot(curve, color=colour)
+        if len(marks):
+            axis.plot(marks, curve[marks], "x", color="#D55E00", markersize=5, label=label)
+            label = "_nolegend_"
     if len(marks):
-        axis.plot(marks, curve[marks], "x", color="#D55E00", markersize=5, label="undertrained")
         axis.legend()
 
 
 @in_our_style()
 def all_heads_figure(terms: PositionTerms) -> Figure:
     """T^p + T^pp of every head over j = 0 .. i, one small panel per head, each with its mean taken out."""
-    curves = (terms.t_p + terms.t_pp)[:, : terms.query + 1]
-    label = "numerators of $T^p + T^{pp}$"
-    if terms.sigma is not None:
-        curves, label = curves * terms.scale, r"$(T^p + T^{pp})/\sqrt{d'}$"
+    curves = (terms.t_p + terms.t_pp)[:, : terms.query + 1] * terms.scale
+    near = near_mass(terms.attention())
     rows = -(-len(curves) // 4)
     size = 2 * COLUMN, max(1.1 * rows + 0.4, LEAST_HEIGHT)
     figure, axes = subplots(rows, 4, figsize=size, sharex=True, sharey=True, squeeze=False)
@@ -152,9 +166,9 @@ def all_heads_figure(terms: PositionTerms) -> Figure:
             continue
         axis.axhline(0, color="0.8", linewidth=0.5)
         axis.plot(curves[head] - curves[head].mean(), **head_style(head))
-        axis.text(0.04, 0.92, f"head {head}", transform=axis.transAxes, va="top", fontsize=7)
+        axis.text(0.04, 0.92, f"head {head}: {near[head]:.0%}", transform=axis.transAxes, va="top", fontsize=7)
     figure.supxlabel(PREVIOUS, fontsize=8)
-    figure.supylabel(f"{label}, centred", fontsize=8)
+    figure.supylabel(r"$(T^p + T^{pp})/\sqrt{d'}$, centred", fontsize=8)
     return figure
 
 

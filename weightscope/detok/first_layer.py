@@ -15,7 +15,15 @@ from weightscope.attention.layer import Head, Layer
 from weightscope.attention.maps import InnerNorm
 from weightscope.compute.cores import in_threads
 from weightscope.compute.device import open_device
-from weightscope.detok.positions import FEWEST, QUERY, PositionTerms, in_runs, position_numerators
+from weightscope.detok.positions import (
+    FEWEST,
+    QUERY,
+    SPREAD,
+    PositionTerms,
+    Spread,
+    in_runs,
+    position_numerators,
+)
 from weightscope.detok.sigma import SigmaStatistics, sigma_statistics
 from weightscope.embeddings import ids_of
 from weightscope.errors import CheckpointError
@@ -240,6 +248,23 @@ class FirstLayer:
         self.check_finite(f"the query side of T^ee of head {head}", factor, self.layer)
         return factor
 
+    def mean_row(self, tokens: np.ndarray) -> np.ndarray:
+        """The mean over some tokens of their rows divided by `divisor`: (V,) booleans -> float64 (d,)."""
+        total = np.zeros(self.model.config.d_model)
+        for first, block in self.model.embeddings.blocks():
+            rows = slice(first, first + len(block))
+            total += (tokens[rows] / self.divisor[rows].astype(np.float64)) @ block
+        return total / np.count_nonzero(tokens)
+
+    def mean_query(self, head: int, tokens: np.ndarray, mean_row: np.ndarray) -> np.ndarray:
+        """The mean over some tokens of the rows of `query_factor`: (V,) booleans, their `mean_row` -> float64 (r,).
+
+        Without a norm of queries it is the mean row's query; with one, every query has to be made.
+        """
+        if self.attention.q_norm is None:
+            return mean_row @ self.head(head).query_at(self.delta)[0]
+        return self.query_factor(head)[tokens].mean(axis=0, dtype=np.float64)
+
     def key_factor(self, kv_head: int) -> np.ndarray:
         """E~ W_K of one key-value head, float32 (vocab, r): the right factor, shared by the heads of its group."""
         if not 0 <= kv_head < self.attention.n_kv_heads:
@@ -368,9 +393,11 @@ class FirstLayer:
         ids = [tokenizer.id_of(token) if isinstance(token, str) else token for token in tokens]
         return ranked(self, tokenizer, ids, top, heads)
 
-    def positions(self, query: int | None = None, unscaled: bool = False) -> PositionTerms:
+    def positions(
+        self, query: int | None = None, unscaled: bool = False, spread: float = SPREAD
+    ) -> PositionTerms:  # fmt: skip
         """T^p and T^pp of every head at a query position, as `position_terms` computes them (section 4, Fig. 3)."""
-        return position_terms(self, query, unscaled)
+        return position_terms(self, query, unscaled, spread)
 
     def terms(self, head: int, tokens: np.ndarray, positions: np.ndarray) -> SixTerms:
         """The six terms of eq. 14 for one head over a sequence of tokens at given positions.
@@ -460,8 +487,16 @@ def neighbours(
     return first_layer(model, layer, delta).neighbours(*tokens, top=top, heads=heads)
 
 
-def position_terms(first: FirstLayer, query: int | None = None, unscaled: bool = False) -> PositionTerms:
-    """Compute the position terms of every head of the first layer."""
+def position_terms(
+    first: FirstLayer, query: int | None = None, unscaled: bool = False, spread: float = SPREAD
+) -> PositionTerms:
+    """Compute the position terms of every head of the first layer.
+
+    With `unscaled` no token embedding is read: sigma is that of tokens of standard deviation `spread` over their
+    dimensions, uncorrelated with the positions.
+    """
+    if not 0 < spread < np.inf:
+        raise ValueError(f"a spread of {spread}; a standard deviation above 0 is needed")
     model, positions = first.model, first.model.positions
     if positions is None:
         problem = f"a {model.family.name} has no position embedding, hence no T^p and T^pp"
@@ -476,16 +511,28 @@ def position_terms(first: FirstLayer, query: int | None = None, unscaled: bool =
     if len(trained) < FEWEST:
         problem = f"only {len(trained)} of the positions up to {query} look trained, and a trend needs {FEWEST}"
         raise CheckpointError(f"{problem}; untrained are {in_runs(undertrained)}", file=model.checkpoint.name)
-    sigma = None if unscaled else first.sigma
+    sigma, stand_in = _sigma_without_tokens(model, positions, spread) if unscaled else (first.sigma, None)
     with np.errstate(over="ignore", invalid="ignore"):  # found and named below
         numerators = [position_numerators(head.qk, head.qk_bias, positions, query) for head in first.heads]
     t_p, t_pp = (np.stack(terms).astype(np.float64) for terms in zip(*numerators, strict=True))
     network, provenance = model.family.mlp, Provenance.of(model.checkpoint)
     causal = network is not None and network.causal
-    terms = PositionTerms(query, first.heads[0].scale, t_p, t_pp, sigma, undertrained, causal, provenance)
+    scale = first.heads[0].scale
+    terms = PositionTerms(query, scale, t_p, t_pp, sigma, undertrained, causal, provenance, stand_in)
     for what, values in (("T^p", terms.t_p), ("T^pp", terms.t_pp)):
         first.check_finite(what, values, first.layer)
     return terms
+
+
+def _sigma_without_tokens(
+    model: Model, positions: np.ndarray, spread: float
+) -> tuple[SigmaStatistics, Spread | None]:  # fmt: skip
+    """sigma where a spread stands in for tokens, positions (n, d); 1, with nothing standing in, without a norm."""
+    if model.first_norm is None:
+        return SigmaStatistics.of_no_norm(0, len(positions)), None
+    with np.errstate(over="ignore", invalid="ignore"):  # found and named with the terms
+        stand_in = Spread(spread, model.first_norm.sigma(positions).astype(np.float64) ** 2)
+        return stand_in.sigma, stand_in
 
 
 def _instead(layer: Layer) -> str:

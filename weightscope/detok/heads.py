@@ -19,7 +19,14 @@ from weightscope.compute.device import open_device
 from weightscope.detok.first_layer import FirstLayer, bare_embeddings
 from weightscope.engine import Engine, ThisProcess, array_of
 from weightscope.errors import CheckpointError, TooLargeError, printable
-from weightscope.metrics.auroc import auroc_by_token, mean_auroc, mean_by_frequency, roc_curve
+from weightscope.metrics.auroc import (
+    auroc_of_one_order,
+    auroc_of_own_scores,
+    auroc_with_specific,
+    mean_auroc,
+    mean_by_frequency,
+    roc_curve,
+)
 from weightscope.model import Model, as_model, overflow
 from weightscope.progress import bar, phase, progress_shown
 from weightscope.provenance import Provenance
@@ -156,7 +163,7 @@ FEWEST_ROWS = 8192  # rows of a block, so that laying out the keys for it stays 
 
 TABLES: dict[str, Callable[["BigramAuroc"], Any]] = {
     "heads.csv": lambda result: result.heads,
-    "tokens.npz": lambda result: {"auroc": result.auroc},
+    "tokens.npz": lambda result: result.by_token,
 }
 
 
@@ -173,6 +180,12 @@ class BigramAuroc(Result):
         The bigrams that the ranking is held to.
     auroc : (n_heads, vocab) float64 array
         NaN where a token follows no token in the counts, and where one was not drawn.
+    specific : (n_heads, vocab) float64 array
+        The same of T^ee less its mean over the current tokens that follow some token: a score of both tokens.
+    constant : (n_heads, vocab) float64 array
+        The same of that mean, a score of the previous token alone.
+    baseline : (vocab,) float64 array
+        The same of how often the previous token occurs before other tokens than the current one: no head is in it.
     caveats : tuple of str
         What T^ee leaves out of the heads' scores.
     sample : Stratified, optional
@@ -188,6 +201,9 @@ class BigramAuroc(Result):
     layer: int
     counts: Counts
     auroc: np.ndarray
+    specific: np.ndarray
+    constant: np.ndarray
+    baseline: np.ndarray
     caveats: tuple[str, ...]
     sample: Stratified | None = None
     provenance: Provenance = field(default_factory=Provenance, repr=False)
@@ -214,6 +230,14 @@ class BigramAuroc(Result):
             Column("auroc", auroc, symbol, meaning="mean over the tokens scored", format=".3f"),
             *between,
             Column("auroc_paper", auroc_paper, "AUROC, paper's mean", meaning="mean over all tokens", format=".3f"),
+            Column(
+                "auroc_specific", self._means(self.specific), "AUROC, specific part", format=".3f",
+                meaning="AUROC of T^ee less its mean over current tokens",
+            ),
+            Column(
+                "auroc_constant", self._means(self.constant), "AUROC, constant part", format=".3f",
+                meaning="AUROC of that mean, which is the same for all current tokens",
+            ),
             Column("tokens_scored", scored, "tokens scored", meaning="those that follow some token in the counts"),
             Column(
                 "auroc_by_frequency",
@@ -222,12 +246,37 @@ class BigramAuroc(Result):
                 meaning="mean over places in text: each token as often as it occurs",
                 format=".3f",
             ),
-        ]
+        ]  # fmt: skip
         caption = (
             "Table 2. The paper's mean counts a token that follows no token as 0. By frequency, a frequent token "
-            "counts for more: that is the mean over the places of the text that was counted."
+            "counts for more: that is the mean over the places of the text that was counted. T^ee is the sum of its "
+            "mean over current tokens, a score of the previous token alone (constant), and of a score of both tokens "
+            "(specific). Without a head, the previous token's frequency (the current token's counts left out) has "
+            f"AUROC {self.auroc_baseline:.3f}."
         )
         return Table(columns, " ".join(filter(None, (caption, self.drawn, bare_embeddings(self.layer)))))
+
+    def _means(self, aurocs: np.ndarray) -> list[float]:
+        """Mean over the tokens scored of each head, estimated from a sample where one was drawn: (n_heads, vocab)."""
+        if self.sample is None:
+            return [mean_auroc(scores).auroc for scores in aurocs]
+        return [self.sample.mean(scores[self.sample.items])[0] for scores in aurocs]
+
+    @property
+    def auroc_baseline(self) -> float:
+        """Mean AUROC of the previous token's frequency, over every token that follows some token."""
+        return mean_auroc(self.baseline).auroc
+
+    @property
+    def controls(self) -> dict[str, float]:
+        """What report.json has beside its sections."""
+        return {"auroc_baseline": self.auroc_baseline}
+
+    @property
+    def by_token(self) -> dict[str, np.ndarray]:
+        """What tokens.npz holds."""
+        names = ("specific", "constant", "baseline")
+        return {"auroc": self.auroc} | {f"auroc_{name}": getattr(self, name) for name in names}
 
     @property
     def drawn(self) -> str:
@@ -260,7 +309,13 @@ class BigramAuroc(Result):
         head, auroc = self.ranked["head"], self.ranked["auroc"]
         result = (
             f"Head {head[0]} ranks previous tokens that occur in text above those that do not with AUROC "
-            f"{auroc[0]:.2f}; head {head[-1]}, the lowest, with {auroc[-1]:.2f}; 0.5 is chance."
+            f"{auroc[0]:.2f}; head {head[-1]}, the lowest, with {auroc[-1]:.2f}; 0.5 is chance. The previous token's "
+            f"frequency alone has {self.auroc_baseline:.2f}."
+        )
+        specific = self.heads.sorted_by("auroc_specific", descending=True)
+        result += (
+            f" Of scores less what is the same for all current tokens, head {specific['head'][0]} has the highest "
+            f"AUROC, {specific['auroc_specific'][0]:.2f}."
         )
         return " ".join(filter(None, (result, self.drawn, self.counted, bare_embeddings(self.layer))))
 
@@ -367,32 +422,41 @@ def measure_heads(
             return measure_heads(first, counts, local_engine, sample=sample)
     n_tokens, scorer = first.model.embeddings.n_tokens, Scorer(first, counts)
     get_scorer = on_worker if engine.elsewhere else lambda: scorer
-    with one_blas_thread():
-        auroc = np.full((len(first.heads), n_tokens), np.nan)
+    aurocs = np.full((3, len(first.heads), n_tokens), np.nan)
     step = max(FEWEST_ROWS, PRODUCTS_A_TASK // (n_tokens * first.model.config.head_dim))
     n_rows = n_tokens if sample is None else len(sample.items)
-    for head in range(len(auroc)):
+    for head in range(len(first.heads)):
         for start in range(0, n_rows, step):
             stop = min(start + step, n_rows)
             rows = range(start, stop) if sample is None else sample.items[start:stop]
             engine.submit((head, start, stop), auroc_of_rows, get_scorer, head, rows)
-    with bar(what="AUROC", unit="token", total=len(auroc) * n_rows, unit_scale=True) as done:
+    with bar(what="AUROC", unit="token", total=len(first.heads) * n_rows, unit_scale=True) as done:
         while engine.busy:
             (head, start, stop), values, error = engine.next()
             if error is not None:
                 raise error
             place = slice(start, stop) if sample is None else sample.items[start:stop]
-            auroc[head, place] = array_of(values, (stop - start,), f"head {head}")
+            aurocs[:, head, place] = array_of(values, (3, stop - start), f"head {head}")
             done.update(stop - start)
     caveats = (*first.attention.caveats, *counts.caveats)
     provenance = Provenance.of(first.model.checkpoint)
-    return BigramAuroc(first.model.title, first.layer, counts, auroc, caveats, sample, provenance)
+    auroc, specific, constant = aurocs
+    baseline = auroc_of_previous_frequency(counts.matrix(n_tokens))
+    return BigramAuroc(
+        first.model.title, first.layer, counts, auroc, specific, constant, baseline, caveats, sample, provenance
+    )
+
+
+def auroc_of_previous_frequency(counts: Any) -> np.ndarray:
+    """AUROC of how often the previous token occurs before other tokens than the current one: counts (V, V) -> (V,)."""
+    frequency = np.bincount(counts.indices, counts.data, counts.shape[1])
+    return auroc_of_own_scores(frequency, frequency[counts.indices] - counts.data, counts)
 
 
 def auroc_of_rows(get_scorer: "Callable[[], Scorer]", head: int, tokens: range | np.ndarray) -> np.ndarray:
-    """The task that Table 2 consists of: one head and a block of rows. Their size depends on sizes alone."""
+    """The task that Table 2 consists of: one head and a block of rows, whose size depends on sizes alone; (3, n)."""
     with one_blas_thread():
-        return get_scorer().auroc(head, tokens)
+        return get_scorer().aurocs(head, tokens)
 
 
 class Scorer:
@@ -401,20 +465,26 @@ class Scorer:
     def __init__(self, first: FirstLayer, counts: Counts) -> None:
         self._first = first
         self._matrix = counts.matrix(first.model.embeddings.n_tokens)
+        self._scored = np.diff(self._matrix.indptr) > 0  # (V,)
         self._keys: tuple[int, np.ndarray] | None = None
+        self._mean_row: np.ndarray | None = None
+        self._mean: tuple[int, np.ndarray] | None = None
         self._making = Lock()  # a worker may have several threads, and all need the same layer and keys
 
-    def auroc(self, head: int, tokens: range | np.ndarray) -> np.ndarray:
-        """AUROC of one head for a run of current tokens, or for some of them, float64 (n,)."""
+    def aurocs(self, head: int, tokens: range | np.ndarray) -> np.ndarray:
+        """AUROC of one head for a run of current tokens, or for some of them: of T^ee, of T^ee less its mean over the
+        current tokens that follow some token, and of that mean; float64 (3, n).
+        """
         with self._making:
-            keys = self._key_factor(self._first.heads[head].kv_head)
+            keys, mean = self._key_factor(self._first.heads[head].kv_head), self._mean_query(head)
         if isinstance(tokens, range):
             queries = self._first.query_factor(head, tokens.start, tokens.stop)
             counts = self._matrix[tokens.start : tokens.stop]
         else:
             queries, counts = self._first.query_rows(head, tokens), self._matrix[tokens]
         try:
-            return auroc_by_token(queries, keys, counts, device=open_device(self._first.device))
+            aurocs = auroc_with_specific(queries, keys, mean, counts, device=open_device(self._first.device))
+            return np.stack((*aurocs, auroc_of_one_order(keys @ mean, counts)))
         except TooLargeError:
             raise overflow(self._first.model, f"T^ee of head {head}", self._first.layer) from None
 
@@ -424,6 +494,16 @@ class Scorer:
             self._keys = None
             self._keys = kv_head, self._first.key_factor(kv_head)
         return self._keys[1]
+
+    def _mean_query(self, head: int) -> np.ndarray:
+        """Of the head asked for last, which is kept: the mean query of the current tokens, float32 (r,)."""
+        if self._mean is None or self._mean[0] != head:
+            if self._mean_row is None:
+                self._mean_row = self._first.mean_row(self._scored)
+            mean = self._first.mean_query(head, self._scored, self._mean_row)
+            self._first.check_finite(f"the query side of T^ee of head {head}", mean, self._first.layer)
+            self._mean = head, mean.astype(np.float32)
+        return self._mean[1]
 
 
 @dataclass(frozen=True)

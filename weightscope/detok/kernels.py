@@ -5,7 +5,7 @@ K(delta) = scale E[q] R(delta) E[k]' + bias(delta), and in how far the scores of
 band).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +23,8 @@ from weightscope.checkpoint.config import Config
 from weightscope.detok.heads import counts_for
 from weightscope.detok.positions import FEWEST, near_mass, recency, trends
 from weightscope.errors import CheckpointError, counted
+from weightscope.findings import indexed
+from weightscope.metrics.spectra import spread_error
 from weightscope.model import Model, as_model, overflow
 from weightscope.progress import bar
 from weightscope.provenance import Provenance
@@ -35,8 +37,21 @@ MOST_VALUES = 1 << 25  # of their embeddings: 128 MiB
 FEWER_TOKENS = 1024  # of later layers, drawn by the same weights, where the stream is approximated by embeddings
 AN_OCTAVE = 16  # further distances between one and its double
 UNSTATED = 2048  # positions, where the config says none
+LEAST_SPAN = 0.5  # nats of a mean score over near distances: below it distance hardly moves attention
+WIDE_ENOUGH = 0.5  # error of a random factor's spread, above which narrow heads cannot be told from trained ones
 PRINTED = 10  # heads on a terminal
-SHOWN = ("layer", "head", "peak", "previous", "position_share", "slope", "near_mass", "fast_share", "beyond_share")
+SHOWN = (
+    "layer",
+    "head",
+    "peak",
+    "span",
+    "previous",
+    "position_share",
+    "slope",
+    "near_mass",
+    "fast_share",
+    "beyond_share",
+)
 
 
 class Tokens(NamedTuple):
@@ -82,6 +97,7 @@ class PositionKernels(ShowsShapes, Result):
     refused: Mapping[int, str]  # layers without a kernel, and why
     left_out: tuple[str, ...]
     provenance: Provenance = field(default_factory=Provenance, repr=False)
+    untrained: tuple[int, ...] = ()  # layers whose factors have the spectra of random matrices
 
     @property
     def about(self) -> str:
@@ -136,6 +152,7 @@ class PositionKernels(ShowsShapes, Result):
             Column("head", self.head),
             Column("peak", self.distances[peak], unit="tokens", meaning="distance with the highest mean score"),
             Column("peak_height", height, meaning=f"mean score there less the median over distances 0 to {n - 1}"),
+            Column("span", np.ptp(near, axis=1), unit="nats", meaning=f"of the mean score over distances 0 to {n - 1}"),
             Column("previous", attention[:, max(0, n - 2)], meaning="attention to distance 1 by the mean score alone"),
             Column("position_share", share, meaning="share of distance in the variance of scores"),
             *(Column(name, values, meaning=text) for (name, text), values in zip(TRENDS, lines_of, strict=True)),
@@ -190,18 +207,29 @@ class PositionKernels(ShowsShapes, Result):
     @property
     def headline(self) -> str:
         """What distance alone does, in a sentence."""
-        heads, row = self.heads, self.most_positional(1)[0]
-        near, previous = (int(np.count_nonzero(chosen)) for chosen in (heads["recency"] > 0, heads["peak"] == 1))
+        heads, moved = self.heads, self.moved
+        if not moved.any():
+            which = "layer that looks trained" if self.untrained else "layer"
+            far = f"by {LEAST_SPAN} nats over distances 0 to {len(self.near) - 1}"
+            return f"In no {which} does distance move a head's mean score {far}."
+        near, previous = (int(np.count_nonzero(moved & of)) for of in (heads["recency"] > 0, heads["peak"] == 1))
         result = (
-            f"By their mean scores, {near} of {len(self.head)} heads prefer near tokens, and {previous} have their "
-            "peak at distance 1."
+            f"Distance moves the mean scores of {np.count_nonzero(moved)} of {len(self.head)} heads by {LEAST_SPAN} "
+            f"nats or more: {near} prefer near tokens, and {previous} have their peak at distance 1."
         )
         if not self.tokens:
             return result
+        row = next(row for row in self.most_positional(len(moved)) if moved[row])
         return (
             f"{result} Distance matters most in head {self.name(row)}: it is {heads['position_share'][row]:.0%} of the "
-            f"variance of the head's scores, which are highest at distance {heads['peak'][row]}."
+            f"variance of the head's scores and moves their mean by {heads['span'][row]:.1f} nats, highest at distance "
+            f"{heads['peak'][row]}."
         )
+
+    @property
+    def moved(self) -> np.ndarray:
+        """Which heads, of layers that look trained, have mean scores that distance moves: (h,) booleans."""
+        return (self.heads["span"] >= LEAST_SPAN) & ~np.isin(self.layer, self.untrained)
 
     @property
     def cautions(self) -> tuple[str, ...]:
@@ -216,7 +244,11 @@ class PositionKernels(ShowsShapes, Result):
             "residual stream, without what the layers before wrote: in the model their curves may be quite different."
         )
         skipped = [f"Layer {layer} {why}: no curve." for layer, why in self.refused.items()]
-        return (*([stand_in] if self.tokens and len(later) else []), *skipped, *self.left_out)
+        random = []
+        if self.untrained:
+            where = indexed("layer", self.untrained)
+            random = [f"The factors of {where} have the spectra of random matrices, as before training."]
+        return (*random, *([stand_in] if self.tokens and len(later) else []), *skipped, *self.left_out)
 
     @property
     def lead(self) -> str:
@@ -280,7 +312,7 @@ def position_kernels(
     distances = distances_up_to(context - 1) if window is None else np.arange(window.sides[1])
     if window is not None or both_ways(model):
         distances = np.concatenate((-distances[:0:-1], distances))
-    refused, by_layer, left_out, places = {}, [], dict[str, None](), False
+    refused, by_layer, left_out, places, untrained = {}, [], dict[str, None](), False, []
     with bar(what="kernels", unit="layer", total=len(indices)) as done:
         for index in indices:
             layer = model.layer(index)
@@ -291,6 +323,7 @@ def position_kernels(
                     tokens = tokens_of(model, counts)
                 x = None if tokens is None else _standing_in(model, index, tokens, inputs)
                 by_layer.append(_of_layer(model, layer, distances, x))
+                untrained += [index] if as_initialised(layer) else []
                 left_out |= dict.fromkeys(_left_out(layer, model.config.layer_types[index]))
                 places |= layer.rotation is not None or layer.additive is not None
             done.update(1)
@@ -303,7 +336,36 @@ def position_kernels(
         model.title, layers, heads, distances, mean, band, _together([pairs for _, pairs in by_layer]), context,
         windows if windows.size else None, "" if tokens is None else tokens.origin,
         max(map(len, inputs.values()), default=0), refused, tuple(left_out), Provenance.of(model.checkpoint),
+        tuple(untrained),
     )  # fmt: skip
+
+
+def as_initialised(layer: Layer) -> bool:
+    """Whether all factors of a layer's heads have the second moments of Gaussian matrices, as before training.
+
+    Where a norm's gain is folded into W_Q and W_K, W_V and W_O decide. Narrow heads cannot be told.
+    """
+    factors = [(layer.v, layer.n_kv_heads)]
+    if layer.q_norm is None and layer.k_norm is None:
+        factors += [(layer.q, layer.n_heads), (layer.k, layer.n_kv_heads)]
+    gain = np.ones(layer.d_model) if layer.norm is None else layer.norm.gamma.astype(np.float64)
+    filled = (gain**2).sum() ** 2 / (gain**4).sum()  # dimensions that a random factor would fill
+    spreads = [(_random_spread([maps.of(head)[0] for head in range(n)], filled), n) for maps, n in factors]
+    spreads.append((_random_spread([w.T for w in np.asarray(layer.w_o)], layer.d_model), layer.n_heads))
+    width = layer.w_o.shape[1]
+    errors = [spread_error(width * np.sqrt(n)) for _, n in spreads]
+    if max(errors) > WIDE_ENOUGH:
+        return False
+    return all(abs(spread - 1) < error for (spread, _), error in zip(spreads, errors, strict=True))
+
+
+def _random_spread(heads: Sequence[np.ndarray], width: float) -> float:
+    """width (tr(G^2) / (tr G)^2 - 1/r), mean over factors (d, r): 1 where they are random and fill `width` rows."""
+    spreads = []
+    for w in heads:
+        gram = (w.T @ w).astype(np.float64)
+        spreads.append((gram**2).sum() / max(gram.trace(), np.finfo(float).tiny) ** 2 - 1 / len(gram))
+    return float(width * np.mean(spreads))
 
 
 class _Curves(NamedTuple):

@@ -10,7 +10,7 @@ from weightscope.detok.first_layer import TERMS
 from weightscope.detok.heads import BigramAuroc, TokenRoc
 from weightscope.detok.kernels import PositionKernels
 from weightscope.detok.on_text import TextCheck
-from weightscope.detok.positions import SHOWN, PositionTerms, Trends, near_mass
+from weightscope.detok.positions import PositionTerms, Trends, near_mass
 from weightscope.files import Files
 from weightscope.formulas import plain
 from weightscope.pages.page import Figure, Filed, Section, write_page
@@ -22,13 +22,16 @@ from weightscope.tables import Column, Table
 
 MODELS = ("gpt2", "openai-community/gpt2")
 HEADS_OF_FIG_2 = (7, 1)
-# Table 2, mean AUROC by head, and the same by frequency, to the three decimals of the authors' notes,
-# which give the second of four heads.
+# Table 2, mean AUROC by head, and the same by frequency, to the three decimals of the authors' notes
+# (gokamoda/lm-detokenization, notes/gpt2.md).
 AUROC = {
     7: 0.876, 11: 0.806, 6: 0.793, 0: 0.732, 4: 0.694, 3: 0.634, 10: 0.615, 2: 0.549, 8: 0.445, 1: 0.404, 9: 0.401,
     5: 0.286,
 }  # fmt: skip
-AUROC_BY_FREQUENCY = {7: 0.865, 3: 0.846, 4: 0.830, 6: 0.568}
+AUROC_BY_FREQUENCY = {
+    7: 0.865, 3: 0.846, 4: 0.830, 11: 0.788, 10: 0.733, 8: 0.687, 1: 0.620, 9: 0.616, 5: 0.613, 0: 0.591, 2: 0.591,
+    6: 0.568,
+}  # fmt: skip
 
 # Eq. 14: the terms of a score that depend on positions.
 EQUATIONS = (
@@ -36,7 +39,11 @@ EQUATIONS = (
     "Means over the tokens at $i$ and $j$ take $1/σ$ at its mean, in figures and tables alike; the paper's Fig. 3 "
     "takes $σ_i$ at its mean."
 )
-BARE_EQUATIONS = "$$T^p(j) = b_QK p_j^⊤$$ $$T^pp(i, j) = p_i W_QK p_j^⊤$$ Without $σ$, which needs token embeddings."
+SPREAD_EQUATIONS = (
+    "$$T^p(j) = frac(b_QK p_j^⊤, σ_j)$$ $$T^pp(i, j) = frac(p_i W_QK p_j^⊤, σ_i σ_j)$$ $$σ_j^2 = s^2 + Var p_j$$ "
+    "$s$ stands in for token embeddings: the standard deviation of a token over its dimensions, all the same and "
+    "uncorrelated with $p_j$. positions.npz has the numerators."
+)
 
 
 def is_of_paper(model: str) -> bool:
@@ -54,7 +61,10 @@ def write_auroc_page(files: Files, auroc: BigramAuroc, curves: Sequence[TokenRoc
     """Write report.html and its figures."""
     title = f"Detokenization in layer {auroc.layer} of {auroc.model}"
     sections = auroc_sections(files, auroc, curves)
-    write_page(files, "report.html", title, auroc.lead, sections, model=auroc.model, provenance=auroc.provenance)
+    write_page(
+        files, "report.html", title, auroc.lead, sections, model=auroc.model, provenance=auroc.provenance,
+        numbers=auroc.controls,
+    )  # fmt: skip
 
 
 def auroc_sections(files: Files, auroc: BigramAuroc, curves: Sequence[TokenRoc] = ()) -> list[Section]:
@@ -82,7 +92,9 @@ def auroc_sections(files: Files, auroc: BigramAuroc, curves: Sequence[TokenRoc] 
         )
     caption = (
         "Bigram AUROC of $T^ee$ by head, best first. "
-        "Dot: mean over tokens; bars: the middle half and the middle 90 % of tokens."
+        "Dot: mean over tokens; bars: the middle half and the middle 90 % of tokens. Diamond: mean of $T^ee$ less its "
+        "mean over current tokens, which scores the previous token alone. Dashed: how often the previous token occurs, "
+        "without a head and without the current token's counts."
     )
     drawn = Figure(save(figures.auroc_figure(auroc), files, "auroc"), caption)
     measured = table if of_paper else Filed(table, "heads.csv")
@@ -100,19 +112,23 @@ def auroc_sections(files: Files, auroc: BigramAuroc, curves: Sequence[TokenRoc] 
 def position_section(files: Files, terms: PositionTerms, heads: Sequence[int] = ()) -> Section:
     """Fig. 3 for the selected heads, or the one that looks nearest, and the trends of all."""
     table, parts = terms.heads, []
+    at = "" if terms.spread is None else f" (with $s$ = {terms.spread.s:g})"
     for head in heads or (terms.nearest_head(),):
         t_p, t_pp = ({name: table[f"{part}_{name}"][head] for name in Trends._fields} for part in ("t_p", "t_pp"))
         caption = (
             f"Fig. 3 for head {head} at query position {terms.query} (dotted); the model's last position is "
             f"{terms.t_p.shape[1] - 1}. A line of slope {t_p['slope']:.3g} a position "
             f"is {t_p['linear_share']:.0%} of the variance of $T^p$; a sinusoid of period "
-            f"{longest(t_pp['period'], terms)} is {t_pp['sinusoid_share']:.0%} of that of $T^pp$."
+            f"{longest(t_pp['period'], terms)} is {t_pp['sinusoid_share']:.0%} of that of $T^pp${at}."
         )
         parts.append(Figure(save(figures.position_figure(terms, head), files, f"positions-head-{head}"), caption))
-    caption = f"$T^p + T^pp$ of every head at query position {terms.query}, each with its mean taken out."
+    caption = (
+        f"$T^p + T^pp$ of every head at query position {terms.query}, each with its mean taken out, and how much "
+        f"attention its softmax gives to the nearest tenth of the positions{at}."
+    )
     parts.append(Figure(save(figures.all_heads_figure(terms), files, "positions-all-heads"), caption))
-    what = EQUATIONS if terms.sigma is not None else BARE_EQUATIONS
-    trends = Filed(table.select(*SHOWN), "trends.csv")
+    what = EQUATIONS if terms.spread is None else SPREAD_EQUATIONS
+    trends = Filed(table.select(*terms.columns_shown), "trends.csv")
     return Section("What heads owe to position", what, [*parts, trends])
 
 

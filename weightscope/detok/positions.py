@@ -1,6 +1,6 @@
 """The position terms T^p and T^pp of every head (detokenization paper, section 4 and Fig. 3)."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -14,11 +14,27 @@ from weightscope.provenance import Provenance
 from weightscope.results import Result, ShowsShapes, function_at
 from weightscope.tables import Column, Table
 
-SHOWN = ("head", "t_p_slope", "t_p_linear_share", "t_pp_period", "t_pp_sinusoid_share", "recency", "near_mass")
+SHOWN = ("head", "t_p_slope", "t_p_linear_share", "t_pp_period", "t_pp_sinusoid_share", "near_mass")
 QUERY = 500  # the position i of the paper's Figs 3 and 4
 FEWEST = 8  # positions that a trend needs
 RUNS = 12  # of positions that a sentence lists
 CLIFF = 2 / 3  # of T^p at the position before: the last position has less where training hardly shaped it
+SPREAD = 0.14  # standard deviation of a token's embedding over its dimensions, GPT-2's
+SPREADS = (0.5, 1.0, 2.0)  # times the spread that is given: the range that is shown beside it
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Spread(ShowsShapes):
+    """A stand-in for token embeddings that are not at hand: all of standard deviation s, uncorrelated with p_j."""
+
+    s: float
+    position_squares: np.ndarray  # (n_positions,): sigma(p_j)^2, the norm's eps included
+
+    @property
+    def sigma(self) -> SigmaStatistics:
+        """sigma_j^2 = s^2 + sigma(p_j)^2, the same for every token; of no token by itself."""
+        sigma = np.sqrt(self.s**2 + self.position_squares.astype(np.float64))
+        return SigmaStatistics(np.empty(0), sigma, sigma, sigma, *3 * (1 / sigma,))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -31,22 +47,29 @@ class PositionTerms(ShowsShapes, Result):
     scale: float  # what multiplies a score before the softmax, 1/sqrt(d')
     p_numerator: np.ndarray  # (n_heads, n_positions): b_QK p_j', no sigma in it
     pp_numerator: np.ndarray  # (n_heads, n_positions): p_i W_QK p_j', no sigma in it
-    sigma: SigmaStatistics | None  # None where only the numerators are known or were requested
+    sigma: SigmaStatistics
     undertrained: np.ndarray  # positions whose embedding training hardly touched, in order
     causal: bool  # whether a token is known to see none that comes after it
     provenance: Provenance = field(default_factory=Provenance, repr=False)
+    spread: Spread | None = None  # what sigma is made of where token embeddings are left out
 
     @property
     def t_p(self) -> np.ndarray:
-        """T^p averaged over the tokens at j, or its numerator: (n_heads, n_positions)."""
-        return self.p_numerator if self.sigma is None else self.p_numerator * self.sigma.inverse_mean
+        """T^p averaged over the tokens at j: (n_heads, n_positions)."""
+        return self.p_numerator * self.sigma.inverse_mean
 
     @property
     def t_pp(self) -> np.ndarray:
-        """T^pp averaged over the tokens at i and at j, or its numerator: (n_heads, n_positions)."""
-        if self.sigma is None:
-            return self.pp_numerator
+        """T^pp averaged over the tokens at i and at j: (n_heads, n_positions)."""
         return self.pp_numerator * self.sigma.inverse_mean * self.sigma.inverse_mean[self.query]
+
+    @cached_property
+    def over_spreads(self) -> "tuple[PositionTerms, ...]":
+        """The same at half the spread, at the spread and at twice the spread; none where sigma is of real tokens."""
+        if self.spread is None:
+            return ()
+        spreads = [replace(self.spread, s=times * self.spread.s) for times in SPREADS]
+        return tuple(replace(self, sigma=spread.sigma, spread=spread) for spread in spreads)
 
     def attention(self) -> np.ndarray:
         """softmax_j((T^p + T^pp) / sqrt(d')) over j = 0 .. i, averaged over what tokens may stand at i and j."""
@@ -63,16 +86,9 @@ class PositionTerms(ShowsShapes, Result):
         which : {"mean", "minimum", "maximum"}
             Over the tokens that may stand at the query position: 1/sigma_i at its mean, as everywhere else, so that
             T^pp is its mean over tokens; or sigma_i at its minimum or maximum.
-
-        Raises
-        ------
-        ValueError
-            There is no sigma.
         """
         from scipy.special import softmax
 
-        if self.sigma is None:
-            raise ValueError("position terms without sigma have no attention")
         inverse = self.sigma.inverse_mean if which == "mean" else 1 / getattr(self.sigma, which)
         t_p, t_pp = (terms[head, : self.query + 1] for terms in (self.p_numerator, self.pp_numerator))
         t_pp = t_pp * inverse[self.query]
@@ -90,7 +106,18 @@ class PositionTerms(ShowsShapes, Result):
     def cautions(self) -> tuple[str, ...]:
         """Caveats on what is compared, and on positions that training hardly touched, in sentences."""
         one_way = "Only positions up to the query are compared, as under a causal mask."
-        return (*([] if self.causal else [one_way]), *self._untrained)
+        return (*self._stood_in, *([] if self.causal else [one_way]), *self._untrained)
+
+    @property
+    def _stood_in(self) -> tuple[str, ...]:
+        """A caveat on a sigma without token embeddings."""
+        if self.spread is None:
+            return ()
+        low, _, high = (f"{each.spread.s:g}" for each in self.over_spreads if each.spread is not None)
+        return (
+            f"sigma_j^2 = s^2 + Var p_j with s = {self.spread.s:g} ({low} and {high} shown beside it) stands in for "
+            "token embeddings: it holds where these are uncorrelated with position embeddings.",
+        )
 
     @property
     def _untrained(self) -> tuple[str, ...]:
@@ -123,7 +150,6 @@ class PositionTerms(ShowsShapes, Result):
         """
         trained = np.setdiff1d(np.arange(self.query + 1), self.undertrained)
         t_p, t_pp = self.t_p[:, trained], self.t_pp[:, trained]
-        near = np.full(len(t_p), np.nan) if self.sigma is None else near_mass(self.attention())
         columns = [
             Column("head", np.arange(len(t_p))),
             *_trend_columns("t_p", "$T^p$", t_p),
@@ -132,20 +158,39 @@ class PositionTerms(ShowsShapes, Result):
             Column("t_p_lowest_at", trained[t_p.argmin(axis=1)], "$T^p$ lowest at", meaning="position"),
             Column("t_p_falling", (np.diff(t_p) < 0).mean(axis=1), "$T^p$ falls", meaning="share of its steps"),
             Column("t_pp_highest_at", trained[t_pp.argmax(axis=1)], "$T^pp$ highest at", meaning="position"),
-            Column("recency", [*map(recency, t_p + t_pp)], meaning="Spearman correlation of the sum with j"),
-            Column("near_mass", near, "near mass", meaning="attention that position gives to the nearest tenth"),
-        ]
+            Column(
+                "near_mass", near_mass(self.attention()), "near mass",
+                meaning="attention that position gives to the nearest tenth",
+            ),
+            *self._near_mass_by_spread(),
+        ]  # fmt: skip
         return Table(columns, f"Trends of the position terms over $j$, at query position {self.query}.")
+
+    def _near_mass_by_spread(self) -> list[Column]:
+        """The range of near_mass over the spreads shown; nothing where sigma is of real tokens."""
+        if self.spread is None:
+            return []
+        masses = np.stack([near_mass(each.attention()) for each in self.over_spreads])  # (3, n_heads)
+        which = "over half the spread, the spread and twice the spread"
+        return [
+            Column("near_mass_low", masses.min(axis=0), "from", meaning=f"lowest near mass {which}"),
+            Column("near_mass_high", masses.max(axis=0), "to", meaning=f"highest near mass {which}"),
+        ]
 
     @property
     def headline(self) -> str:
         """What position alone does, in a sentence."""
-        near, most = np.count_nonzero(self.heads["recency"] > 0), self.nearest_head()
-        result = f"Position alone makes {near} of {len(self.heads)} heads favour near tokens"
-        if self.sigma is None:
-            return f"{result}, head {most} most steadily."
+        even = near_mass(np.full(self.query + 1, 1 / (self.query + 1)))
+        near, most = np.count_nonzero(self.heads["near_mass"] > even), self.nearest_head()
         mass = self.heads["near_mass"][most]
-        return f"{result}; head {most} gives {mass:.0%} of its attention to the nearest tenth of them (chance: 10%)."
+        by_spread = ""
+        if self.spread is not None:
+            low, high = (self.heads[f"near_mass_{end}"][most] for end in ("low", "high"))
+            by_spread = f", {low:.0%} to {high:.0%} by spread"
+        return (
+            f"Position alone makes {near} of {len(self.heads)} heads favour near tokens; head {most} gives {mass:.0%} "
+            f"of its attention to the nearest tenth of them (chance: {even:.0%}{by_spread})."
+        )
 
     @property
     def lead(self) -> str:
@@ -154,7 +199,12 @@ class PositionTerms(ShowsShapes, Result):
 
     def shown(self) -> list[Table]:
         """What each head does with positions."""
-        return [self.heads.select(*SHOWN)]
+        return [self.heads.select(*self.columns_shown)]
+
+    @property
+    def columns_shown(self) -> tuple[str, ...]:
+        """Names of the columns that a page shows."""
+        return SHOWN if self.spread is None else (*SHOWN, "near_mass_low", "near_mass_high")
 
     def plot(self, head: int | None = None) -> Any:
         """Fig. 3 of the paper for a head, by default the one that looks nearest: a matplotlib Figure."""
@@ -162,13 +212,17 @@ class PositionTerms(ShowsShapes, Result):
 
     def nearest_head(self) -> int:
         """The head that position makes look nearest."""
-        return int(np.argmax(self.heads["recency" if self.sigma is None else "near_mass"]))
+        return int(np.argmax(self.heads["near_mass"]))
 
     def write_tables(self, files: Files) -> None:
-        """Write positions.npz and trends.csv."""
-        scaled = {} if self.sigma is None else {f"sigma_{name}": value for name, value in asdict(self.sigma).items()}
-        query = np.array(self.query)
-        files.npz("positions.npz", t_p=self.t_p, t_pp=self.t_pp, query=query, undertrained=self.undertrained, **scaled)
+        """Write positions.npz, of a spread the numerators without any sigma, and trends.csv."""
+        about = {"query": np.array(self.query), "undertrained": self.undertrained}
+        if self.spread is None:
+            sigma = {f"sigma_{name}": value for name, value in asdict(self.sigma).items()}
+            files.npz("positions.npz", t_p=self.t_p, t_pp=self.t_pp, **about, **sigma)
+        else:
+            sigma = {"spread": np.array(self.spread.s), "sigma": self.sigma.mean}
+            files.npz("positions.npz", t_p=self.p_numerator, t_pp=self.pp_numerator, **about, **sigma)
         files.table("trends.csv", self.heads)
 
 

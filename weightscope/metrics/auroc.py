@@ -98,18 +98,20 @@ BETWEEN_ROWS = 2**32  # in keys
 
 
 def auroc_on_device(
-    device: Device, left: np.ndarray, right: np.ndarray, counts: Any, progress: Callable[[int], object]
-) -> np.ndarray:
-    """AUROC of each row of `counts` that has a positive, float64; see `auroc_by_token`.
+    device: Device, left: np.ndarray, right: np.ndarray, counts: Any, less: np.ndarray | None,
+    progress: Callable[[int], object],
+) -> np.ndarray:  # fmt: skip
+    """AUROC of each row of `counts` that has a positive, and of what `less` leaves of its scores: float64 (1 or 2, n).
 
-    left, right (n_rows, r), counts (n_rows, V).
+    left (n_rows, r), right (V, r), counts (n_rows, V), less (V,); see `auroc_by_token` and `auroc_with_specific`.
     """
     each = np.diff(counts.indptr)  # (n_rows,)
     scored = np.flatnonzero(each)  # (n,)
     if not len(scored):
-        return np.empty(0)
+        return np.empty((1 if less is None else 2, 0))
     width, rank = right.shape
     columns = device.put(right).T  # (r, V)
+    shared = None if less is None else device.put(less)
     a_row = BYTES_A_SCORE * width + BYTES_A_POSITIVE * int(each.max()) + 8 * rank
     height = rows_that_fit(device.free_bytes(), 0, a_row, -(-MOST_SCORES // width))
     parts = [scored[start : start + height] for start in range(0, len(scored), height)]
@@ -121,14 +123,18 @@ def auroc_on_device(
             through = 2 * np.cumsum(_row_sums(weights, each[rows]))  # (n,)
             yield left[rows], through, row, positives + width * row, weights
 
-    auroc = []
+    aurocs = []
     for rows, (block, *positives) in zip(parts, device.put_ahead(blocks()), strict=True):
-        wins, tied = (device.get(array) for array in _wins(device, block @ columns, *positives))
         pairs = 2 * _row_sums(_stored(counts, rows)[1], each[rows]) * (width - each[rows])
-        with np.errstate(invalid="ignore"):  # 0 / 0 where all are positives
-            auroc.append((wins - _row_sums(tied, each[rows])) / pairs)
+        scores, of_block = block @ columns, []
+        for subtracted in (None,) if shared is None else (None, shared):
+            scores = scores if subtracted is None else scores - subtracted
+            wins, tied = (device.get(array) for array in _wins(device, scores, *positives))
+            with np.errstate(invalid="ignore"):  # 0 / 0 where all are positives
+                of_block.append((wins - _row_sums(tied, each[rows])) / pairs)
+        aurocs.append(of_block)
         progress(len(rows))
-    return np.concatenate(auroc)
+    return np.concatenate(aurocs, axis=1)
 
 
 def _wins(device: Device, scores: Any, through: Any, row: Any, place: Any, weight: Any) -> tuple[Any, Any]:
@@ -265,15 +271,50 @@ def auroc_by_token(
     numba and 13 MB without, and one copy of `right`. A process that reads 3 million counts and does a head of GPT-2's
     shape on two cores peaks at 301 MB with numba and 169 MB without.
     """
+    return _aurocs(left, right, counts, None, progress, threads, compiled, device)[0]
+
+
+def auroc_with_specific(
+    left: np.ndarray,
+    right: np.ndarray,
+    mean: np.ndarray,
+    counts: Any,
+    *,
+    progress: Callable[[int], object] = lambda done: None,
+    threads: int | None = None,
+    compiled: bool | None = None,
+    device: Device = CPU,
+) -> np.ndarray:
+    """`auroc_by_token`, and the same of scores without what is the same for all current tokens, in one sweep.
+
+    left (n, r), right (V, r), mean (r,), counts (n, V) -> (2, n).
+
+    With `mean` the mean of the current tokens' rows, left_i . right_j is a part of j alone, mean . right_j, and a part
+    of both tokens, (left_i - mean) . right_j; the second row is the AUROC of the latter, that of the former is
+    `auroc_of_one_order`. Scores are made once and ranked twice.
+    """
+    return _aurocs(left, right, counts, mean, progress, threads, compiled, device)
+
+
+def _aurocs(
+    left: np.ndarray, right: np.ndarray, counts: Any, mean: np.ndarray | None, progress: Callable[[int], object],
+    threads: int | None, compiled: bool | None, device: Device,
+) -> np.ndarray:  # fmt: skip
+    """AUROC of each row of scores, and with a mean (r,) of the row without the mean's scores: (1 or 2, n)."""
     left, right = np.asarray(left, np.float32), np.asarray(right, np.float32)
-    bound = _score_bound(left, right)  # (V,)
+    bound = _score_bound(left, right)  # (n,)
+    less, bounds = None, [bound]
+    if mean is not None:
+        mean = np.asarray(mean, np.float32)
+        bounds.append(bound + _score_bound(mean[None], right))
+        less = right @ mean  # (V,)
     counts = _canonical(counts, (len(left), len(right)))
-    auroc = np.full(len(left), np.nan)
-    scored = np.flatnonzero(np.diff(counts.indptr))  # (n,) tokens with a positive
+    aurocs = np.full((len(bounds), len(left)), np.nan)
+    scored = np.flatnonzero(np.diff(counts.indptr))  # (k,) tokens with a positive
     progress(len(left) - len(scored))
     if device is not CPU:
-        auroc[scored] = auroc_on_device(device, left, right, counts, progress)
-        return auroc
+        aurocs[:, scored] = auroc_on_device(device, left, right, counts, less, progress)
+        return aurocs
     compiled = numba_may_run() if compiled is None else compiled
     tile_auroc = _tile_auroc_compiled if compiled else _tile_auroc
     threads = threads or usable_cores()
@@ -281,26 +322,97 @@ def auroc_by_token(
     strip, most = (STRIP, COUNTED_ROWS) if compiled else (max(width, 1), SORTED_ROWS)
     height = tile_rows(width, threads, most)
     panels = cut_into_panels(right, height, strip)  # (S, P, r, w)
+    strips, cuts, _, columns = panels.shape
+    shared = None if less is None else np.pad(less, (0, strips * cuts * columns - width)).reshape(strips, 1, -1)
     tiles: SimpleQueue[np.ndarray] = SimpleQueue()
     for _ in range(threads):
         tiles.put(empty_tile(panels, height))
 
-    def score(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def score(rows: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
         buffer = tiles.get()
         try:
             tile = fill_tile(buffer, left[rows], panels)  # (S, rows, P w)
             begin, end = counts.indptr[rows[0]], counts.indptr[rows[-1] + 1]  # the rows skipped in between are empty
             indptr = np.append(counts.indptr[rows], end).astype(np.int64) - begin  # (rows + 1,)
             positives, weights = counts.indices[begin:end], counts.data[begin:end]
-            return rows, tile_auroc(tile, width, indptr, positives, weights, bound[rows])
+            values = [tile_auroc(tile, width, indptr, positives, weights, bound[rows])]
+            if shared is not None:
+                tile -= shared
+                values.append(tile_auroc(tile, width, indptr, positives, weights, bounds[1][rows]))
+            return rows, values
         finally:
             tiles.put(buffer)
 
     parts = [scored[start : start + height] for start in range(0, len(scored), height)]
     for rows, values in in_threads(score, parts, threads):
-        auroc[rows] = values
+        aurocs[:, rows] = values
         progress(len(rows))
+    return aurocs
+
+
+PAIRS_A_BLOCK = 1 << 21  # positives that the two functions below hold at a time: some 200 MB
+
+
+def auroc_of_one_order(scores: np.ndarray, counts: Any) -> np.ndarray:
+    """AUROC of each row of counts where all rows score the columns alike: scores (V,), counts (n, V) -> (n,).
+
+    The scores are sorted once; the positives of all rows are brought into their order in linear time, by way of the
+    columns. NaN for a row without a positive or without a negative.
+    """
+    if counts.shape[1] != len(scores):
+        raise ValueError(f"{len(scores)} scores of {counts.shape[1]} columns")
+    order = np.argsort(scores, kind="stable")
+    place = np.empty(len(order), counts.indices.dtype)
+    place[order] = np.arange(len(order))
+    ranked = scores[order]
+    twice = ranked.searchsorted(ranked) + ranked.searchsorted(ranked, "right")  # scores below, and up to, each place's
+    auroc = np.full(counts.shape[0], np.nan)
+    for rows in _row_blocks(np.asarray(counts.indptr, np.int64)):
+        block = counts[rows]
+        block = type(counts)((block.data, place[block.indices], block.indptr), shape=block.shape).tocsc().tocsr()
+        indptr, found = block.indptr.astype(np.int64), ranked[block.indices]
+        row = np.repeat(np.arange(block.shape[0]), np.diff(indptr))  # (m,)
+        new = np.append(True, (found[1:] != found[:-1]) | (row[1:] != row[:-1])) if len(row) else np.empty(0, bool)
+        start = np.flatnonzero(new)  # of runs of equal scores in a row
+        among = (start + np.append(start[1:], len(row)))[np.cumsum(new) - 1] - 2 * indptr[row]
+        auroc[rows] = _from_wins(block.data * (twice[block.indices] - among), block.data, row, indptr, len(scores))
     return auroc
+
+
+def auroc_of_own_scores(scores: np.ndarray, own: np.ndarray, counts: Any) -> np.ndarray:
+    """AUROC of each row of counts whose negatives have the shared scores, and its positives scores of their own.
+
+    scores (V,), own (m,) as `counts.data`, counts (n, V) -> (n,); NaN as in `auroc_of_one_order`.
+    """
+    pointers, ranked, width = np.asarray(counts.indptr, np.int64), np.sort(scores), len(scores)
+    auroc = np.full(counts.shape[0], np.nan)
+    for rows in _row_blocks(pointers):
+        pairs, indptr = slice(pointers[rows.start], pointers[rows.stop]), pointers[rows.start : rows.stop + 1]
+        indptr = indptr - indptr[0]
+        row = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))  # (m,)
+        below, up_to = ranked.searchsorted(own[pairs]), ranked.searchsorted(own[pairs], "right")
+        of_row = row * (width + 1)
+        shared = np.sort(of_row + ranked.searchsorted(scores[counts.indices[pairs]]))  # the row's own columns
+        among = shared.searchsorted(of_row + below) + shared.searchsorted(of_row + up_to) - 2 * indptr[row]
+        weights = counts.data[pairs]
+        auroc[rows] = _from_wins(weights * (below + up_to - among), weights, row, indptr, width)
+    return auroc
+
+
+def _row_blocks(indptr: np.ndarray) -> Iterator[slice]:
+    """Runs of rows with about `PAIRS_A_BLOCK` positives, one row at least."""
+    start, rows = 0, len(indptr) - 1
+    while start < rows:
+        stop = max(start + 1, int(indptr.searchsorted(indptr[start] + PAIRS_A_BLOCK, "right")) - 1)
+        yield slice(start, stop)
+        start = stop
+
+
+def _from_wins(wins: np.ndarray, weights: np.ndarray, row: np.ndarray, indptr: np.ndarray, width: int) -> np.ndarray:
+    """AUROC of rows from twice what each positive wins, (m,); NaN without a positive, or where all are positives."""
+    each = np.diff(indptr)
+    with np.errstate(invalid="ignore"):
+        return np.bincount(row, wins, len(each)) / (2 * np.bincount(row, weights, len(each)) * (width - each))
 
 
 def _tile_auroc(

@@ -101,12 +101,15 @@ def write_page(
     caveats: Sequence[str] = (),
     model: str = "",
     provenance: Provenance | None = None,
+    numbers: Mapping[str, float] | None = None,
 ) -> None:
-    """Write a page about a model; every figure's caption names the model."""
+    """Write a page about a model, whose name every figure's caption has; its JSON has `numbers` beside the sections."""
     sections = [replace(section, parts=[_captioned(part, model) for part in section.parts]) for section in sections]
+    in_json = {"sections": [section.as_json() for section in sections], **(numbers or {})}
     write_template(
-        files, name, "page.html", title=title, lead=lead, provenance=provenance, caveats=caveats, sections=sections
-    )
+        files, name, "page.html", title=title, lead=lead, provenance=provenance, caveats=caveats, sections=sections,
+        numbers=in_json,
+    )  # fmt: skip
 
 
 def _captioned(part: Part, model: str) -> Part:

@@ -158,7 +158,7 @@ MEASURES = (
     Measure(
         "first_margin",
         "$σ₁ (q·u₁)(v₁·x_s)$ - mean $σ₁ (q·u₁)(v₁·x_j)$",
-        "the part of that margin that the largest singular value of $W_QK$ makes (eqs 5, 6), without rotation",
+        "what the largest singular value of $W_QK$ makes of it before queries and keys are rotated (eqs 5, 6)",
     ),
 )
 

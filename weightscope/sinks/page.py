@@ -337,5 +337,5 @@ def _chosen(sinks: SinkMechanisms) -> str:
         f"its key's is {median['key_ratio']:.2f}. The cosine of queries with its key is "
         f"{median['query_key']:.2f}, with other keys {median['query_key_others']:.2f}. Its logit is "
         f"{median['logit_margin']:.1f} above the others'; the largest singular value of $W_QK$ makes "
-        f"{median['first_margin']:+.1f} of that (eq. 5)."
+        f"{median['first_margin']:+.1f} of that (eq. 5, of queries and keys before rotation)."
     )
