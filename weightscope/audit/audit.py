@@ -29,7 +29,7 @@ from weightscope.progress import bar, progress_shown
 from weightscope.provenance import Provenance
 from weightscope.results import Result
 from weightscope.tables import Column, Table, as_json
-from weightscope.tensors.findings import beside_findings, other_gains, tensor_findings
+from weightscope.tensors.findings import beside_findings, name_findings, other_gains, tensor_findings
 from weightscope.tensors.matrices import Matrices, read_matrices
 from weightscope.tensors.untrained_parts import untrained_parts
 from weightscope.tensors.unused_neurons import network_findings
@@ -298,8 +298,8 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
         directions, notes = directions_of(unchecked, heads, options.directions)
         findings = with_tokens(findings_of(unchecked, heads, standing), directions)
         removed, undecided = removed_directions(unchecked, heads.layers.tolist(), options.all_tensors)
-        unread_files = beside_findings(model.checkpoint.weight_files)
-        findings = Findings([*findings, *removed_findings(unchecked, removed), *unread_files])
+        of_files = [*beside_findings(model.checkpoint.weight_files), *name_findings(model.checkpoint)]
+        findings = Findings([*findings, *removed_findings(unchecked, removed), *of_files])
     unread = f"The row of {model.unread}." if model.unread else ""
     notes = (
         model.checkpoint.note,
