@@ -24,7 +24,7 @@ from weightscope.compute.device import open_device
 from weightscope.errors import CheckpointError, counted, printable, sized, wholes
 from weightscope.files import HIDDEN, REPORT, OutputFolder
 from weightscope.findings import Findings, indexed
-from weightscope.model import Model, as_model
+from weightscope.model import Model, as_model, distinct
 from weightscope.progress import bar, progress_shown
 from weightscope.provenance import Provenance
 from weightscope.results import Result
@@ -129,7 +129,7 @@ class AuditOptions:
 
     def layers_of(self, model: Model) -> list[int]:
         """The layers to measure."""
-        return list(model.attention_layers if self.layers is None else self.layers)
+        return list(distinct(model.attention_layers if self.layers is None else self.layers, model))
 
 
 def audit(
@@ -306,6 +306,7 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
         model.checkpoint.weight_files.sentence,
         unread,
         other_stacks(model),
+        model.sharing,
         *notes,
         *undecided,
         positions_of(unchecked)[1],
