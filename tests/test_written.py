@@ -21,6 +21,8 @@ from weightscope.tables import Column, Link, Table
 from weightscope.written import Written
 
 OLD = Path(__file__).parent / "fixtures" / "written"  # by 0.1.0; make_written.py says how
+FINDING = b"""[{"kind": "zero_head", "layer": 0, "head": 7, "map": null, "measure": "x", "number": 1, "usual": null,
+"text": "", "members": []}]"""
 RESULTS: dict[str, Callable[[Path], Result]] = {  # of the embedded checkpoint with a head that is zero
     "audit": lambda broken: ws.audit(broken, directions=1, all_tensors=True),
     "compare": lambda broken: ws.compare("embedded", broken, all_tensors=True),
@@ -152,6 +154,8 @@ def rewrite(audit: Path, name: str, content: bytes) -> Written:
         ("findings.json", b"[1]"),
         ("findings.json", b"null"),
         ("findings.json", b'[{"kind": "zero_head"}]'),
+        ("findings.json", FINDING.replace(b"0", b"1e999", 1)),
+        ("findings.json", FINDING.replace(b"7", b"1e999", 1)),
         ("spectra.npz", b"PK"),
         ("spectra.npz", (OLD / "audit" / "spectra.npz").read_bytes()[:-30]),
     ],

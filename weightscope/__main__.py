@@ -22,9 +22,13 @@ def main() -> None:
             print(f"weightscope: {problem}", file=sys.stderr)
             sys.exit(2)
         from weightscope.cli import main as command
+        from weightscope.cli.command import ignore_signals
     except KeyboardInterrupt:
         sys.exit(130)
-    command()
+    try:
+        command()
+    finally:
+        ignore_signals()
 
 
 def too_little_memory() -> str:

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import stat
+import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from io import BufferedReader
@@ -162,6 +163,26 @@ def without_objects(arrays: Mapping[str, Any]) -> dict[str, Any]:
     if objects := [name for name, array in arrays.items() if np.asarray(array).dtype.hasobject]:
         raise ValueError(f"arrays of objects are not written: {', '.join(objects)}")
     return dict(arrays)
+
+
+def arrays_in(file: BinaryIO) -> dict[str, Any]:
+    """The arrays of an .npz that `savez` wrote.
+
+    Raises
+    ------
+    ValueError
+        Its arrays have more bytes than the file: they are compressed, or share bytes, and may fill the memory.
+    """
+    import numpy as np
+
+    packed = file.seek(0, os.SEEK_END)
+    with zipfile.ZipFile(file) as archive:
+        unpacked = sum(member.file_size for member in archive.infolist())
+    if unpacked > packed:
+        raise ValueError(f"{packed} bytes that unpack to {unpacked}")
+    file.seek(0)
+    with np.load(file, allow_pickle=False) as stored:
+        return dict(stored)
 
 
 # Results by name

@@ -415,6 +415,24 @@ class Model:
         return tuple(i for i in range(self.config.n_layers) if attends(self.config, self.family, i))
 
     @cached_property
+    def own_layers(self) -> tuple[int, ...]:
+        """The same without those that share their weights with an earlier one, as all of an ALBERT do."""
+        return distinct(self.attention_layers, self)
+
+    @cached_property
+    def sharing(self) -> str:
+        """Which layers share one set of weights, in a sentence; empty where each has its own."""
+        sets: dict[tuple[str, str], list[int]] = {}
+        for index in self.attention_layers:
+            sets.setdefault(self.weights_of(index), []).append(index)
+        shared = [
+            f"layers {', '.join(map(str, same))} share one set of weights, which is read once, as layer {same[0]}"
+            for same in sets.values()
+            if len(same) > 1
+        ]
+        return f"{'; '.join(shared).capitalize()}." if shared else ""
+
+    @cached_property
     def borrowing_layers(self) -> tuple[int, ...]:
         """Indices of further layers, which attend to keys and values of one before (`Layer.keys_of`)."""
         return tuple(i for i in range(self.config.n_layers) if borrows(self.config, self.family, i))
@@ -445,7 +463,9 @@ class Model:
         for i in self.attention_layers:
             row, stem = self.family.in_layer(self.config.layer_types[i]), self.family.stored_name(self.config, i)
             names += denied(self.checkpoint, self.prefix + stem, row, self.config)
-        return tuple(filter(None, (*self.config.notes, self.names_note, denied_words(names), self.unread)))
+        return tuple(
+            filter(None, (*self.config.notes, self.names_note, denied_words(names), self.unread, self.sharing))
+        )
 
     @cached_property
     def unloaded(self) -> tuple[str, ...]:
@@ -489,6 +509,10 @@ class Model:
     def stem(self, index: int) -> str:
         """What stands before the names of a layer's tensors."""
         return self.prefix + self.reading.configured.stored_name(self.config, index)
+
+    def weights_of(self, index: int) -> tuple[str, str]:
+        """What tells a layer's weights from those of another layer: their place in the file, and the layer's kind."""
+        return self.stem(index), self.config.layer_types[index]
 
     def attention_tensors(self, index: int) -> list[Tensor]:
         """What `layer` reads of the checkpoint for one layer: projections, the norms around them, sinks; unread.
@@ -795,6 +819,14 @@ def _turns(rotation: Any) -> Any:
         return None
     values = {cell.name: getattr(rotation, cell.name) for cell in fields(rotation)}
     return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values.items()}
+
+
+def distinct(layers: Iterable[int], *models: Model) -> tuple[int, ...]:
+    """The layers without those that share their weights with an earlier one in every model."""
+    first: dict[tuple[tuple[str, str], ...], int] = {}
+    for index in layers:
+        first.setdefault(tuple(model.weights_of(index) for model in models), index)
+    return tuple(first.values())
 
 
 BLOCK_VALUES = 4 << 20  # values of a tensor read at a time

@@ -72,6 +72,18 @@ def source_of(checkpoint: "Checkpoint") -> dict[str, Any]:
     return {"name": printable(checkpoint.given or checkpoint.name), "files": files}
 
 
+def is_source(value: Any) -> bool:
+    """Whether something read is like what `source_of` returns: pages show it."""
+
+    def is_file(file: Any) -> bool:
+        if not isinstance(file, dict) or {*map(type, file.values())} - {str, int}:
+            return False
+        return isinstance(file.get("name"), str) and type(file.get("size")) is int
+
+    has_files = isinstance(value, dict) and isinstance(value.get("files"), list)
+    return has_files and isinstance(value.get("name"), str) and all(map(is_file, value["files"]))
+
+
 def file_record(file: "Storage") -> dict[str, Any]:
     """A file of weights: name and size, commit and etag on the Hub, digests of its header and, if known, of it all."""
     record: dict[str, Any] = {"name": printable(file.path.name), "size": file.size}

@@ -22,7 +22,7 @@ from weightscope.checkpoint.storage import Storage
 from weightscope.embedded import FOLDER
 from weightscope.engine import unexpected
 from weightscope.errors import CheckpointError
-from weightscope.files import new_file, regular_file, without_objects
+from weightscope.files import arrays_in, new_file, regular_file, without_objects
 from weightscope.model import Model
 
 LIBRARIES = ("numpy", "scipy")  # another version changes last digits
@@ -99,7 +99,7 @@ class RunIdentity:
 
 PLAIN = "biufcU"  # kinds of NumPy array: numbers and text, no objects
 DIGEST_BYTES = 32  # of SHA-256
-UNREADABLE = (CheckpointError, OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error)
+UNREADABLE = (CheckpointError, OSError, EOFError, ValueError, KeyError, MemoryError, zipfile.BadZipFile, zlib.error)
 
 
 def keep_arrays(path: Path, arrays: Mapping[str, np.ndarray], identity: bytes) -> None:
@@ -121,8 +121,7 @@ def kept_arrays(path: Path, identity: bytes) -> dict[str, np.ndarray] | None:
         arrays, digest = content[:-DIGEST_BYTES], content[-DIGEST_BYTES:]
         if hashlib.sha256(identity + arrays).digest() != digest:
             return None
-        with np.load(io.BytesIO(arrays), allow_pickle=False) as stored:
-            return dict(stored)
+        return arrays_in(io.BytesIO(arrays))
     except UNREADABLE:
         return None
 

@@ -43,7 +43,9 @@ LARGEST = 1 << 30  # bytes of a table or a JSON
 LARGEST_ARRAYS = 16 << 30  # bytes of arrays, unpacked
 SPELT = {"inf": np.inf, "-inf": -np.inf, None: np.nan}  # numbers that JSON has no numerals for
 WHOLE, NUMBER = re.compile(r"-?\d{1,18}"), re.compile(r"-?(\d+(\.\d+)?(e[-+]\d+)?|inf)")
-UNREADABLE = (OSError, ValueError, KeyError, TypeError, RecursionError, MemoryError, zipfile.BadZipFile, csv.Error)
+UNREADABLE = (
+    OSError, ValueError, OverflowError, KeyError, TypeError, RecursionError, MemoryError, zipfile.BadZipFile, csv.Error,
+)  # fmt: skip
 
 
 def load(folder: str | Path) -> "Written":

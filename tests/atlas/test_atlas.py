@@ -3,11 +3,12 @@
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.support.commands import run
+from tests.support.commands import is_one_line, run
 from weightscope.atlas import atlas as atlas_module
 from weightscope.atlas.atlas import Atlas, AtlasOptions, make_atlas
 from weightscope.engine import ThisProcess
@@ -137,6 +138,50 @@ def test_a_withdrawn_checkpoint_leaves_no_trace(population: Path, tmp_path: Path
     assert len(made(listing, tmp_path / "out", resume=True, proved=0).members) == 8
     with pytest.raises(CheckpointError, match="no checkpoint 'x' in the list"):
         made(None, tmp_path / "out", withdraw=("x",))
+
+
+def test_a_line_of_many_characters_does_not_hide_the_list(tmp_path: Path) -> None:
+    """What a run has kept is read again whatever its list held."""
+    (tmp_path / "list.txt").write_text(f"embedded\n{'x' * 5000}\n")
+    assert len(made(tmp_path / "list.txt", tmp_path / "out").members) == 1
+    gone = made(None, tmp_path / "out", withdraw=("embedded",))
+    assert not gone.members and gone.withdrawn == 1
+    assert not list((tmp_path / "out").rglob("print-*.npz"))
+
+
+TAMPERED: dict[str, tuple[str, Any]] = {
+    "sources that are a number": ("list.json", {"sources": 5}),
+    "sources that are numbers": ("list.json", {"sources": [5]}),
+    "errors that are a list": ("list.json", {"sources": [], "errors": ["x"]}),
+    "errors that are numbers": ("list.json", {"sources": [], "errors": {"x": 1}}),
+    "a list": ("list.json", []),
+    "nested": ("list.json", "[" * 9999),
+    "withdrawn that is a number": ("withdrawn.json", {"sha256": 5}),
+    "withdrawn that are lists": ("withdrawn.json", {"sha256": [[]]}),
+    "withdrawn that is no JSON": ("withdrawn.json", "{"),
+}
+
+
+@pytest.mark.parametrize("attack", TAMPERED)
+def test_a_tampered_folder_is_one_clear_error(attack: str, tmp_path: Path) -> None:
+    """Nothing is taken as empty: what was withdrawn would come back."""
+    (tmp_path / "list.txt").write_text("embedded\n")
+    made(tmp_path / "list.txt", tmp_path / "out")
+    name, value = TAMPERED[attack]
+    (file,) = [*(tmp_path / "out").rglob("list.json")]
+    (file.parent / name).write_text(value if isinstance(value, str) else json.dumps(value))
+    result = run("atlas", "--out", tmp_path / "out", "--withdraw", "embedded")
+    assert is_one_line(result) and "was changed since the atlas was made" in result.stderr, result.output
+
+
+@pytest.mark.parametrize("source", ["\ud800", "\0", "x" * 5000, "", "a\nb", "~x", "https://["])
+def test_any_text_may_be_a_source_of_a_kept_list(source: str, tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text("embedded\n")
+    made(tmp_path / "list.txt", tmp_path / "out")
+    (file,) = [*(tmp_path / "out").rglob("list.json")]
+    file.write_text(json.dumps({"sources": ["embedded", source], "errors": {source: source}}))
+    result = run("atlas", "--out", tmp_path / "out", "--withdraw", "embedded")
+    assert result.exit_code == 0 or is_one_line(result), result.output
 
 
 def test_the_command_prints_json_or_where_the_pages_are(population: Path, tmp_path: Path) -> None:

@@ -1,5 +1,9 @@
 """What an atlas keeps is used again only where all that it depends on is the same."""
 
+import io
+import json
+import zipfile
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +13,7 @@ from weightscope.atlas.descent import Direction
 from weightscope.atlas.prints import Print, make_print
 from weightscope.atlas.store import Store
 from weightscope.errors import CheckpointError
+from weightscope.run_identity import keep_arrays, kept_arrays
 from weightscope.sources import Source
 
 
@@ -45,6 +50,45 @@ def test_a_fingerprint_of_other_options_or_another_name_is_not_used(
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
     assert store.get("embedded") is None
+
+
+def test_a_fingerprint_that_unpacks_to_more_than_its_file_is_not_read(tmp_path: Path) -> None:
+    """Compressed zeros, and one member under many names: 100 kB may fill the memory."""
+    zeros, shared = io.BytesIO(), io.BytesIO()
+    np.savez_compressed(zeros, heads=np.zeros(10_000_000, np.int8))
+    with zipfile.ZipFile(shared, "w") as archive:
+        for name in ("heads.npy", *(f"{i}.npy" for i in range(9))):
+            with archive.open(name, "w") as member:
+                np.save(member, np.zeros(1000 if name == "heads.npy" else 1, np.int64))
+        for member_info in archive.infolist()[1:]:
+            first = archive.infolist()[0]
+            for field in ("header_offset", "file_size", "compress_size", "CRC"):
+                setattr(member_info, field, getattr(first, field))
+    for i, attack in enumerate((zeros.getvalue(), shared.getvalue())):
+        path = tmp_path / f"{i}.npz"
+        path.write_bytes(attack + sha256(b"identity" + attack).digest())
+        assert kept_arrays(path, b"identity") is None
+    keep_arrays(path, {"heads": np.zeros(1000)}, b"identity")
+    kept = kept_arrays(path, b"identity")
+    assert kept is not None and kept["heads"].shape == (1000,)
+
+
+FILE = {"name": "model.safetensors", "size": 5}
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        None, {}, {"name": "x"}, {"files": []}, {"name": "x", "files": [5]}, {"name": 5, "files": []},
+        {"name": "x", "files": [{"name": "y"}]}, {"name": "x", "files": [FILE | {"size": "5"}]},
+        {"name": "x", "files": [FILE | {"sha256": ["y"]}]}, {"name": "x", "files": [FILE | {"commit": None}]},
+        {"name": "x", "files": [FILE | {"size": True}]},
+    ],
+)  # fmt: skip
+def test_a_fingerprint_of_files_that_no_page_can_show_is_refused(arrays: dict[str, np.ndarray], read: object) -> None:
+    about = json.loads(arrays["about"].tobytes()) | {"read": read}
+    with pytest.raises(CheckpointError, match="with another description"):
+        Print.of_arrays(arrays | {"about": np.frombuffer(json.dumps(about).encode(), np.uint8)}, "x")
 
 
 def test_a_direction_belongs_to_both_states(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def audited(name: str, out: Path) -> ws.Model:
 def test_an_audit_ends_well_and_its_files_are_whole(name: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     model = audited(name, out)
-    config, layers = model.config, list(model.attention_layers)
+    config, layers = model.config, list(model.own_layers)
     reads_tokens = bool(model.family.inputs.tokens)
     assert names_in(out) == sorted([*TABLES, *PICTURES, *(["directions.json"] if reads_tokens else [])])
     with (out / "heads.csv").open(newline="") as file:

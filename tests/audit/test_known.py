@@ -96,6 +96,16 @@ def test_what_is_worse_by_more_than_a_tenth_is_not_known(tmp_path: Path, number:
         assert bool(marked.known) is known and not left and ("Worse than it was" in marked.text) is not known
 
 
+def test_an_entry_of_another_measure_covers_nothing(tmp_path: Path) -> None:
+    """An unknown measure is no licence: the entry applies to no finding, and is named as one that does not."""
+    finding = Finding(kind="rank_collapsed", text="", measure="rank", number=7.9, usual=50.0)
+    for measure, known in (("rank", True), ("", True), ("anything", False)):
+        path = tmp_path / "accept.csv"
+        path.write_text(f"kind,measure,number,usual\nrank_collapsed,{measure},7.9,50\n")
+        (marked,), left = with_known(Findings([finding]), read_entries(path, "accepted"))
+        assert bool(marked.known) is known and bool(left) is not known and not marked.text
+
+
 def test_the_findings_of_an_audit_are_all_in_it_as_its_own_baseline(tmp_path: Path) -> None:
     audit = ws.audit(ws.open_model("embedded"), directions=0, all_tensors=True)
     assert audit.findings

@@ -1,6 +1,7 @@
 """Every tensor of a file is read once: its numbers equal NumPy's, and what stands out is found."""
 
 import json
+import shutil
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.weights import package, shared
 from weightscope.checkpoint import blocks, open_checkpoint
 from weightscope.checkpoint.blocks import blocks_of
+from weightscope.embedded import FOLDER
 from weightscope.findings import Finding, Findings
 from weightscope.tensors.findings import tensor_findings
 from weightscope.tensors.measure import Everything, TensorFacts, facts_of, read_everything
@@ -307,3 +309,13 @@ def test_a_finding_is_told_in_one_line() -> None:
     everything = Everything([TensorFacts("a\x1b[2J", "F32", (2, 32), 256, least=0.0, most=0.0)])
     (finding,) = tensor_findings(everything)
     assert isinstance(finding, Finding) and "\x1b" not in str(finding)
+
+
+@pytest.mark.parametrize("name", ["extra\0.weight", "extra\x1b[2J.weight", "extra\u202e.weight"])
+def test_control_characters_in_a_name_are_a_finding(name: str, tmp_path: Path) -> None:
+    shutil.copytree(FOLDER, tmp_path / "m")
+    weights = load_file(FOLDER / "model.safetensors")
+    save_file(weights | {name: np.ones(3, np.float32)}, tmp_path / "m" / "model.safetensors")
+    audit = ws.audit(ws.open_model(tmp_path / "m"), directions=0, layers=[0])
+    (found,) = [finding for finding in audit.findings if finding.kind == "unprintable_name"]
+    assert [member.name for member in found.members] == [name] and found.text.isprintable()

@@ -164,7 +164,7 @@ def with_gain(model: Model, layer: Layer) -> Layer:
 
 
 def check_against_dense(model: Model) -> None:
-    wired, layers = wiring(model), model.attention_layers
+    wired, layers = wiring(model), model.own_layers
     for i, j in combinations(range(len(layers)), 2):
         first, second = (with_gain(model, model.layer(layers[index])) for index in (i, j))
         for a, b in product(range(first.n_heads), range(second.n_heads)):
@@ -178,7 +178,7 @@ def test_every_family_against_matrices_of_d_by_d(subtests: pytest.Subtests) -> N
     for name in NAMES:
         with subtests.test(fixture=name):
             model = fixture(name).model
-            if len(model.attention_layers) == 1:  # the other layers are not attention
+            if len(model.own_layers) == 1:  # the other layers are not attention
                 assert np.isnan(wiring(model).pk["k"]).all()
             check_against_dense(model)
 

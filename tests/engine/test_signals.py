@@ -49,6 +49,22 @@ def started(*command: str, **environment: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
+AT_EXIT = """
+import atexit, os, sys, time
+from weightscope.__main__ import main
+number = int(sys.argv.pop())
+atexit.register(lambda: (os.kill(os.getpid(), number), time.sleep(0.05)))
+main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_the_interpreter_exits_changes_nothing(number: int) -> None:
+    process = started("-c", AT_EXIT, "--version", str(int(number)))
+    stdout, stderr = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, stderr) == (0, "") and stdout.startswith("weightscope")
+
+
 def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
     """The status and last stderr line of a process that was asked to end, once no process of its group is alive."""
     try:

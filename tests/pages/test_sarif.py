@@ -206,6 +206,20 @@ def test_the_action_passes_a_sound_checkpoint(tmp_path: Path) -> None:
     assert (tmp_path / "weightscope" / "audit" / "report.html").exists()
 
 
+def test_inputs_of_the_action_are_no_options_and_no_outputs(tmp_path: Path) -> None:
+    """A checkpoint may be called like an option, and `out` may hold lines of GITHUB_OUTPUT."""
+    done = steps(tmp_path, checkpoint="--help", base="embedded", out="-o")
+    assert [step.returncode for step in done.values()] == [2, 2]
+    assert all("--help" in step.stderr and "no such file" in step.stderr for step in done.values()), done
+    for out in ("a\naudit-sarif=/etc/passwd", "a\rb"):
+        (tmp_path / "audit.output").unlink(missing_ok=True)
+        (tmp_path / "bin" / "weightscope").unlink()
+        (tmp_path / "bin").rmdir()
+        done = steps(tmp_path, checkpoint="embedded", out=out)
+        assert done["Audit"].returncode == 2 and "out has more than one line" in done["Audit"].stderr
+        assert not (tmp_path / "audit.output").exists()
+
+
 @pytest.mark.check
 def test_the_action_fits_the_schema_of_actions(tmp_path: Path) -> None:
     vendored = "check_jsonschema/builtin_schemas/vendor/github-actions.json"

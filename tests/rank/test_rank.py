@@ -19,7 +19,7 @@ from weightscope.embedded import FOLDER
 from weightscope.errors import CheckpointError
 from weightscope.metrics.matrix_spectra import signal_to_noise
 from weightscope.rank import BY, TOOLS
-from weightscope.rank.rank import WRITERS, rank
+from weightscope.rank.rank import WRITERS, rank, yaml_text
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +105,11 @@ def test_the_command_writes_the_file_and_every_score(tuned: Path, tmp_path: Path
     assert len(rows) == 8 and sum(row["chosen"] == "yes" for row in rows) == 4
     printed = run("rank", tuned, *options[:4]).stdout
     assert printed == file.read_text()
+
+
+@pytest.mark.parametrize("text", ["a😀b", "plain", 'quo"te\\', "\x07\x7f\x85\u2028\ufeff", "é中", "\n- x: 1"])
+def test_yaml_reads_any_text_back(text: str) -> None:
+    assert yaml.safe_load(f"- {yaml_text(text)}\n") == [text] and yaml_text(text).isascii()
 
 
 def test_every_tool_has_its_writer() -> None:

@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import scipy.spatial
 
-from weightscope.same.catalogue import EXACT, Sizes, find_deed, sampled
+from weightscope.same.catalogue import EXACT, Sizes, find_deed, places_of, sampled
 
 RNG = np.random.default_rng(0)
 W = (RNG.standard_normal((64, 64)) * np.exp(0.4 * RNG.standard_normal((64, 1)))).astype(np.float32)
@@ -105,3 +106,16 @@ def test_stacked_experts_in_another_order_are_named() -> None:
 def test_noise_has_no_name() -> None:
     """What no transformation explains is left to the words of a comparison."""
     assert said(W, W + 0.1 * RNG.standard_normal(W.shape).astype(np.float32), "up") == ""
+
+
+def test_equal_rows_are_given_to_no_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tree of one point, many times, answers each query with all of them; and equal rows have no order."""
+    held: list[int] = []
+    tree = scipy.spatial.cKDTree
+    monkeypatch.setattr(scipy.spatial, "cKDTree", lambda points: held.append(len(points)) or tree(points))
+    x, y = (np.random.default_rng(i).standard_normal((2000, 6)).astype(np.float32) for i in (0, 1))
+    x[100:] = x[0]
+    assert places_of(x, y, 1, EXACT) is None and places_of(y, x, 1, EXACT) is None
+    assert not held
+    y = x[:100][::-1]
+    assert places_of(x[:100], y, 1, EXACT) is not None and held == [100]

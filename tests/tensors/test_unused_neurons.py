@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.spatial
 from safetensors.numpy import load_file
 
 import weightscope as ws
@@ -14,7 +15,8 @@ from tests.support.weights import package, shared
 from weightscope.embedded import FOLDER
 from weightscope.findings import Finding
 from weightscope.tensors.matrices import read_matrices
-from weightscope.tensors.unused_neurons import network_findings
+from weightscope.tensors.networks import _copies
+from weightscope.tensors.unused_neurons import _routers, network_findings
 
 Weights = dict[str, np.ndarray]
 UP, DOWN = "transformer.h.1.mlp.c_fc.weight", "transformer.h.1.mlp.c_proj.weight"  # stored (in, out)
@@ -120,3 +122,19 @@ def test_real_checkpoints_have_none() -> None:
 
 def test_the_embedded_checkpoint_has_none() -> None:
     assert findings_of(ws.open_model("embedded")) == []
+
+
+def test_equal_neurons_are_not_compared_pair_by_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tree of one point, many times, answers each query with all of them."""
+    held: list[int] = []
+    tree = scipy.spatial.cKDTree
+    monkeypatch.setattr(scipy.spatial, "cKDTree", lambda points: held.append(len(points)) or tree(points))
+    equal = np.ones((3000, 48), np.float32)
+    assert _copies(equal, np.arange(3000)) == [*range(1, 3000)]
+    assert sum(held) < 300
+
+
+def test_a_router_of_many_equal_rows_takes_no_square_of_memory() -> None:
+    """A hundred thousand experts of width 2 are 800 kB; their distances would be 80 GB."""
+    (found,) = _routers({0: np.ones((100_000, 2), np.float32)})
+    assert found.kind == "router_rows" and found.number == 99_999

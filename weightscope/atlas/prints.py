@@ -32,7 +32,7 @@ from weightscope.lineage.sketches import (
     unit_length,
 )
 from weightscope.metrics.spectra import evenly_spread
-from weightscope.provenance import source_of
+from weightscope.provenance import is_source, source_of
 from weightscope.results import ShowsShapes
 from weightscope.run_identity import RunIdentity, arrays_of
 from weightscope.sources import Source
@@ -143,11 +143,9 @@ def _described(text: np.ndarray, name: str) -> dict[str, Any]:
         about = json.loads(text.tobytes())
         fits = (
             isinstance(about, dict) and about["vocabulary"] is None
-            and isinstance(about.get("read"), dict) and isinstance(about.get("whole"), bool)
+            and is_source(about.get("read")) and isinstance(about.get("whole"), bool)
             and all(type(about.get(key)) is int and 1 <= about[key] <= LARGEST**2 for key in COUNTS)
             and all(isinstance(about.get(key), str) and len(about[key]) <= LONGEST_TEXT for key in TEXTS)
-            and isinstance(about["read"].get("files"), list)
-            and all(isinstance(file, dict) for file in about["read"]["files"])
             and isinstance(about.get("dtypes"), list) and all(isinstance(dtype, str) for dtype in about["dtypes"])
         )  # fmt: skip
     except (ValueError, KeyError, RecursionError):

@@ -4,6 +4,7 @@ Each file is written whole or not at all and followed by a digest of itself and 
 """
 
 import json
+import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from hashlib import sha256
@@ -15,12 +16,13 @@ import numpy as np
 import weightscope
 from weightscope.atlas.descent import Direction, direction_of
 from weightscope.atlas.prints import Print
-from weightscope.checkpoint.config import MAX_BYTES, parse_json, read_small
-from weightscope.errors import CheckpointError
+from weightscope.checkpoint.config import MAX_BYTES, read_small
+from weightscope.errors import CheckpointError, one_line
 from weightscope.files import HIDDEN, new_file, writing
 from weightscope.run_identity import RunIdentity, content_identity, keep_arrays, kept_arrays
 
 FORMAT = 2  # of what is kept
+LARGEST_KEPT = 16 * MAX_BYTES  # of a list of sources, with what was wrong with each
 LISTED, WITHDRAWN = "list.json", "withdrawn.json"
 
 
@@ -78,7 +80,10 @@ class Store:
     @property
     def withdrawn(self) -> set[str]:
         """Digests of the names that were withdrawn."""
-        return set(self._read(WITHDRAWN).get("sha256", ()))
+        digests = self._read(WITHDRAWN).get("sha256", [])
+        if not _is_list_of_texts(digests):
+            raise self._damaged(WITHDRAWN, "sha256 should be a list of texts")
+        return set(digests)
 
     @staticmethod
     def is_withdrawn(name: str, withdrawn: set[str]) -> bool:
@@ -93,7 +98,10 @@ class Store:
     def listed(self) -> tuple[list[str], dict[str, str]]:
         """The same, read again."""
         known = self._read(LISTED)
-        return list(known.get("sources", ())), dict(known.get("errors", {}))
+        sources, errors = known.get("sources", []), known.get("errors", {})
+        if not _is_list_of_texts(sources) or not isinstance(errors, dict) or not _is_list_of_texts([*errors.values()]):
+            raise self._damaged(LISTED, "sources should be a list of texts, and errors texts by source")
+        return sources, errors
 
     def _print(self, name: str) -> Path:
         return self.folder / f"print-{_key(name)[:32]}.npz"
@@ -106,11 +114,25 @@ class Store:
         return "\n".join([self._identity, *names]).encode("utf-8", "surrogatepass")
 
     def _read(self, name: str) -> dict[str, Any]:
-        try:
-            return parse_json(read_small(self.folder / name, MAX_BYTES), file=self.folder / name)
-        except CheckpointError:
+        """What `_write` wrote; nothing where there is no such file. What is damaged may hide what was withdrawn."""
+        if not os.path.lexists(self.folder / name):
             return {}
+        try:
+            value = json.loads(read_small(self.folder / name, LARGEST_KEPT))
+        except (ValueError, RecursionError) as error:
+            raise self._damaged(name, one_line(error)) from None
+        if not isinstance(value, dict):
+            raise self._damaged(name, f"it is a JSON {type(value).__name__}")
+        return value
+
+    def _damaged(self, name: str, problem: str) -> CheckpointError:
+        how = "bring it back, or make the atlas in another folder"
+        return CheckpointError(f"was changed since the atlas was made ({problem}); {how}", file=self.folder / name)
 
     def _write(self, name: str, value: Any) -> None:
         with new_file(self.folder / name) as file:
             file.write(json.dumps(value).encode())
+
+
+def _is_list_of_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)

@@ -25,12 +25,12 @@ from weightscope.errors import CheckpointError, counted, printable, sized, whole
 from weightscope.files import HIDDEN, REPORT, OutputFolder
 from weightscope.findings import Finding, Findings, indexed
 from weightscope.metrics.sinks import EVENT_WEIGHT, MECHANISMS, Massive
-from weightscope.model import Model, as_model
+from weightscope.model import Model, as_model, distinct
 from weightscope.progress import bar, progress_shown
 from weightscope.provenance import Provenance
 from weightscope.results import Result
 from weightscope.tables import Column, Table, as_json
-from weightscope.tensors.findings import beside_findings, other_gains, tensor_findings
+from weightscope.tensors.findings import beside_findings, name_findings, other_gains, tensor_findings
 from weightscope.tensors.matrices import Matrices, read_matrices
 from weightscope.tensors.untrained_parts import untrained_parts
 from weightscope.tensors.unused_neurons import network_findings
@@ -130,7 +130,7 @@ class AuditOptions:
 
     def layers_of(self, model: Model) -> list[int]:
         """The layers to measure."""
-        return list(model.attention_layers if self.layers is None else self.layers)
+        return list(distinct(model.attention_layers if self.layers is None else self.layers, model))
 
 
 def audit(
@@ -299,8 +299,8 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
         directions, notes = directions_of(unchecked, heads, options.directions)
         findings = with_tokens(with_massive(findings_of(unchecked, heads, standing), sinks.massive), directions)
         removed, undecided = removed_directions(unchecked, heads.layers.tolist(), options.all_tensors)
-        unread_files = beside_findings(model.checkpoint.weight_files)
-        findings = Findings([*findings, *removed_findings(unchecked, removed), *unread_files])
+        of_files = [*beside_findings(model.checkpoint.weight_files), *name_findings(model.checkpoint)]
+        findings = Findings([*findings, *removed_findings(unchecked, removed), *of_files])
     unread = f"The row of {model.unread}." if model.unread else ""
     notes = (
         model.checkpoint.note,
@@ -308,6 +308,7 @@ def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) 
         model.checkpoint.weight_files.sentence,
         unread,
         other_stacks(model),
+        model.sharing,
         *notes,
         *undecided,
         positions_of(unchecked)[1],

@@ -521,7 +521,7 @@ def _distributions(
         Source.named(row["source"]).open() for row in rows
     ]  # so that a missing one is noticed before the first is measured
     digests: dict[str, str] = {}
-    with bar(what="layers", unit="layer", total=sum(len(model.attention_layers) for model in models)) as layers:
+    with bar(what="layers", unit="layer", total=sum(len(model.own_layers) for model in models)) as layers:
         for row, model in zip(rows, models, strict=True):
             known = _known(row, model)
             if known.sha256 in digests:
@@ -529,7 +529,7 @@ def _distributions(
                 raise CheckpointError(f"{same} have the same weights, which may be listed only once")
             digests[known.sha256] = known.name
             measured = {}
-            for index in model.attention_layers:
+            for index in model.own_layers:
                 measured[index] = measure_task(lambda model=model: model, index, MEASURED)  # type: ignore[misc]
                 layers.update()
             of_heads = distribution(MeasuredHeads(measured, model.config.d_model))
@@ -551,7 +551,7 @@ def _known(row: dict[str, str], model: Model) -> Known:
         sha256=digest,
         size=weights_size(model),
         family=model.family.name,
-        layers=len(model.attention_layers),
+        layers=len(model.own_layers),
         heads=model.config.n_heads,
         d_model=model.config.d_model,
     )

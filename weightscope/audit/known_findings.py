@@ -1,7 +1,8 @@
 """Findings that are known: from an earlier audit, or reviewed by somebody. They stay, and fail no gate.
 
 A list of them has the columns of findings.csv, or is findings.json. A row applies to what agrees in all cells that say
-where; an empty cell agrees with everything. Where a row has the number, a finding that is worse is not known.
+where and what was measured; an empty cell agrees with everything. Where a row has the number, a finding that is worse
+is not known.
 """
 
 import csv
@@ -49,9 +50,13 @@ class Entry:
         given = [name for name in WHERE if self.cells.get(name)]
         return tuple(name for name in given if name != "name" or "index" not in given)
 
+    def applies(self, row: Mapping[str, str]) -> bool:
+        """Whether it is about what the row, of its kind and place, measures."""
+        return self.cells.get("measure") in {None, "", row["measure"]}
+
     def covers(self, row: Mapping[str, str]) -> bool:
         """Whether the row, to which it applies, is no worse than it was."""
-        if not self.cells.get("number") or self.cells.get("measure") not in {None, "", row["measure"]}:
+        if not self.cells.get("number"):
             return True
         if _number(self.cells["number"]) == inf:
             return _number(row["number"]) == inf
@@ -161,7 +166,8 @@ def with_known(findings: Findings, entries: Sequence[Entry]) -> tuple[Findings, 
         covering, worse = [], []
         for cells in Findings([finding]).table.records():
             row = {name: str(cell) for name, cell in cells.items()}
-            applying = sorted(i for place in places for i in by_key.get((place, _key(row, place)), ()))
+            alike = (i for place in places for i in by_key.get((place, _key(row, place)), ()))
+            applying = sorted(i for i in alike if entries[i].applies(row))
             for i in applying:
                 left.pop(i, None)
             covering.append(next((entries[i] for i in applying if entries[i].covers(row)), None))

@@ -43,7 +43,8 @@ SHA256 = re.compile("[0-9a-f]{64}")
 WITHIN = ("outlier_head", "layer_off_trend", "near_dead_head", "zero_head")  # findings on the checkpoint's own scale
 FEW = 20  # checkpoints: with fewer, a page says how coarse their percentiles are
 UNREADABLE = (
-    OSError, EOFError, ValueError, KeyError, TypeError, MemoryError, RecursionError, zipfile.BadZipFile, zlib.error,
+    OSError, EOFError, ValueError, OverflowError, KeyError, TypeError, MemoryError, RecursionError, zipfile.BadZipFile,
+    zlib.error,
 )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from weightscope.circuits.passes import GetModel, wiring
 from weightscope.circuits.wiring import Edge, Wiring, all_strongest, strongest
 from weightscope.compute.cores import in_threads
 from weightscope.engine import Engine
-from weightscope.errors import CheckpointError, printable, wholes
+from weightscope.errors import CheckpointError, counted, printable, wholes
 from weightscope.files import Files
 from weightscope.metrics.spaces import Nearest, leading_blocks, nearest_rows, shown
 from weightscope.metrics.spectra import participation_ratio
@@ -287,9 +287,8 @@ class Circuits(Result):
     def lead(self) -> str:
         """How many heads have a name, and the strongest link by keys, in a sentence or two."""
         layers = self.wiring.layers
-        sentence = (
-            f"{len(self.heads)} heads in {len(layers)} layers, {self.n_named} of them named from the weights alone."
-        )
+        counts = f"{counted(len(self.heads), 'head')} in {counted(len(layers), 'layer')}"
+        sentence = f"{counts}, {self.n_named} of them named from the weights alone."
         best = strongest(self.wiring, "k", "pk", 1)
         if not best:
             return sentence
@@ -370,6 +369,8 @@ def circuits(
     wired = wiring(model, layers, device, top, engine, on_worker)
     roles = head_roles(model, wired, counts)
     caveats = list(model.layer(model.attention_layers[-1]).caveats)
+    if model.sharing:
+        caveats.append(f"links between places of one layer ({model.sharing[:-1].lower()})")
     caveats += [POST_NORM] * (model.family.norms.after is not None) + [PARALLEL] * model.family.parallel
     if roles.lacking:
         caveats.append(f"scores by tokens ({roles.lacking}); heads are named by their wiring alone")

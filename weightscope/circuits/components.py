@@ -83,7 +83,7 @@ def read_by(model: Model, reader: str) -> Table:
     d = model.config.d_model
     maps = {kind: Factored(w.left.copy(), w.right.copy()) for kind, w in read_maps(head.layer, number).items()}
     rows = []
-    for earlier in bar([i for i in model.attention_layers if i < index], "components", "layer"):
+    for earlier in bar([i for i in model.own_layers if i < index], "components", "layer"):
         layer = model.layer(earlier)
 
         def of_head(a: int, layer: Layer = layer) -> list[tuple[str, int, list[Component]]]:

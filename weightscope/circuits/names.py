@@ -223,10 +223,10 @@ def head_roles(model: Model, wired: Wiring, counts: str | Path | None = None) ->
 
 def head_names(model: Model) -> np.ndarray:
     """The names alone, (L, H); the wiring, most of the work, is looked at only where tokens give none, and in part."""
-    scores, lacking = _without_wiring(model, np.array(model.attention_layers), model.config.n_heads)
+    scores, lacking = _without_wiring(model, np.array(model.own_layers), model.config.n_heads)
     if lacking is None:
         return assign_names(scores, ROLES)[0]
-    if len(model.attention_layers) > 1:  # else no head reads what another has written
+    if len(model.own_layers) > 1:  # else no head reads what another has written
         scores["reads_by_keys"], scores["read_by_keys"] = by_wiring(wiring_by_keys(model, _may_feed_keys))
     return assign_names(scores, ROLES_BY_WIRING)[0]
 
@@ -243,7 +243,7 @@ def affordable_names(model: Model) -> Roles:
             names = head_names(copy(model))  # a copy, because a model caches its last layer
     except CheckpointError:
         return {}
-    return {(model.attention_layers[i], int(head)): str(names[i, head]) for i, head in np.argwhere(names != NO_NAME)}
+    return {(model.own_layers[i], int(head)): str(names[i, head]) for i, head in np.argwhere(names != NO_NAME)}
 
 
 def affordable_wiring(model: Model) -> tuple[Wiring, np.ndarray] | None:
@@ -260,7 +260,7 @@ def affordable_wiring(model: Model) -> tuple[Wiring, np.ndarray] | None:
 
 
 def _is_affordable(model: Model) -> bool:
-    return multiplications(model, len(model.attention_layers)) <= AFFORDABLE
+    return multiplications(model, len(model.own_layers)) <= AFFORDABLE
 
 
 def _without_wiring(

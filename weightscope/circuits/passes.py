@@ -27,7 +27,7 @@ from weightscope.compute.cores import in_threads
 from weightscope.compute.device import CPU, Device, open_device
 from weightscope.engine import Engine, ThisProcess, array_of
 from weightscope.errors import CheckpointError, TooLargeError
-from weightscope.model import Model, overflow
+from weightscope.model import Model, distinct, overflow
 from weightscope.progress import bar
 from weightscope.results import ShowsShapes
 
@@ -166,7 +166,7 @@ def wiring(
     if engine is None:
         with ThisProcess() as local_engine:
             return wiring(model, layers, device, top, local_engine)
-    indices = tuple(sorted(set(model.attention_layers if layers is None else layers)))
+    indices = distinct(sorted(model.attention_layers if layers is None else layers), model)
     get_model = on_worker if engine.elsewhere and on_worker is not None else partial(_itself, model)
     exact = device != "cpu" or multiplications(model, len(indices)) <= EXACT_UP_TO
     exact = exact or model.config.head_dim <= LEADING + 2 * PROBES
@@ -178,7 +178,7 @@ def wiring_by_keys(model: Model, doubtful: Callable[[Wiring, slice], np.ndarray]
     """The exact wiring by keys; by queries only of pairs that are `doubtful`, (1, H, L, H) for a layer of writers."""
     with ThisProcess() as engine:
         get_model = partial(_itself, model)
-        wired = _all_pairs(model, tuple(model.attention_layers), "cpu", True, engine, get_model, ("k",)).wiring
+        wired = _all_pairs(model, model.own_layers, "cpu", True, engine, get_model, ("k",)).wiring
         pairs = [
             np.argwhere(doubtful(wired, writers)) + np.array([writers.start, 0, 0, 0]) for writers in wired.by_layer
         ]

@@ -106,7 +106,7 @@ def relation_scores(model: Model, pairs: Pairs, top: int = TOP, permutations: in
         hits.extend(hit.reshape(len(written), len(rows), 2, -1).swapaxes(1, 2))
         written.clear()
 
-    for index in bar(list(model.attention_layers), "relation", "layer"):
+    for index in bar(list(model.own_layers), "relation", "layer"):
         written += [np.asarray(rows @ head.vo, np.float32) for head in model.layer(index).heads]
         if sum(each.nbytes for each in written) >= GROUP_BYTES:
             look_up()
@@ -134,7 +134,7 @@ def _table(model: Model, hits: np.ndarray, permutations: int) -> Table:
         in_model += permuted.max(axis=0) >= score
     p, p_model = ((1 + count) / (1 + permutations) for count in (as_good, in_model))
     per_layer = model.config.n_heads
-    layers = np.repeat(list(model.attention_layers), per_layer)
+    layers = np.repeat(list(model.own_layers), per_layer)
     columns = [
         Column("layer", layers), Column("head", np.tile(np.arange(per_layer), len(layers) // per_layer)),
         *(

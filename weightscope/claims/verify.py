@@ -39,7 +39,7 @@ INSTALL = "pip install 'weightscope-attention[attest]'"
 RELATIVE, ABSOLUTE = 0.01, 1e-6  # two runs agree on a number up to this; other machines round in another order
 LEAST = 1e-12  # of a printed number that float32's rounding may be; less is a probability
 OF_LOGARITHM = 0.01  # the same of ln p, relative, and absolute below 1
-NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?![\w])")
+NUMBER = r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?![\w])"
 Base = Model | str | Path
 BY_PRINTS: tuple[str, ...] = ("attention", "layers")  # fields that fingerprints hold enough for
 FINITE = 1e300  # of a number in a claim
@@ -67,6 +67,7 @@ class Verification(Result):
     signature: str
     differences: list[Difference] = field(default_factory=list)
     not_checked: list[str] = field(default_factory=list)
+    recomputed: str = ""  # the lineage's first sentence, of this run
     provenance: Provenance = field(default_factory=Provenance, repr=False)
 
     @property
@@ -82,7 +83,7 @@ class Verification(Result):
     def lead(self) -> str:
         """Whether the claim holds, by what, and where it does not."""
         if self.holds and "lead" not in self.not_checked:
-            return f"The claim holds ({self.tier}): {printable(self.claim.predicate['lead'])}"
+            return f"The claim holds ({self.tier}): {self.recomputed}"
         if self.holds:
             shares = self.claim.predicate["attention"] == SHARED
             heads, as_claimed = ("heads", ", layer by layer as claimed") if shares else ("no heads", "")
@@ -101,7 +102,7 @@ class Verification(Result):
         if self.holds and self.tier == INDEXED:
             lines.append("A base was a fingerprint: that it was made from the claimed files is its maker's word.")
         if self.not_checked:
-            lines.append(f"Not checked: {', '.join(self.not_checked)}.")
+            lines.append(f"Not verified: {', '.join(self.not_checked)}.")
         models = [
             (self.claim.name, self.claim.digests),
             *((name, base.files) for name, base in self.claim.bases.items()),
@@ -186,7 +187,8 @@ def verify(
     differences, not_checked = _judged_otherwise(claim, result, mixed)
     if not differences and result.probes.nonce:
         differences += _drawn_anew(result, named.values(), probe_key)
-    return Verification(claim, tier_of(result), signature, differences, not_checked, result.provenance)
+    lead = printable(result.lead)
+    return Verification(claim, tier_of(result), signature, differences, not_checked, lead, result.provenance)
 
 
 def _drawn_anew(result: Lineage, bases: Iterable[Base], probe_key: str | Path | None) -> Iterator[Difference]:
@@ -300,8 +302,11 @@ def _differences(
     """Where two values of JSON differ, by path: numbers within tolerance, texts but for their numbers' last digits."""
     if isinstance(claim, dict) and isinstance(computed, dict):
         for key in sorted(claim.keys() | computed.keys()):
-            if not (loose and key in ("likeness", "z")):
-                yield from _differences(f"{where}.{shortened(key)}", claim.get(key), computed.get(key), names, loose)
+            place, mine, theirs = f"{where}.{shortened(key)}", claim.get(key), computed.get(key)
+            if mine is theirs is None and not claim.keys() & computed.keys() & {key}:
+                yield Difference(place, *("null" if key in each else "no such key" for each in (claim, computed)))
+            elif not (loose and key in ("likeness", "z")):
+                yield from _differences(place, mine, theirs, names, loose)
     elif isinstance(claim, list) and isinstance(computed, list) and len(claim) == len(computed):
         for i, (mine, theirs) in enumerate(zip(claim, computed, strict=True)):
             yield from _differences(f"{where}[{i}]", mine, theirs, names, loose)
@@ -317,29 +322,33 @@ def _agree(where: str, claim: Any, computed: Any, names: Sequence[str]) -> bool:
         return type(claim) is type(computed) and claim == computed
     if not isinstance(computed, int | float) or isinstance(computed, int):
         return claim == computed  # whole numbers count something
-    if where == "p_value" and computed > 0 and 0 < claim <= 1:
+    if where == "p_value" and claim != computed:
+        if not (0 < claim <= 1 and computed > 0):
+            return False
         return isclose(log(claim), log(computed), rel_tol=OF_LOGARITHM, abs_tol=OF_LOGARITHM)
     return abs(claim) < FINITE and isclose(claim, computed, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
 
 
 def _same_text(claim: str, computed: str, names: Sequence[str]) -> bool:
     """Whether texts are the same but for the last digit of numbers; names, and whole numbers, are compared exactly."""
-    for name in names:
-        claim, computed = (text.replace(name, "\0") for text in (claim, computed))
-    if NUMBER.sub("#", claim) != NUMBER.sub("#", computed):
+    exact = [re.escape(name) for name in names]
+    token = re.compile(f"({'|'.join([*exact, NUMBER])})")  # a name first, so that its digits are no number
+    mine, theirs = token.split(claim), token.split(computed)
+    if mine[::2] != theirs[::2]:  # the words between
         return False
-    return all(_last_digit(x, y) for x, y in zip(NUMBER.findall(claim), NUMBER.findall(computed), strict=True))
+    tokens = zip(mine[1::2], theirs[1::2], strict=True)
+    return all(x == y or (not {x, y} & {*names} and _last_digit(x, y)) for x, y in tokens)
 
 
 def _last_digit(x: str, y: str) -> bool:
     """Whether two printed numbers differ by at most one in the last digit; whole numbers must be the same."""
-    if x == y or not ("." in x + y or "e" in x + y):
+    if x == y or "0" in (x, y) or not ("." in x + y or "e" in x + y):
         return x == y
     numbers = [(text.replace(",", "").partition("e")) for text in (x, y)]
     steps = [10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2])) for mantissa, _, exponent in numbers]
     values = [float("".join(parts)) for parts in numbers]
     of_rounding = all(LEAST < abs(value) < ABSOLUTE for value in values)
-    return of_rounding or isclose(*values, rel_tol=0, abs_tol=1.01 * max(steps))
+    return of_rounding or isclose(*values, rel_tol=0, abs_tol=1.01 * min(steps))
 
 
 def _shown(value: object) -> str:

@@ -92,6 +92,12 @@ def _signals_raise(say: Callable[[int], None]) -> Iterator[None]:
         sender.close()
 
 
+def ignore_signals() -> None:
+    """Ignore signals from now on: a command has ended and said how, and only the interpreter has yet to exit."""
+    for number in NUMBERS:
+        signal.signal(number, signal.SIG_IGN)
+
+
 def _end_after_grace(receiver: socket.socket, say: Callable[[int], None]) -> None:
     """Wait for a signal, which the wake-up socket reports whatever the main thread does; exit after `GRACE` seconds.
 

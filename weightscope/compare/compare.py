@@ -40,7 +40,7 @@ from weightscope.findings import (
     of_head,
 )
 from weightscope.metrics.outliers import known_median, log_measure, robust_z
-from weightscope.model import Model, as_model
+from weightscope.model import Model, as_model, distinct
 from weightscope.progress import bar, progress_shown
 from weightscope.provenance import Provenance
 from weightscope.results import Result
@@ -123,7 +123,7 @@ def compare(
     from_previous: list[list[Arrays]] = [[] for _ in models[1:]]
     orders: list[list[np.ndarray]] = [[] for _ in models[1:]]
     with progress_shown(progress):
-        indices = bar(a.attention_layers, "layers", "layer")
+        indices = bar(distinct(a.attention_layers, *models), "layers", "layer")
     for index in indices:
         base = unchecked[0].layer(index)
         measures = measured_layer(base, forms, options, bounds=logit_bounds(unchecked[0], index))
@@ -148,9 +148,7 @@ def compare(
         outside = [other_changes(unchecked[0], model) for model in unchecked[1:]]
         everything = compare_tensors(a, models[-1]) if all_tensors else None
     not_compared = _not_compared(a, outside[-1] if everything is None else everything)
-    differ = [
-        index for index, layer in zip(a.attention_layers, from_first[-1], strict=True) if not unmoved(layer).all()
-    ]
+    differ = [index for index, layer in zip(measured[0], from_first[-1], strict=True) if not unmoved(layer).all()]
     changes = (
         everything.changes if everything else [*outside[-1].changes, *attention_changes(unchecked[0], unchecked[-1])]
     )

@@ -61,7 +61,8 @@ def deed(
     if zeroed := _zeroed(measured):
         no_other = "; no other head moved" if same.sum() + zeroed == same.size else ""
         return f"Heads set to zero: {zeroed} of {same.size}{no_other}."
-    folded = [i for i in a.attention_layers if i in b.attention_layers and is_folded(a.layer(i), b.layer(i))]
+    layers = [i for i in measured[0].layers.tolist() if i in b.attention_layers]
+    folded = [i for i in layers if is_folded(a.layer(i), b.layer(i))]
     rotation = _rotated(a, b, measured, moved)
     if folded or rotation:
         is_same = "; every head computes the same" if same.all() else "" if rotation else "; and heads moved"
@@ -80,8 +81,8 @@ def deed(
             return "Another basis within heads: each computes the same."
         nothing = "The same up to float32's rounding" if all(each.is_rounding for each in now) else "Changed by little"
         return f"{nothing}: {len(now)} of {len(matrices)} attention matrices, {spread(now)}."
-    if layers := [finding.text for finding in edits if finding.kind in ("copied_layer", "swapped_layers")]:
-        return " ".join(layers)
+    if whole_layers := [finding.text for finding in edits if finding.kind in ("copied_layer", "swapped_layers")]:
+        return " ".join(whole_layers)
     farthest = float(np.max([layer[f"{name}_change"] for layer in moved for name in MAPS]))
     return _of_matrices(now, len(matrices), farthest) if now else ""
 
@@ -121,7 +122,7 @@ def _rotated(a: Model, b: Model, measured: tuple[MeasuredHeads, MeasuredHeads], 
         return ""
     farthest = max(
         relative_change(basis.turned_map(getattr(x.head(h), name)), getattr(y.head(h), name))
-        for x, y in ((a.layer(i), b.layer(i)) for i in a.attention_layers)
+        for x, y in ((a.layer(i), b.layer(i)) for i in measured[0].layers.tolist())
         for h in range(x.n_heads)
         for name in MAPS
     )

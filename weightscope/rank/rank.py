@@ -149,7 +149,7 @@ def _changes(base: Model, model: Model) -> dict[str, float]:
 
 def _for_axolotl(ranking: Ranking) -> str:
     """`unfrozen_parameters`, in which axolotl takes periods literally."""
-    lines = (f"- {json.dumps(f'^{name}$')}" for name in ranking.chosen)
+    lines = (f"- {yaml_text(f'^{name}$')}" for name in ranking.chosen)
     return "\n".join([f"# {ranking.lead}", "unfrozen_parameters:", *lines, ""])
 
 
@@ -171,11 +171,21 @@ def _for_mergekit(ranking: Ranking) -> str:
         raise CheckpointError("a merge of one model needs `base`, from which everything that is not chosen is taken")
     lines = [f"# {ranking.lead}", "merge_method: linear", "models:"]
     for model, chosen in ((ranking.base, 0), (ranking.source, 1)):
-        lines += [f"- model: {json.dumps(model)}", "  parameters:", "    weight:"]
+        lines += [f"- model: {yaml_text(model)}", "  parameters:", "    weight:"]
         for name in ranking.chosen:
-            lines += [f"    - filter: {json.dumps(name)}", f"      value: {chosen}"]
+            lines += [f"    - filter: {yaml_text(name)}", f"      value: {chosen}"]
         lines += [f"    - value: {1 - chosen}"]
     return "\n".join([*lines, ""])
+
+
+def yaml_text(text: str) -> str:
+    """A text in YAML, in ASCII: unlike JSON it has one escape for a character beyond the first 65,536."""
+
+    def escaped(match: re.Match[str]) -> str:
+        code = ord(match[0])
+        return f"\\u{code:04x}" if code < 1 << 16 else f"\\U{code:08x}"
+
+    return re.sub(r"[^ -~]", escaped, json.dumps(text, ensure_ascii=False))
 
 
 WRITERS: Mapping[str, Callable[[Ranking], str]] = dict(

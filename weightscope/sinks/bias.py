@@ -1,7 +1,6 @@
 """Is an attention sink a bias? Predict which heads sink, measure their updates, patch them (sink-as-bias paper)."""
 
 import re
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -10,19 +9,18 @@ from itertools import product
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
-from zipfile import BadZipFile
 
 import numpy as np
 from scipy.special import softmax
 
 from weightscope.attention.layer import Layer
 from weightscope.errors import CheckpointError
-from weightscope.files import new_file, regular_file, without_objects
+from weightscope.files import arrays_in, new_file, regular_file, without_objects
 from weightscope.metrics.auroc import weighted_auroc
 from weightscope.metrics.spectra import spectral_gap
 from weightscope.model import Model
 from weightscope.progress import bar
-from weightscope.run_identity import RunIdentity
+from weightscope.run_identity import UNREADABLE, RunIdentity
 from weightscope.runner.framing import framing_of
 from weightscope.runner.runner import Activations, Intervention, Observer, Runner, Study, losses_under, open_runner
 from weightscope.sinks.strength import sink_strength
@@ -376,9 +374,9 @@ class Kept:
         digests = {name: sha256(np.ascontiguousarray(array).tobytes()).hexdigest() for name, array in given.items()}
         path = self.folder / f"{self._of.also(**digests).digest}.npz"
         try:
-            with regular_file(path) as file, np.load(file, allow_pickle=False) as stored:
-                return dict(stored)
-        except (CheckpointError, OSError, EOFError, ValueError, KeyError, BadZipFile, zlib.error):
+            with regular_file(path) as file:
+                return arrays_in(file)
+        except UNREADABLE:
             arrays = compute()
         with new_file(path) as new:
             np.savez(new, **without_objects(arrays))

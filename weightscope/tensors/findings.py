@@ -12,7 +12,7 @@ from weightscope.architectures import Family
 from weightscope.checkpoint import Tensor
 from weightscope.checkpoint.blocks import blocks_of
 from weightscope.checkpoint.checkpoint import WeightFiles
-from weightscope.errors import counted
+from weightscope.errors import counted, shortened
 from weightscope.findings import Finding, Member, Tried, finding, listed
 from weightscope.metrics.outliers import log_measure, off_trend, robust_z
 from weightscope.model import Model
@@ -127,6 +127,20 @@ def beside_findings(files: WeightFiles, label: str = "") -> Iterator[Finding]:
         kind, number = "other_weights" if files.is_other else "weights_beside", len({*files.unread, *files.stale})
         text = f"{label and f'{label}: '}{files.sentence}"
         yield Finding(kind=kind, text=text, measure="files", number=float(number), usual=0.0)
+
+
+@finding("unprintable_name", "tensor names with control characters", severity="warning", rank=200,
+         look_next="Find out what wrote them: no loader asks for such a name, and a terminal or a log may obey "
+                   "it.")  # fmt: skip
+def name_findings(names: Iterable[str]) -> Iterator[Finding]:
+    """Tensors whose names hold NUL or another character that is not shown, such as one that turns text around."""
+    odd = [name for name in names if not name.isprintable()]
+    if odd:
+        names_shown = listed([*map(shortened, odd)], NAMED)
+        text = f"{counted(len(odd), 'tensor')} with control characters in the name: {names_shown}."
+        members = tuple(Member("tensor", None, name=name) for name in odd)
+        yield Finding(kind="unprintable_name", measure="tensors", number=float(len(odd)), usual=0.0, text=text,
+                      members=members)  # fmt: skip
 
 
 def _of_tensors(tensors: Iterable[TensorFacts], values: Iterable[float], **about: Any) -> Finding:

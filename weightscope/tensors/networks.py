@@ -16,6 +16,7 @@ import numpy as np
 from weightscope.architectures.names import TRANSPOSED, NamedTensor, Tensors
 from weightscope.checkpoint.blocks import row_width
 from weightscope.errors import CheckpointError
+from weightscope.metrics.neighbours import copies_within
 
 PARTS = ("gate", "up", "down")
 DEAD = 1e-4  # of the median: a neuron's input norm times its output norm
@@ -109,12 +110,7 @@ def _copies(sketch: np.ndarray, alive: np.ndarray) -> list[int]:
     """Neurons that read and write the same directions as an earlier one: sketch (a, p) of those alive (a,)."""
     if len(alive) < 2 or not np.isfinite(sketch).all():
         return []
-    from scipy.spatial import cKDTree  # takes a while to import, and an audit without `--all` does not need it
-
-    limit = COPY * sqrt(sketch.shape[1])
-    distances, nearest = cKDTree(sketch).query(sketch, k=2, distance_upper_bound=limit)  # itself, and another
-    near = np.flatnonzero(distances[:, 1] < limit)
-    return sorted({int(alive[max(i, *nearest[i])]) for i in near})
+    return [int(i) for i in alive[copies_within(sketch, COPY * sqrt(sketch.shape[1]))]]
 
 
 class Networks:

@@ -7,6 +7,7 @@ import numpy as np
 
 from weightscope.errors import counted
 from weightscope.findings import Finding, Member, finding, listed
+from weightscope.metrics.neighbours import copies_within
 from weightscope.metrics.outliers import log_measure, robust_z
 from weightscope.model import Model
 from weightscope.tensors.matrices import Matrices, Row
@@ -106,11 +107,14 @@ def _experts(rows: Sequence[Row]) -> Iterator[Finding]:
         rms = {expert: numbers[:, -1] for expert, numbers in whole.items()}
         usual = np.median([*rms.values()], axis=0) if rms else np.empty(0)
         dead = [expert for expert, norms in rms.items() if (norms <= DEAD_EXPERT * usual).any() and (usual > 0).all()]
-        groups: dict[int, list[int]] = defaultdict(list)
-        for expert, numbers in whole.items():
-            if expert not in dead and np.isfinite(numbers).all():
-                same = next((e for e in groups if np.allclose(whole[e], numbers, rtol=SAME_SPECTRUM, atol=0)), expert)
-                groups[same].append(expert)
+        finite = {expert: numbers for expert, numbers in whole.items() if np.isfinite(numbers).all()}
+        alive = [expert for expert in finite if expert not in {*dead}]
+        stacked = np.array([finite[expert] for expert in alive])  # (alive, roles, numbers)
+        groups: dict[int, list[int]] = {}
+        for i, expert in enumerate(alive):
+            near = np.isclose(stacked[: i + 1], stacked[i], rtol=SAME_SPECTRUM, atol=0).all(axis=(1, 2))
+            first = next((alive[j] for j in np.flatnonzero(near) if alive[j] in groups), expert)
+            groups.setdefault(first, []).append(expert)
         for kind, sets, words in (
             ("dead_experts", [dead] if dead else [], "have a matrix that is nothing next to the others'"),
             (
@@ -137,9 +141,9 @@ def _routers(routers: Mapping[int, np.ndarray]) -> Iterator[Finding]:
         if w.ndim != 2 or not np.isfinite(norms).all() or not np.median(norms) > 0:
             continue
         dead = np.flatnonzero(norms <= DEAD_EXPERT * np.median(norms))
-        squares = norms[:, None] ** 2 + norms**2 - 2 * (w @ w.T)  # (experts, experts) of their distances
-        near = np.triu(squares <= (COPY * norms[:, None]) ** 2, 1).any(axis=0)
-        copies = np.setdiff1d(np.flatnonzero(near), dead)
+        alive = np.setdiff1d(np.arange(len(w)), dead)
+        directions = w[alive] / norms[alive, None]
+        copies = alive[copies_within(np.column_stack([directions, np.log(norms[alive])]), COPY)]
         for rows, words in ((dead, "are zero next to the others"), (copies, "equal an earlier one")):
             if len(rows):
                 text = f"Layer {layer}: rows {listed([*map(str, rows)], NAMED)} of its router's {len(w)} {words}."
