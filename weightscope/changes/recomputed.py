@@ -44,6 +44,7 @@ COARSE = ("BF16", "F16")  # floats that sums are rounded to: sums of float32 dif
 ARITHMETIC = 2.0**-22  # of the summands' sizes: the error of a sum that was computed in float32
 TINY = 2.0**-25  # and its absolute error among the smallest
 FIRST, SAMPLED = 4, 64  # groups that show that a matrix has no grid, and which it has
+LOOKED_AT = 16  # values of a group that show on which even grids it may lie
 LARGEST_SVD = 1 << 24  # values of a matrix whose singular values are computed
 
 NUMBA = "weightscope.changes.cells_numba"
@@ -324,7 +325,7 @@ def _even_cells(y: np.ndarray, fine: float) -> tuple[np.ndarray, np.ndarray]:
     inner = (np.diff(np.sort(y, axis=1), axis=1) > 0).sum(axis=1) - 1  # values besides the two ends
     for step, start in zip(steps, (np.zeros(len(y)), y.min(axis=1)), strict=True):
         reach = np.abs(y - start[:, None]).max(axis=1)
-        for n in (*STEPS, *range(2, MOST_STEPS)):
+        for n in _possible_steps(y - start[:, None], reach, fine):
             left = np.flatnonzero(np.isnan(step) & (reach > 0))
             allowed = ON_GRID + fine * n  # both a value and the reach were rounded
             if not len(left):
@@ -342,6 +343,18 @@ def _even_cells(y: np.ndarray, fine: float) -> tuple[np.ndarray, np.ndarray]:
     below = np.where(known & (y == y.min(axis=1, keepdims=True)), np.inf, half)
     above = np.where(known & (y == y.max(axis=1, keepdims=True)), np.inf, half)
     return below, above
+
+
+def _possible_steps(places: np.ndarray, reach: np.ndarray, fine: float) -> list[int]:
+    """How many steps even grids may have on which some of the values of a group lie, (groups, width): nearly all
+    matrices have none.
+    """
+    counts = np.array([*dict.fromkeys((*STEPS, *range(2, MOST_STEPS)))])
+    if len(places) > SAMPLED:
+        return counts.tolist()
+    few = places[:, :: max(1, places.shape[1] // LOOKED_AT), None] / np.where(reach > 0, reach, 1.0)[:, None, None]
+    steps = few * counts  # (groups, few, counts)
+    return counts[(np.abs(steps - np.rint(steps)) <= ON_GRID + fine * counts).all(axis=1).any(axis=0)].tolist()
 
 
 def _cells_of_few(y: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
