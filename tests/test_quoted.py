@@ -768,7 +768,8 @@ ELSEWHERE = {
     "16.0": "a head", "2410.06205": "a paper's number", "0.8": "a strength", "1.3": "a strength",
     "0.888": "the authors' runs", "0.906": "likewise", "0.916": "likewise", "0.959": "likewise",
     "0.14": "a default", "0.144": "a spread", "0.94": "checked below", "0.99": "likewise", "0.65": "a threshold",
-    "0.3": "a line of the table", "0.34": "the paper's", "0.25": "the paper's", "0.06": "the paper's", "0.69": "the paper's",
+    "0.3": "a line of the table", "0.34": "the paper's", "0.25": "the paper's", "0.06": "the paper's",
+    "0.69": "the paper's",
 }  # fmt: skip
 
 

@@ -1,12 +1,13 @@
 """What was done to an array is found by doing it: every deed of the catalogue, planted in random matrices."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import scipy.spatial
 
-from weightscope.same.catalogue import EXACT, Sizes, find_deed, places_of, sampled
+from weightscope.same.catalogue import EXACT, Side, Sizes, View, find_deed, places_of
 
 RNG = np.random.default_rng(0)
 W = (RNG.standard_normal((64, 64)) * np.exp(0.4 * RNG.standard_normal((64, 1)))).astype(np.float32)
@@ -16,14 +17,16 @@ BY_BLOCK = np.repeat(np.repeat(BLOCKS, 16, 0), 16, 1)
 HALVES = np.arange(64).reshape(4, 2, 8).swapaxes(1, 2).reshape(-1)  # i and i + 8 of each head of 16 to neighbours
 
 
-def said(x: np.ndarray, y: np.ndarray, role: str, tolerance: float = EXACT, **more: int) -> str:
-    """The deed that makes y of x; empty where none is known."""
+def said(x: np.ndarray, y: np.ndarray, role: str, half: float = 0.0, **more: int) -> str:
+    """The deed that makes y of x, stored with these half-steps or as float32; empty where none is known."""
     sizes = Sizes(role, n_heads=4, n_kv_heads=4, head_dim=16, **more)
-    if x.ndim == 1:
-        deed = find_deed((x[:, None], y[:, None]), None, sizes, tolerance)
-    else:
-        (p, q), (r, s) = sampled(x), sampled(y)
-        deed = find_deed((p, r), (q, s), sizes, tolerance)
+    before, after = (Side(each.reshape(len(each), -1).astype(np.float32)) for each in (x, y))
+    if half:
+        after = replace(after, half=np.full(after.values.shape, half, np.float32))
+    views = [View(before, after, "")]
+    if x.ndim > 1:
+        views.append(View(before.turned, after.turned, " (columns)"))
+    deed = find_deed(views, sizes)
     return "" if deed is None else deed.name
 
 
@@ -78,7 +81,15 @@ def test_scales_of_eight_bits_are_told_apart(kind: str) -> None:
     """Codes have rounding of their own, and a block's scale is the largest of all its rows."""
     codes = np.clip(np.rint(W / BY_BLOCK / 3.5), -128, 127)  # a block's largest value is 128
     made = codes if kind == "scales missing" else codes / BY_BLOCK
-    assert said(W, made.astype(np.float32), "up", tolerance=0.05) == f"scaled by block: {kind}"
+    assert (
+        said(
+            W,
+            made.astype(np.float32),
+            "up",
+            half=np.float64(0.5) if kind == "scales missing" else 0.5 * float(BY_BLOCK.max()) ** -1,
+        )
+        == f"scaled by block: {kind}"
+    )
 
 
 def test_values_that_are_not_finite_are_found() -> None:

@@ -49,8 +49,9 @@ def compare_tokenizers(a: Model | TensorsOnly, b: Model | TensorsOnly) -> Tokens
         except CheckpointError as error:
             return Tokens("not compared", f"The tokenizer of {letter} cannot be read: {printable(error)}.")
         if tokenizer is None:
-            why = Tokenizer.why_unreadable(model) or "there is none next to its weights"
-            return Tokens("not compared", f"The tokenizers were not compared: of {letter}, {printable(why)}.")
+            why = Tokenizer.why_unreadable(model)
+            why = f"{letter}'s cannot be read ({printable(why)})" if why else f"{letter} has none next to its weights"
+            return Tokens("not compared", f"The tokenizers were not compared: {why}.")
         pair.append(tokenizer)
     x, y = pair
     parts = []
@@ -59,16 +60,16 @@ def compare_tokenizers(a: Model | TensorsOnly, b: Model | TensorsOnly) -> Tokens
         first = changed[0]
         in_a, in_b = (printable(each.tokens.get(first, "nothing")) for each in pair)
         which = f"the first {first} ('{in_a}' in A, '{in_b}' in B)"
-        parts.append(f"{counted(len(changed), 'id')} have another token, {which}")
+        parts.append(f"{counted(len(changed), 'id')} {'has' if len(changed) == 1 else 'have'} another token, {which}")
     special = [{each.tokens.get(index): added.special for index, added in each.added.items()} for each in pair]
     if special[0] != special[1] and not changed:
-        parts.append("other special tokens")
+        parts.append("other tokens are special")
     models = [each.facts.get("model_sha256") for each in pair]
     if None not in models and models[0] != models[1] and not changed:
-        parts.append("the same tokens, and other merges or scores")
+        parts.append("the tokens are the same, merges or scores are not")
     steps = [name for name in STEPS if all(name in each.facts for each in pair) and x.facts[name] != y.facts[name]]
     if steps:
-        parts.append(f"another {' and '.join(steps)}".replace("_", "-"))
+        parts.append(f"the {' and '.join(steps)} {'differs' if len(steps) == 1 else 'differ'}".replace("_", "-"))
     if parts:
         return Tokens("different", f"The tokenizers differ: {'; '.join(parts)}.")
     return Tokens("same", f"The tokenizers have the same {counted(len(x.tokens), 'token')}.")

@@ -1,6 +1,6 @@
 """One tensor of A and its counterpart in B: the strongest verdict that can be proved, or what was done to it."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from math import prod, sqrt
@@ -11,7 +11,7 @@ import numpy as np
 from weightscope.architectures.names import NamedTensor
 from weightscope.changes.pair import Pair, Part, few_rows_each, first_rows_of
 from weightscope.changes.recomputed import stored_cells
-from weightscope.changes.rounding import CASTS, FRACTION, precision
+from weightscope.changes.rounding import CASTS, FRACTION, SMALLEST, precision
 from weightscope.changes.tensor import Change, change_of, change_of_all, classify, differs, shows_cast, unchanged
 from weightscope.checkpoint import Tensor
 from weightscope.checkpoint.blocks import Block, row_width
@@ -19,7 +19,19 @@ from weightscope.checkpoint.checkpoint import StoredTensor, WholeTensor
 from weightscope.checkpoint.packings.packed import DequantisedTensor
 from weightscope.metrics.spectra import evenly_spread, low_rank
 from weightscope.same import DIFFERENT, QUANTISED, ROUNDED, SAME_VALUES, UNDECIDED
-from weightscope.same.catalogue import EXACT, OF_VOCABULARY, SPREAD, Deed, Sizes, error_of, find_deed, sampled
+from weightscope.same.catalogue import (
+    EXACT,
+    LARGEST_CODE,
+    OF_VOCABULARY,
+    SPREAD,
+    TABLES,
+    Deed,
+    Side,
+    Sizes,
+    View,
+    error_of,
+    find_deed,
+)
 from weightscope.same.coarser import (
     COMPENSATED,
     exponentiated,
@@ -41,6 +53,9 @@ LOW_RANK = "low-rank update, as of a LoRA merged or unmerged"
 LOWEST = 1 / 8  # of a matrix's full rank: what stands out of a quantised one's errors for sure
 UNEVEN = 2.0  # times a quantised matrix's mean error: what rows of the largest scale may add to a singular value
 MARGIN = 2.0  # times the error that rounding makes: tolerance of a deed
+OF_TOUCHED = 1 / 2  # of the rows or columns that changed: the rank of a change that is low
+COLUMNS = " (columns)"  # how deeds along them end
+SMALLEST_CODES = 7  # the largest of four bits: integers up to here and beyond may be codes
 
 
 @dataclass(frozen=True)
@@ -186,18 +201,14 @@ def _coarser(parts: Compared, change: Change, may_compensate: bool) -> Judged | 
 def _done(parts: Compared, change: Change) -> Judged:
     """What was done to a tensor that is neither rounded nor quantised."""
     pair = parts.tensors
-    tolerance = tolerance_of(pair)
-    rows, columns = _views(pair)
+    views = _views(pair)
     is_stacked = parts.b.role.startswith("expert.") and parts.b.expert is None and len(pair.b.shape) > 1
     sizes = parts.sizes._replace(stacked=pair.b.shape[0] if is_stacked else 0)
-    deed = find_deed(rows, columns, sizes, tolerance)
+    deed = find_deed(views, sizes)
     if is_stacked and (deed is None or deed.name.startswith("other values")):
-        deed = _transposed_experts(pair, tolerance) or deed
+        deed = _transposed_experts(pair, tolerance_of(pair)) or deed
     if deed is None or deed.name.startswith("other values"):
-        classified = classify(pair, change) if np.isfinite(change.moved) else change
-        deed = _as_deed(classified, deed)
-        if not deed.name.startswith("low-rank") and (rank := _rank(pair, change, tolerance)) is not None:
-            deed = Deed(LOW_RANK, change.change, f"rank {rank}, up to the rounding of {pair.b.dtype}")
+        deed = _as_deed(parts, change, deed, min(int(each.changed.sum()) for each in views))
     return _judged(parts, DIFFERENT, deed.name, change.change, deed.detail)
 
 
@@ -208,8 +219,7 @@ def _transposed_experts(pair: Pair, tolerance: float) -> Deed | None:
         return None
     stop = prod(pair.a.shape) if isinstance(pair.a, WholeTensor) or isinstance(pair.b, WholeTensor) else rows * width
     x, y = (Block(each, 0, stop).values()[: rows * width].reshape(rows, width) for each in (pair.a, pair.b))
-    error = error_of(x.T, y)
-    return Deed("transposed, within each expert", error) if error <= tolerance else None
+    return Deed("transposed, within each expert") if error_of(x.T, y) <= tolerance else None
 
 
 def _rank(pair: Pair, change: Change, tolerance: float) -> int | None:
@@ -222,17 +232,27 @@ def _rank(pair: Pair, change: Change, tolerance: float) -> int | None:
     return rank if rank is not None and rank <= LOWEST * min(shape) else None
 
 
-def _as_deed(change: Change, deed: Deed | None) -> Deed:
-    """A change that no transformation explains, as `compare` calls it."""
-    if change.kind == "low rank":
-        return Deed(LOW_RANK, change.change, f"rank {change.rank}")
+def _as_deed(parts: Compared, change: Change, deed: Deed | None, touched: int) -> Deed:
+    """A change that no transformation explains, as `compare` calls it; touched: how many rows or columns changed.
+
+    What changed few rows, or a table of rows, has no more rank than these: a low one says nothing of a LoRA.
+    """
+    pair = parts.tensors
+    if np.isfinite(change.moved) and parts.b.role.removesuffix(".bias") not in TABLES:
+        change = classify(pair, change)
+        if change.kind == "low rank":
+            rank, detail = change.rank, f"rank {change.rank}"
+        else:
+            rank = _rank(pair, change, tolerance_of(pair))
+            detail = f"rank {rank}, up to the rounding of {pair.b.dtype}"
+        if rank is not None and rank <= OF_TOUCHED * touched:
+            return Deed(LOW_RANK, detail)
     if deed is not None:
         return deed
     if not np.isfinite(change.moved):
-        return Deed("NaN or infinity", np.inf)
+        return Deed("NaN or infinity")
     alike = "" if not change.is_matrix else f"cosine {change.cosine:.3f}"
-    name = "other values" if change.is_tuned else "unrelated values"
-    return Deed(name, change.change, alike)
+    return Deed("other values" if change.is_tuned else "unrelated values", alike)
 
 
 def tolerance_of(pair: Pair) -> float:
@@ -263,29 +283,55 @@ def _first_values(tensor: Tensor) -> np.ndarray:
     return values[:stop].astype(np.float32)
 
 
-def _views(pair: Pair) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray] | None]:
-    """From both, a few columns of all rows (n, c), and all columns of a few rows, transposed (m, r)."""
-    shape = pair.a.shape
-    if len(shape) < 2:
-        x, y = (Block(tensor, 0, prod(shape)).values().reshape(-1, 1) for tensor in (pair.a, pair.b))
-        return (x, y), None
+def _views(pair: Pair) -> list[View]:
+    """Both along their rows and, of a matrix, along their columns: all values, or of a large one some of each."""
+    shape, is_matrix = pair.a.shape, len(pair.a.shape) > 1
+    width = shape[-1] if is_matrix else 1
+    if prod(shape) <= LARGEST_WHOLE:
+        x, y = (_side(tensor, [*_read(tensor)], width) for tensor in (pair.a, pair.b))
+        return [View(x, y, ""), *([View(x.turned, y.turned, COLUMNS)] if is_matrix else [])]
+    rows, columns = (evenly_spread(n, SPREAD) for n in (prod(shape) // width, width))
     sides = []
     for tensor in (pair.a, pair.b):
-        width = shape[-1]
-        if prod(shape) <= LARGEST_WHOLE:
-            array = Block(tensor, 0, prod(shape)).values().reshape(-1, width)
-            sides.append(sampled(array.astype(np.float32, copy=False)))
-            continue
-        columns, rows = (evenly_spread(n, SPREAD) for n in (width, prod(shape[:-1])))
         across, along, row = [], [], 0
-        for _, start, stop in Pair(tensor, tensor).blocks():
-            block = Block(tensor, start, stop).values().reshape(-1, width).astype(np.float32, copy=False)
-            across.append(block[:, columns])
-            along.append(block[rows[(row <= rows) & (rows < row + len(block))] - row])
-            row += len(block)
-        sides.append((np.concatenate(across), np.concatenate(along).T))
+        for block in _read(tensor):
+            arrays = [each.reshape(-1, width) for each in block]
+            here = rows[(row <= rows) & (rows < row + len(arrays[0]))] - row
+            across.append([each[:, columns] for each in arrays])
+            along.append([each[here] for each in arrays])
+            row += len(arrays[0])
+        sides.append((_side(tensor, across, len(columns)), _side(tensor, along, width).turned))
     (x, p), (y, q) = sides
-    return (x, y), (p, q)
+    return [View(x, y, "", is_whole=False), *([View(p, q, COLUMNS, is_whole=False)] if is_matrix else [])]
+
+
+def _read(tensor: Tensor) -> Iterator[list[np.ndarray]]:
+    """Blocks of values; and of half-steps where a grid is stored."""
+    cells = stored_cells(tensor, tensor) if tensor.ends() is not None else None
+    for _, start, stop in Pair(tensor, tensor).blocks():
+        arrays = [Block(tensor, start, stop).values().astype(np.float32, copy=False)]
+        if cells is not None:
+            pieces = len([*few_rows_each(stop - start, row_width(tensor.shape))])
+            half = [np.broadcast_to(each.grids.half, each.off.shape) for each in islice(cells, pieces)]
+            arrays.append(np.concatenate([each.ravel() for each in half]).astype(np.float32))
+        yield arrays
+
+
+def _side(tensor: Tensor, blocks: Sequence[Sequence[np.ndarray]], width: int) -> Side:
+    """Values as deeds see them, (n, width): what rounding may have cost each follows from how they are stored."""
+    values, *halves = (np.concatenate(each).reshape(-1, width) for each in zip(*blocks, strict=True))
+    if halves:
+        return Side(values, half=halves[0])
+    few = np.ascontiguousarray(values.reshape(-1)[: 1 << 16])
+    if tensor.dtype not in FRACTION and tensor.dtype not in ("F32", "F64"):
+        with np.errstate(all="ignore"):
+            size = sqrt(float(np.nan_to_num(np.mean(np.square(few, dtype=np.float64)))))
+        return Side(values, half=np.full(values.shape, sqrt(3) * PACKED * size, np.float32))
+    if width > 1 and SMALLEST_CODES <= np.abs(few).max(initial=0.0) <= LARGEST_CODE and (few == np.rint(few)).all():
+        return Side(values, half=np.full(values.shape, 0.5, np.float32))  # codes without their scales
+    held = precision(few)
+    coarser = min(held, tensor.dtype, key=lambda dtype: FRACTION.get(dtype, 23))
+    return Side(values, 2.0 ** -(FRACTION.get(coarser, 23) + 1), 2.0 ** SMALLEST.get(coarser, -126))
 
 
 # Tensors of other shapes, and of one file alone

@@ -52,13 +52,22 @@ from weightscope.same.judge import (
     shown_ways,
     tolerance_of,
 )
+from weightscope.same.sentences import (
+    NAMED,
+    coarser_lead,
+    differing_part,
+    digests_of,
+    function_lead,
+    is_one,
+    joined,
+    short_names,
+)
 from weightscope.same.stored import read_known_digests, same_files
 from weightscope.tables import Column, Table, as_json
 from weightscope.tensors.tied_head import TIED, overwritten_head, says_tied
 
 Readable = Model | TensorsOnly  # of a checkpoint whose heads are not read, the tensors are compared all the same
 
-NAMED = 3  # tensors, keys or kinds that the lead names
 ANY_ORDER = ("rows in another order", "heads in another order")  # which fits what was done to a part of the rows too
 NOT_RUN = "whether other tensors of the layer make up for it is not known: it is not run, or not in full"
 LAST = ("norm.outputs", "norm.outputs.bias", "unembedding", "unembedding.bias", "outputs.projection")
@@ -94,6 +103,7 @@ class Same(Result):
     unloaded: Sequence[str]  # names in B's file that the class of its config would not load
     names: str  # a sentence on these; empty where there are none
     where: str = ""  # on which inputs what computes the same was compared
+    digests: Sequence[str] = ()  # a line for each checkpoint whose files have known digests
 
     FIGURE: ClassVar[str] = "same.figures:same_figure"
     PAGE: ClassVar[str] = "same.page:write_same_page"
@@ -131,31 +141,25 @@ class Same(Result):
         looked = "" if self.sample == 1 else f" A first look at {self.sample:.0%} of the values; the rest was not read."
         rest = self._rest
         if self.verdict == SAME_BYTES:
-            return f"{b} is {a}: the weights and config.json hold the same bytes."
+            return f"{is_one(self.name_a, self.name_b)}: the weights and config.json hold the same bytes."
         if self.verdict == SAME_VALUES:
-            return f"{b} is {a}: all {total} have the same values.{rest}{looked}"
+            every = f"all {total} have" if len(self.tensors) > 1 else "the one tensor has"
+            return f"{is_one(self.name_a, self.name_b)}: {every} the same values.{rest}{looked}"
         if self.verdict in (ROUNDED, QUANTISED):
-            deeds = Counter(each.deed for each in self.tensors if each.verdict in (ROUNDED, QUANTISED))
-            names = {"A": a, "B": b}  # each of these deeds begins with one of the two
-            named = listed([f"{count} {names[deed[0]]}{deed[1:]}" for deed, count in deeds.most_common()], NAMED)
             same = self.counts[SAME_VALUES]
-            named += f", and {same} with the same values" if same else ""
-            return f"{b} is {a}, {self.verdict}: of {total}, {named}.{rest}{looked}"
+            return f"{coarser_lead(self.name_a, self.name_b, self.verdict, self.tensors, same)}{rest}{looked}"
         if self.verdict == SAME_FUNCTION:
-            deeds = Counter(each.deed for each in self.tensors if each.verdict == SAME_FUNCTION)
-            return f"{b} computes what {a} does: {listed([*deeds], NAMED)}, {self.where}.{rest}{looked}"
+            changed = [each.deed for each in self.tensors if each.verdict == SAME_FUNCTION]
+            return f"{function_lead(self.name_a, self.name_b, self.tensors, changed, self.where)}{rest}{looked}"
         keys = [*self.settings.deciding, *self.settings.unknown]
         if self.verdict == UNDECIDED:
             unknown = [f"{key.key} in config.json differs, and its effect {_effect(key)}" for key in keys]
             unknown += map(str, self.beside.deciding)
-            why = listed([f"{each.name}: {each.deed}" for each in self.differing] + unknown, NAMED)
+            why = joined([f"{each.name} ({each.deed})" for each in self.differing] + unknown)
             return f"Whether {b} is {a} is undecided: {printable(why)}.{rest}{looked}"
         parts = []
         if self.differing:
-            worst = self.differing[0]
-            kinds = Counter(each.deed for each in self.differing)
-            more = listed([f"{count} {deed}" for deed, count in kinds.most_common()], NAMED)
-            parts.append(f"{len(self.differing)} of {total} differ ({more}), the worst {worst.name}: {worst.deed}")
+            parts.append(differing_part(self.differing, len(self.tensors)))
         if self.settings.deciding:
             parts.append(
                 f"config.json computes something else ({listed([str(key) for key in self.settings.deciding], NAMED)})"
@@ -208,7 +212,7 @@ class Same(Result):
 
     def printed(self) -> list[str | Table]:
         """What the terminal shows, from top to bottom."""
-        parts: list[str | Table] = [self.lead, *self.unread_files, self.tokens.lead]
+        parts: list[str | Table] = [self.lead, *self.unread_files, self.tokens.lead, *self.digests]
         if self.settings.idle:
             keys = listed([printable(each.key) for each in self.settings.idle], NAMED)
             parts.append(f"Config keys without effect on what is computed also differ: {keys}.")
@@ -320,9 +324,10 @@ def same(a: Readable | str | Path, b: Readable | str | Path, *, sample: float = 
     computed = [each for each in judged if each.verdict == SAME_FUNCTION]
     where = where_equal(a, b, computed) if computed and isinstance(a, Model) and isinstance(b, Model) else ""
     judged = [_as_stored(each, a.checkpoint, b.checkpoint) for each in judged]
+    digests = [*filter(None, (digests_of(a.checkpoint, "A"), digests_of(b.checkpoint, "B")))]
     return Same(
-        a.name, b.name, verdict, judged, settings, tokens, left, unread, sample, provenance, beside,
-        b.unloaded, names_sentence(b.unloaded, len(b.checkpoint), f"{printable(b.name)}'s"), where,
+        *short_names(a, b), verdict, judged, settings, tokens, left, unread, sample, provenance, beside,
+        b.unloaded, names_sentence(b.unloaded, len(b.checkpoint), f"{printable(b.name)}'s"), where, digests,
     )  # fmt: skip
 
 
