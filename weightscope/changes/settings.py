@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from weightscope.architectures.computed import NONE, UNKNOWN, Difference, differences, stated
+from weightscope.architectures.computed import Difference, differences, stated
+from weightscope.architectures.effects import NONE, UNKNOWN
 from weightscope.checkpoint.config import parse_json, read_small
 from weightscope.checkpoint.gguf import GgufFile
 from weightscope.checkpoint.opening import LARGEST_SMALL_FILE, TOKENIZER_FILES
@@ -43,7 +44,7 @@ class SettingsChange(NamedTuple):
     @property
     def asides(self) -> list[str]:
         """What differs and decides nothing that is computed from the same tokens, a sentence each."""
-        idle = [difference.key for difference in self.config if difference.effect == NONE]
+        idle = [difference.named for difference in self.config if difference.effect == NONE]
         named = listed([printable(key) for key in idle], NAMED)
         more = [f"Config keys without effect on what is computed also differ: {named}."] if idle else []
         return [*more, *self.files]

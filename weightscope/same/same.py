@@ -184,7 +184,7 @@ class Same(Result):
         """What the terminal shows, from top to bottom."""
         parts: list[str | Table] = [self.lead, *self.unread_files, self.tokens.lead]
         if self.settings.idle:
-            keys = listed([printable(each.key) for each in self.settings.idle], NAMED)
+            keys = listed([printable(each.named) for each in self.settings.idle], NAMED)
             parts.append(f"Config keys without effect on what is computed also differ: {keys}.")
         return [*parts, self.worst(20)] if self.differing else parts
 
