@@ -13,7 +13,8 @@ import weightscope as ws
 from tests.support.commands import run
 from tests.support.files import write
 from weightscope.architectures import FAMILIES, as_published, decide
-from weightscope.architectures.computed import NONE, differences, stated
+from weightscope.architectures.computed import differences, stated
+from weightscope.architectures.effects import NONE
 from weightscope.architectures.gguf import (
     RestoredTensor,
     Undo,

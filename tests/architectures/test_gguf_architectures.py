@@ -14,8 +14,9 @@ from safetensors.numpy import load_file, save_file
 import weightscope as ws
 from tests.support.tiny_models import FIXTURES, fixture
 from weightscope.architectures import FAMILIES
-from weightscope.architectures.computed import NONE, differences, stated
+from weightscope.architectures.computed import differences, stated
 from weightscope.architectures.config import KEYS
+from weightscope.architectures.effects import NONE
 from weightscope.changes.all_tensors import compare_tensors
 
 gguf = pytest.importorskip("gguf")

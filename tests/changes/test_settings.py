@@ -17,7 +17,8 @@ import weightscope as ws
 from tests.support.commands import run_undrawn
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.tiny_models import FIXTURES, NAMES, fixture
-from weightscope.architectures.computed import BY_SIGMOID, COMPUTATION, NONE, Difference, Stated, differences, stated
+from weightscope.architectures.computed import BY_SIGMOID, Difference, Stated, differences, stated
+from weightscope.architectures.effects import COMPUTATION, NONE
 from weightscope.errors import CheckpointError
 from weightscope.model import Model
 
@@ -25,7 +26,7 @@ MATTERS = [
     ("granite", "attention_multiplier", 0.3), ("granite", "residual_multiplier", 0.3),
     ("granite", "embedding_multiplier", 7.0), ("granite", "logits_scaling", 7.0),
     ("gemma2", "attn_logit_softcapping", 7.0), ("gemma2", "final_logit_softcapping", 7.0),
-    ("gemma2", "query_pre_attn_scalar", 7), ("mistral", "sliding_window", 3), ("qwen2", "use_sliding_window", True),
+    ("gemma2", "query_pre_attn_scalar", 7), ("mistral", "sliding_window", 3), ("gpt_oss", "sliding_window", 3),
     ("gemma3", "layer_types", ["full_attention"] * 3), ("cohere", "logit_scale", 0.5),
     ("gpt2", "scale_attn_weights", False), ("gpt2", "scale_attn_by_inverse_layer_idx", True),
     ("qwen3_moe", "num_experts_per_tok", 2), ("llama", "hidden_act", "gelu"),
@@ -40,6 +41,7 @@ IDLE = [
     ("llama", "initializer_range", 0.3), ("llama", "eos_token_id", 7), ("llama", "bos_token_id", 7),
     ("llama", "max_position_embeddings", 4096), ("llama", "vocab_size", 40), ("qwen2", "max_position_embeddings", 4096),
     ("bert", "hidden_dropout_prob", 0.7), ("bert", "id2label", {"0": "a"}), ("llama", "output_attentions", True),
+    ("qwen2", "use_sliding_window", True),  # no layer comes after max_window_layers
 ]  # fmt: skip
 
 

@@ -9,12 +9,11 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from math import isclose, prod
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from weightscope.architectures.config import Every, class_says, values_of
+from weightscope.architectures.config import Every, ModelConfig, all_full, class_says, values_of
+from weightscope.architectures.effects import COMPUTATION, HEAD, NONE, UNKNOWN, Reader, effect_of, tables
 from weightscope.architectures.family import Family
 from weightscope.architectures.gguf import KEYS as OF_GGUF
 from weightscope.architectures.gguf import shortest
@@ -28,44 +27,34 @@ from weightscope.architectures.numbers import (
     standardised,
 )
 from weightscope.architectures.reading import part_of, parts
-from weightscope.architectures.rope import Rope
+from weightscope.architectures.rope import GridRope, Rope
+from weightscope.architectures.rules import is_rotated, listed, windowed, windowed_if_any, windowed_or_leading
 from weightscope.architectures.stanzas import stanza_of
 from weightscope.architectures.table import known_rows
 from weightscope.checkpoint import Checkpoint
-from weightscope.checkpoint.config import Config, read_json
+from weightscope.checkpoint.config import Config
 from weightscope.checkpoint.gguf import GgufFile
 from weightscope.errors import CheckpointError
 
-FILE = Path(__file__).with_name("config_defaults.json")
-# Keys that say who wrote a file, how weights are stored or begin, what training drops or adds to its loss, which of
-# several outputs are handed over, how text is generated, and what classes are called. No trained model computes
-# anything else for them; a key that the model's row reads counts all the same.
-NO_EFFECT = re.compile(
-    r"transformers_version|_?(model_)?name_or_path|_commit_hash|(torch_)?dtype|architectures|use_bfloat16"
-    r"|(quantization|compression|generation)(_config)?(\..*)?"
-    r"|_?(attn|experts)_implementation(_internal)?|attn_implementation|use_kernels?|kernel_config|verbose"
-    r"|.*dropout(_p|_prob|_rate)?|.*_p?drop|.*layerdrop|drop_path_rate|stochastic_depth_prob|gradient_checkpointing"
-    r"|(initializer|init)_(range|std|scale|factor|method|config)|.*_initializer_(range|factor|std)|_?init_\w+"
-    r"|(use_)?cache|use_cache|return_dict|torchscript|tf_legacy_loss|output_(attentions|hidden_states|router_logits)"
-    r"|output_scores|return_dict_in_generate|chunk_size_feed_forward|keys_to_ignore_at_inference"
-    r"|(id2label|label2id)(\..*)?|num_labels|problem_type|finetuning_task|task_specific_params(\..*)?|tokenizer_class"
-    r"|prefix|seq_aux|(router_)?(aux|z)_loss_(alpha|coef|weight|coefficient)|router_jitter_noise|.*_loss_(coef|weight)"
-    r"|.*_loss_coefficient|repad_logits_with_grad|apply_spec_augment|mask_(time|feature)_\w+|ctc_\w+"
-    r"|(bos|eos|pad|sep|cls|mask|unk|eod|decoder_start|forced_bos|forced_eos)_token_id|forced_decoder_ids"
-    r"|(begin_)?suppress_tokens|bad_words_ids|max_length|min_length|do_sample|early_stopping|num_beams"
-    r"|num_beam_groups|diversity_penalty|temperature|top_k|top_p|typical_p|repetition_penalty|length_penalty"
-    r"|no_repeat_ngram_size|encoder_no_repeat_ngram_size|num_return_sequences|remove_invalid_values"
-    r"|exponential_decay_length_penalty|max_new_tokens|begin_suppress_tokens|transformers_weights",
-    re.ASCII,
-)
-STORAGE = {"quantization", "quantization_config", "compression_config"}  # how weights are packed: read with them
 # Values that mean the same as no such key: versions of transformers leave them out, or put nothing in their place.
 NEUTRAL = {"position_embedding_type": "absolute", "sliding_window": 0}
+ON = {"is_causal", "truncate"}  # keys that are on where a config leaves them out, whatever class reads it
 AS_WRITTEN = " as written"  # of a key whose value the row takes from elsewhere: transformers' code may read it
+OLDER = " for transformers 4"  # of a key that transformers 4 alone reads, as the file says the same otherwise too
+ROTARY = {GIVEN, SCALING, "rope_theta", "partial_rotary_factor", "rotary_emb_base"}
 PLAIN_TURNS = ("default", "axial")  # kinds of rotation that nothing scales
 # What transformers takes for a key without a value where another key has one: key -> (other, its value, what is taken).
 IMPLIED = {"num_ln_in_parallel_attn": ("new_decoder_architecture", True, 2)}
 FOLLOWS = {"qk_head_dim", "head_dim"}  # computed of other keys wherever it is
+# Keys that follow from others where they are left out, in a way that neither a row nor a tensor's shape tells.
+UNTOLD = {"activation_sparsity_pattern", "attention_multiplier", "kv_source_layers", "rope_scaling_layers",
+          "window_block_indexes"}  # fmt: skip
+WINDOW, GATE = "sliding_window", "use_sliding_window"
+# Keys that have no part but in the layers' types.
+OF_TYPES = {GATE, "max_window_layers", "sliding_window_pattern", "_sliding_window_pattern", "full_attention_interval",
+            "global_attn_every_n_layers", "no_rope_layer_interval"}  # fmt: skip
+# Sizes of projections that are not there where another key is.
+SHADOWED = {"decoder_vocab_size": "share_encoder_decoder_embeddings"}
 KV_HEADS = "num_key_value_heads"  # no code reads it where the row does not
 GATING = "expert_gating_func"
 # What a GGUF file has besides the sizes: its key -> the names that configs may have for it, the first that a config
@@ -117,14 +106,6 @@ NOTHING_MORE = re.compile(
 ANY_LENGTH = {"default", "linear", "llama3"}
 LEAST = {"n_layers", "d_model", "n_heads", "n_positions", "vocab_size", "norm_eps"}  # sizes, as `ModelConfig` has them
 FLOAT32 = 2.0**-24  # what rounding to float32, in which models compute and GGUF files store, changes of a number
-COMPUTATION, UNKNOWN, NONE = "computation", "unknown", "none"
-# Keys that decide the computation, whether attention's row reads them or not.
-KNOWN = re.compile(
-    r".*(multiplier|scal(e|ing)|softcap(ping)?|logit_scale|window|rope|rotary|eps|epsilon|hidden_act|activation\w*"
-    r"|experts_per_tok|top_?k|layer_types|bias|norm\w*|tie_word_embeddings|num_\w+|\w+_size|\w+_dim|causal).*"
-    r"|auto_map(\..*)?|model_type|query_pre_attn_scalar|relative_attention_\w+|(scale_)?attn_\w+|(original_)?max_position_embeddings|is_decoder|add_cross_attention",
-    re.ASCII,
-)
 
 
 class Difference(NamedTuple):
@@ -134,10 +115,16 @@ class Difference(NamedTuple):
     a: Any  # None where it has no value
     b: Any
     effect: str  # "computation", "unknown", or "none"
+    reader: str = ""  # the only one that reads it, if that is an older one
 
     def __str__(self) -> str:
         unknown = " (unknown effect)" if self.effect == UNKNOWN else ""
         return f"{self.key} {_short(self.a)} -> {_short(self.b)}{unknown}"
+
+    @property
+    def named(self) -> str:
+        """The key, and its reader if that is an older one."""
+        return f"{self.key} (read by {self.reader} alone)" if self.reader else self.key
 
 
 @dataclass(frozen=True)
@@ -151,12 +138,18 @@ class Stated:
     follows: frozenset[str] = frozenset()  # keys that, where a file leaves them out, follow from others
     read: frozenset[str] = frozenset()  # words of the row that read it: keys among them decide what is computed
     metadata: Mapping[str, Any] | None = None  # of a GGUF file its own keys, which may say less than a config.json
+    readers: Mapping[str, Reader] = field(default_factory=dict)  # the classes of the sections, by their places
     idle: frozenset[str] = frozenset()  # keys of sizes that decide nothing that is computed
+    # keys by the list that is made of them: they decide nothing where that is the same
+    makes: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
 
 def differences(a: Stated, b: Stated) -> list[Difference]:
     """The keys in which two configs differ, those that decide the computation first."""
     read, differing = a.read | b.read, []
+    readers = {place: reader for place, reader in b.readers.items() if a.readers.get(place) == reader}
+    made = (key for key in a.makes if key in b.makes and a.values.get(key) == b.values.get(key))
+    idle = (a.idle & b.idle).union(*(a.makes[key] | b.makes[key] for key in made))
     for key in sorted({*a.values, *b.values}):
         x, y = (_plain(key, side.values.get(key)) for side in (a, b))
         silent = any(side.metadata is not None and key not in side.present for side in (a, b))
@@ -164,10 +157,15 @@ def differences(a: Stated, b: Stated) -> list[Difference]:
             (a.metadata is None) != (b.metadata is None) and key in OF_GGUF and None in (x, y)
         )  # no such key there
         follows = key in a.follows | b.follows and not {key} <= a.present & b.present
-        if not (silent or follows or _same(x, y)):
-            key = key.removesuffix(AS_WRITTEN)
-            spelled = (b if y is not None else a).spelled.get(key, key)
-            differing.append(Difference(spelled, x, y, NONE if key in a.idle & b.idle else _effect(key, read)))
+        follows &= key.rpartition(".")[2] not in UNTOLD
+        if silent or follows or _same(x, y):
+            continue
+        if key.endswith(OLDER):
+            differing.append(Difference(key.removesuffix(OLDER), x, y, NONE, "transformers 4"))
+            continue
+        key = key.removesuffix(AS_WRITTEN)
+        spelled = (b if y is not None else a).spelled.get(key, key)
+        differing.append(Difference(spelled, x, y, NONE if key in idle else effect_of(key, read, readers)))
     differing += _of_files(a, b, read)
     return sorted(differing, key=lambda difference: (COMPUTATION, UNKNOWN, NONE).index(difference.effect))
 
@@ -178,7 +176,7 @@ def _of_files(a: Stated, b: Stated, read: frozenset[str]) -> Iterator[Difference
         for key in sorted({*a.metadata, *b.metadata}):
             x, y = a.metadata.get(key), b.metadata.get(key)
             if not _same(x, y) and key.partition(".")[2] not in OF_GGUF.values():
-                yield Difference(key, x, y, _effect(key, read))
+                yield Difference(key, x, y, effect_of(key, read, {}))
         return
     file, config = (b, a) if a.metadata is None else (a, b)
     for key, value in sorted((file.metadata or {}).items()):
@@ -192,7 +190,7 @@ def _of_files(a: Stated, b: Stated, read: frozenset[str]) -> Iterator[Difference
         y = _plain(name, in_config)
         is_compared = name in file.present and _same(x, _plain(name, file.values.get(name)))  # as a key of the config
         if not (is_compared or _same(x, y)):
-            effect = COMPUTATION if known else _effect(name, read)
+            effect = COMPUTATION if known else effect_of(name, read, {})
             yield Difference(config.spelled.get(name, name), *((x, y) if file is a else (y, x)), effect)
 
 
@@ -219,13 +217,23 @@ def stated(checkpoint: Checkpoint, row: Family) -> Stated:
     spelled: dict[str, str] = {}
     present: set[str] = set()
     follows: set[str] = set()
+    readers: dict[str, Reader] = {}
+    makes: dict[str, frozenset[str]] = {}
+    idle: set[str] = set()
+    names = config.get("architectures")
+    has_head = isinstance(names, list) and any(HEAD.fullmatch(str(name)) for name in names)
     for place, section, kind in _sections(config, path):
         before = f"{place}." if place else ""
+        readers[place] = Reader(kind, has_head)
         normal = _normal(config, row, section, kind, part if place == path else None)
         values |= {before + key: value for key, value in normal.values.items()}
         spelled |= {before + key: before + name for key, name in normal.spelled.items()}
         present |= {before + key for key in normal.present}
         follows |= {before + key for key in normal.follows}
+        idle |= {before + key for key in normal.idle}
+        makes |= {before + key: frozenset(before + name for name in names) for key, names in normal.makes.items()}
+        if place and "projection_dim" in config:  # the whole has projections, of that width
+            idle.add(f"{before}projection_dim")
     metadata = None
     if isinstance(checkpoint.files[0], GgufFile):
         keys = checkpoint.files[0].config
@@ -236,12 +244,15 @@ def stated(checkpoint: Checkpoint, row: Family) -> Stated:
         present -= {"model_type"} if f"{start}{PATTERN}" in metadata else {"model_type", row.config.listed}
     before = f"{path}." if path else ""
     turns = {value for key, value in values.items() if key.startswith(before + GIVEN) and key.endswith("rope_type")}
-    any_length = isinstance(row.rope, Rope) and turns <= ANY_LENGTH and not row.inputs.positions
+    if values.get(f"{before}{GIVEN}.{TRAINED}") and values.get(f"{before}{GIVEN}.factor"):
+        turns -= {"yarn"}
+    any_length = not isinstance(row.rope, GridRope) and turns <= ANY_LENGTH and not row.inputs.positions
     sizes = ("vocab_size", "n_positions") if any_length else ("vocab_size",)
-    idle = {before + name for size in sizes for name in row.size_keys.get(size, ())}
+    idle |= {before + name for size in sizes for name in row.size_keys.get(size, ())}
     words = frozenset(re.findall(r"[a-z_]\w+", stanza_of(row)))
     idle |= {before + KV_HEADS} - {before + name for name in (*row.names, *words)}
-    return Stated(values, spelled, frozenset(present), frozenset(follows), words, metadata, frozenset(idle))
+    known = (frozenset(present), frozenset(follows), words, metadata, readers, frozenset(idle), makes)
+    return Stated(values, spelled, *known)
 
 
 def as_written(checkpoint: Checkpoint) -> Stated:
@@ -271,14 +282,15 @@ def _normal(whole: Config, row: Family, section: Config, kind: str, chosen: Conf
 
     `chosen` is the part of the config that the row was chosen for, if the section is that part.
     """
-    aliases = _table()["names"].get(kind, {})
+    aliases = tables()["names"].get(kind, {})
     raw = {aliases.get(key, key): value for key, value in section.items() if aliases.get(key, key) not in section}
     raw |= {key: value for key, value in section.items() if key not in raw and key not in aliases}
     spelled = {stored: key for key, stored in aliases.items() if key in section and stored not in section}
     usual = {**values_of([kind]), **usual_values(kind)}
     values = {**{key: value for key, value in usual.items() if key not in raw}, **raw}
-    follows = {key for key, kinds in _table()["derived"].items() if kind in kinds.split()} | FOLLOWS
+    follows = {key for key, kinds in tables()["derived"].items() if kind in kinds} | FOLLOWS
     present = {key for key, value in raw.items() if value is not None}
+    makes: dict[str, frozenset[str]] = {}
     for read in (row,) if chosen is not None else _rows(kind):
         try:
             config = completed_part(whole, chosen, read) if chosen is not None else _read(section, read, kind, whole)
@@ -300,12 +312,15 @@ def _normal(whole: Config, row: Family, section: Config, kind: str, chosen: Conf
         if len(family.heads.head_dim) < 2:
             _replace(values, spelled, section, ("head_dim", *family.heads.head_dim), "head_dim", numbers.head_dim)
         if "n_layers" in family.size_keys:
-            listed = family.config.layer_types.key if isinstance(family.config.layer_types, Every) else "layer_types"
-            names = (family.config.listed, "layer_types", listed, "sliding_window_pattern")
+            period = family.config.layer_types.key if isinstance(family.config.layer_types, Every) else "layer_types"
+            names = (family.config.listed, "layer_types", str(period), "sliding_window_pattern")
             _replace(values, spelled, section, names, family.config.listed, [*numbers.layer_types])
-        present |= {key for key in ("head_dim", family.config.listed) if key in values}
+            makes |= _by_layer(values, numbers, family, kind)
+        present |= {key for key in ("head_dim", family.config.listed, *makes) if key in values}
         if isinstance(family.rope, Rope):
             present |= _rotation(values, spelled, section, family.rope, config.get(GIVEN))
+        elif read.rope is not None:  # which this config turns off
+            values = {key: value for key, value in values.items() if key not in ROTARY}
         break
     if kind in BY_SIGMOID:
         values.setdefault("scoring_func", "sigmoid")
@@ -319,7 +334,32 @@ def _normal(whole: Config, row: Family, section: Config, kind: str, chosen: Conf
         spelled,
         frozenset(key for key, _ in _flat(values) if _top(key) in present),
         frozenset(follows),
+        idle=frozenset(key for key, condition in SHADOWED.items() if values.get(condition)),
+        makes=makes,
     )
+
+
+def _by_layer(values: dict[str, Any], numbers: ModelConfig, family: Family, kind: str) -> dict[str, frozenset[str]]:
+    """Put lists by layer in the place of what they are made of, and no window where no layer has one.
+
+    Gives the keys that have no other part, by the list.
+    """
+    made = {family.config.listed: frozenset(OF_TYPES)}
+    rope = family.rope
+    turning = rope.rotates if isinstance(rope, Rope) else None
+    by_type = family.config.layer_types is not all_full or kind in tables()["derived"].get("layer_types", ())
+    gated = kind in tables()["values"].get(GATE, ())
+    is_seen = "sliding_attention" in numbers.layer_types and not (gated and values.get(GATE) is not True)
+    if by_type and not is_seen and turning not in (windowed, windowed_if_any, windowed_or_leading):
+        values.pop(WINDOW, None)
+    if turning is listed:
+        values["no_rope_layers"] = [int(is_rotated(numbers, i)) for i in range(numbers.n_layers)]
+        made["no_rope_layers"] = frozenset({"no_rope_layer_interval"})
+    if isinstance(rope, Rope) and rope.thetas:
+        base = numbers.inside(GIVEN).get("rope_theta")
+        values.setdefault(rope.thetas, [base] * numbers.n_layers)
+        made[rope.thetas] = frozenset({f"{GIVEN}.rope_theta"})
+    return made
 
 
 def _read(section: Config, row: Family, kind: str, whole: Config) -> Config:
@@ -360,6 +400,7 @@ def _rotation(
 ) -> set[str]:
     """Put the rotation in the place of all that a config says of it; the keys that it has."""
     local = rope.local[0] if rope.local else ""
+    older = _for_older(section, rope, parameters)
     names = {rope.theta_key, rope.fraction_key, rope.width_key, local, "rope_theta", "rotary_emb_base"}
     for key in {*names, "partial_rotary_factor", SCALING, GIVEN, TRAINED} - {""}:
         if key != TRAINED or isinstance(parameters, Mapping):
@@ -372,8 +413,18 @@ def _rotation(
             spelled[key] = tops[last]
         elif SCALING in section and isinstance(section[SCALING], Mapping):
             spelled[key] = f"{SCALING}.{last}"
-    values |= flat
+    values |= flat | older
     return {*flat}
+
+
+def _for_older(section: Config, rope: Rope, parameters: Any) -> dict[str, Any]:
+    """What the top of a config says of rotation beside rope_parameters that say something else."""
+    given = isinstance(section.get(GIVEN), Mapping) and isinstance(parameters, Mapping)
+    if not given or any(isinstance(entry, Mapping) for entry in parameters.values()):
+        return {}
+    read_inside = {rope.theta_key: "rope_theta", rope.fraction_key: "partial_rotary_factor"}
+    unread = {key for key, name in read_inside.items() if section.get(key) not in (None, parameters.get(name))}
+    return {key + OLDER: section[key] for key in unread}
 
 
 def _as_stated(values: dict[str, Any], spelled: dict[str, str], section: Config) -> None:
@@ -391,13 +442,8 @@ def _as_stated(values: dict[str, Any], spelled: dict[str, str], section: Config)
 
 def usual_values(kind: str) -> dict[str, Any]:
     """What the class of a model_type takes for the keys that a config leaves out."""
-    values = _table()["values"].items()
+    values = tables()["usual"].items()
     return {key: json.loads(text) for key, texts in values for text, kinds in texts.items() if kind in kinds.split()}
-
-
-@lru_cache(None)
-def _table() -> dict[str, Any]:
-    return read_json(FILE)
 
 
 def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
@@ -415,6 +461,8 @@ def _top(key: str) -> str:
 
 def _plain(key: str, value: Any) -> Any:
     """A value, or None where it means the same as none."""
+    if key.rpartition(".")[2] in ON:
+        return None if value is True else value
     return None if value in (None, False, {}, [], NEUTRAL.get(key.rpartition(".")[2])) else value
 
 
@@ -422,18 +470,6 @@ def _same(x: Any, y: Any) -> bool:
     if isinstance(x, float) and isinstance(y, float) and isclose(x, y, rel_tol=FLOAT32):
         return True  # of a GGUF file, whose numbers transformers writes with every digit
     return bool(x == y) or str(x) == str(y)  # NaN is NaN
-
-
-def _effect(key: str, read: frozenset[str]) -> str:
-    """What is known of a key's effect on what a trained model computes."""
-    words = key.split(".")
-    if not STORAGE.isdisjoint(words):
-        return NONE
-    if any(word in read for word in words[-1:]):
-        return COMPUTATION
-    if any(NO_EFFECT.fullmatch(".".join(words[i:])) for i in range(len(words))):
-        return NONE
-    return COMPUTATION if KNOWN.fullmatch(words[-1]) or words[0] == GIVEN else UNKNOWN
 
 
 def _short(value: Any) -> str:

@@ -76,15 +76,17 @@ class ModelConfig(Config):
 class Every:
     """Layer types by a period: layer i is `then` when i % period is `phase` (counted from the end if negative)."""
 
-    key: str  # the config's key for the period
+    key: str | int  # the config's key for the period; or the period
     phase: int = -1
     then: str = "full_attention"
     otherwise: str = "sliding_attention"
+    last: str = ""  # the last layer's type, where it is another
 
     def __call__(self, config: Config, n_layers: int) -> tuple[str, ...]:
         """Every layer's type."""
-        period = config.size(self.key)
-        return tuple(self.then if i % period == self.phase % period else self.otherwise for i in range(n_layers))
+        period = self.key if isinstance(self.key, int) else config.size(self.key)
+        types = [self.then if i % period == self.phase % period else self.otherwise for i in range(n_layers)]
+        return (*types[:-1], self.last or types[-1])
 
 
 def listed_sizes(config: "ModelConfig", layer: int) -> Mapping[str, Any]:

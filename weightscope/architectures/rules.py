@@ -123,6 +123,11 @@ def windowed_if_any(config: ModelConfig, layer: int) -> bool:
 
 def listed(config: ModelConfig, layer: int) -> bool:
     """Those that no_rope_layers has 1 for; without it all but every fourth, or whatever no_rope_layer_interval says."""
+    return is_rotated(config, layer)
+
+
+def is_rotated(config: Config, layer: int) -> bool:
+    """Whether no_rope_layers or the interval says that a layer rotates."""
     given = config.get("no_rope_layers")
     if not given:
         return (layer + 1) % config.size("no_rope_layer_interval") != 0
@@ -198,6 +203,45 @@ def by_blocks(config: Config, n_layers: int) -> tuple[str, ...]:
 def in_alternation(config: Config, n_layers: int) -> tuple[str, ...]:
     """MiniMax: every other layer is attention, the first among them."""
     return tuple("linear_attention" if i % 2 else "full_attention" for i in range(n_layers))
+
+
+def _is_windowed(config: Config) -> bool:
+    """Whether there is a window, and it is used."""
+    return config.get("use_sliding_window") is True and config.has("sliding_window")
+
+
+def from_max_window_layers(config: Config, n_layers: int) -> tuple[str, ...]:
+    """Qwen 2 and 3: windows from layer max_window_layers on, where they are used."""
+    first = config.count("max_window_layers") if _is_windowed(config) else n_layers
+    return tuple("sliding_attention" if i >= first else "full_attention" for i in range(n_layers))
+
+
+def before_max_window_layers(config: Config, n_layers: int) -> tuple[str, ...]:
+    """Qwen2-MoE: windows in every other layer before max_window_layers, where they are used."""
+    first = config.count("max_window_layers") if config.get("use_sliding_window") is True else 0
+    return tuple("full_attention" if i % 2 or i >= first else "sliding_attention" for i in range(n_layers))
+
+
+def windows_if_used(config: Config, n_layers: int) -> tuple[str, ...]:
+    """Qwen3-MoE: windows in all layers or in none."""
+    return ("sliding_attention" if _is_windowed(config) else "full_attention",) * n_layers
+
+
+def windows_if_any(config: Config, n_layers: int) -> tuple[str, ...]:
+    """Ministral: the same, without a key that turns them off."""
+    return ("sliding_attention" if config.has("sliding_window") else "full_attention",) * n_layers
+
+
+def windows_without_rotation(config: Config, n_layers: int) -> tuple[str, ...]:
+    """SmolLM3: windows, where they are used, in the layers that do not rotate."""
+    kinds = ("sliding_attention" if _is_windowed(config) else "full_attention", "full_attention")
+    return tuple(kinds[is_rotated(config, i)] for i in range(n_layers))
+
+
+def chunks_with_rotation(config: Config, n_layers: int) -> tuple[str, ...]:
+    """Llama 4: the layers that rotate see a chunk of the text."""
+    kinds = ("full_attention", "chunked_attention")
+    return tuple(kinds[is_rotated(config, i)] for i in range(n_layers))
 
 
 def in_turn(config: Config, n_layers: int) -> tuple[str, ...]:

@@ -98,6 +98,8 @@ NAMED: dict[str, tuple[Callable[..., Any], ...]] = {
     "layer_types": (
         all_full, stated, Every, rules.first_and_second, rules.mllama_layers, rules.AttentionIn, rules.ByPeriod,
         rules.by_blocks, rules.in_alternation, rules.in_turn, rules.positions_first, rules.one_level,
+        rules.from_max_window_layers, rules.before_max_window_layers, rules.windows_if_used, rules.windows_if_any,
+        rules.windows_without_rotation, rules.chunks_with_rotation,
     ),
     "sizes": (listed_sizes, rules.own_heads, rules.twice_where_sliding, rules.global_sizes, rules.groups_by_layer),
     "derived": (

@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from weightscope.architectures.computed import NONE, UNKNOWN, Difference, differences, stated
+from weightscope.architectures.computed import Difference, differences, stated
+from weightscope.architectures.effects import NONE, UNKNOWN
 from weightscope.changes.pair import Pair
 from weightscope.changes.tensor import differs
 from weightscope.checkpoint.config import parse_json, read_small
@@ -48,8 +49,8 @@ class SettingsChange(NamedTuple):
     @property
     def asides(self) -> list[str]:
         """What differs and decides nothing that is computed from the same tokens, a sentence each."""
-        idle = [difference.key for difference in self.config if difference.effect == NONE]
-        idle = [key for key in idle if not (self.resized and _last(key) == TOKENS)]
+        idle = [difference for difference in self.config if difference.effect == NONE]
+        idle = [each.named for each in idle if not (self.resized and _last(each.key) == TOKENS)]
         named = listed([printable(key) for key in idle], NAMED)
         more = [f"Config keys without effect on what is computed also differ: {named}."] if idle else []
         return [*more, *self.files]

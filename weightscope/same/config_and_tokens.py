@@ -2,7 +2,8 @@
 
 from typing import NamedTuple
 
-from weightscope.architectures.computed import COMPUTATION, UNKNOWN, Difference, as_written, differences, stated
+from weightscope.architectures.computed import Difference, as_written, differences, stated
+from weightscope.architectures.effects import COMPUTATION, UNKNOWN
 from weightscope.errors import CheckpointError, counted, printable
 from weightscope.model import Model, TensorsOnly
 from weightscope.text.tokenizer import Tokenizer

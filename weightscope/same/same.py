@@ -214,7 +214,7 @@ class Same(Result):
         """What the terminal shows, from top to bottom."""
         parts: list[str | Table] = [self.lead, *self.unread_files, self.tokens.lead, *self.digests]
         if self.settings.idle:
-            keys = listed([printable(each.key) for each in self.settings.idle], NAMED)
+            keys = listed([printable(each.named) for each in self.settings.idle], NAMED)
             parts.append(f"Config keys without effect on what is computed also differ: {keys}.")
         if self.beside.named:
             files = listed([*map(str, self.beside.named)], NAMED)
