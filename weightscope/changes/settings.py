@@ -49,8 +49,8 @@ class SettingsChange(NamedTuple):
     @property
     def asides(self) -> list[str]:
         """What differs and decides nothing that is computed from the same tokens, a sentence each."""
-        idle = [difference for difference in self.config if difference.effect == NONE]
-        idle = [each.named for each in idle if not (self.resized and _last(each.key) == TOKENS)]
+        without_effect = [each for each in self.config if each.effect == NONE]
+        idle = [each.named for each in without_effect if not (self.resized and _last(each.key) == TOKENS)]
         named = listed([printable(key) for key in idle], NAMED)
         more = [f"Config keys without effect on what is computed also differ: {named}."] if idle else []
         return [*more, *self.files]

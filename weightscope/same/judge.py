@@ -212,6 +212,17 @@ def _done(parts: Compared, change: Change) -> Judged:
     return _judged(parts, DIFFERENT, deed.name, change.change, deed.detail)
 
 
+def _only_value(tensor: Tensor) -> float | None:
+    """The value that all of a tensor has; None of several."""
+    value = None
+    for _, start, stop in Pair(tensor, tensor).blocks():
+        block = Block(tensor, start, stop).values()
+        if np.ptp(block) or value not in (None, float(block[0])):
+            return None
+        value = float(block[0])
+    return value
+
+
 def _transposed_experts(pair: Pair, tolerance: float) -> Deed | None:
     """Whether the first of several square experts is transposed."""
     *_, rows, width = pair.a.shape
@@ -251,6 +262,9 @@ def _as_deed(parts: Compared, change: Change, deed: Deed | None, touched: int) -
         return deed
     if not np.isfinite(change.moved):
         return Deed("NaN or infinity")
+    for tensor, where in ((pair.b, ""), (pair.a, " in A")):
+        if (value := _only_value(tensor)) is not None:
+            return Deed(f"erased: one value throughout{where}", f"{value:.3g}")
     alike = "" if not change.is_matrix else f"cosine {change.cosine:.3f}"
     return Deed("other values" if change.is_tuned else "unrelated values", alike)
 

@@ -9,7 +9,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from weightscope.architectures.computed import UNKNOWN, Difference
+from weightscope.architectures.computed import Difference
+from weightscope.architectures.effects import UNKNOWN
 from weightscope.architectures.layer import NO_WEIGHTS
 from weightscope.architectures.names import NamedTensor
 from weightscope.architectures.own_names import names_sentence
