@@ -58,7 +58,9 @@ def test_detok_writes_what_is_promised(folder: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     table = rows(tmp_path / "heads.csv")
     assert [row["head"] for row in table] == ["0", "1", "2", "3"]
-    assert list(table[0]) == ["head", "auroc", "auroc_paper", "tokens_scored", "auroc_by_frequency"]
+    assert list(table[0]) == [
+        "head", "auroc", "auroc_paper", "auroc_specific", "auroc_constant", "tokens_scored", "auroc_by_frequency",
+    ]  # fmt: skip
     with np.load(tmp_path / "tokens.npz") as arrays:
         auroc = arrays["auroc"]
     assert auroc.shape == (4, 300)

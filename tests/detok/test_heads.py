@@ -103,6 +103,21 @@ def test_norms_of_queries_are_in_the_mean_that_is_taken_out() -> None:
         assert result.specific[1, token] == pytest.approx(expected, abs=1e-6)
 
 
+def test_rows_of_another_width_than_the_model_are_averaged_too() -> None:
+    """ELECTRA projects its embeddings before layer 0."""
+    model = fixture("electra").model
+    n_tokens = model.embeddings.n_tokens
+    follows = scipy.sparse.csr_array(np.random.default_rng(0).integers(0, 2, (n_tokens, n_tokens)))
+    result = ws.bigram_auroc(model, Counts(follows.indptr, follows.indices, follows.data, "", ("made up",), 1, 1000))
+    assert np.isfinite(result.heads["auroc_specific"]).all()
+
+
+def test_counts_of_nothing_score_nothing(tiny_gpt2: Path) -> None:
+    none = Counts(np.zeros(VOCAB + 1, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64), "", ("made up",), 1, 1)
+    result = ws.bigram_auroc(ws.open_model(tiny_gpt2), none)
+    assert np.isnan(result.heads["auroc_specific"]).all() and np.isnan(result.auroc_baseline)
+
+
 def test_a_head_that_only_scores_the_previous_token_keeps_nothing(embedded_auroc: BigramAuroc) -> None:
     """Heads 5 and 0 are above chance by what is the same for all current tokens; head 6, which joins words, is not."""
     specific, constant = (embedded_auroc.heads[f"auroc_{part}"] for part in ("specific", "constant"))

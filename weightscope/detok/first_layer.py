@@ -249,12 +249,12 @@ class FirstLayer:
         return factor
 
     def mean_row(self, tokens: np.ndarray) -> np.ndarray:
-        """The mean over some tokens of their rows divided by `divisor`: (V,) booleans -> float64 (d,)."""
-        total = np.zeros(self.model.config.d_model)
+        """The mean over some tokens of their rows divided by `divisor`, 0 of none: (V,) booleans -> float64 (d,)."""
+        total: Any = 0.0
         for first, block in self.model.embeddings.blocks():
             rows = slice(first, first + len(block))
-            total += (tokens[rows] / self.divisor[rows].astype(np.float64)) @ block
-        return total / np.count_nonzero(tokens)
+            total = total + (tokens[rows] / self.divisor[rows].astype(np.float64)) @ block
+        return np.asarray(total / max(1, np.count_nonzero(tokens)))
 
     def mean_query(self, head: int, tokens: np.ndarray, mean_row: np.ndarray) -> np.ndarray:
         """The mean over some tokens of the rows of `query_factor`: (V,) booleans, their `mean_row` -> float64 (r,).
@@ -263,7 +263,8 @@ class FirstLayer:
         """
         if self.attention.q_norm is None:
             return mean_row @ self.head(head).query_at(self.delta)[0]
-        return self.query_factor(head)[tokens].mean(axis=0, dtype=np.float64)
+        total = self.query_factor(head).sum(axis=0, where=tokens[:, None], dtype=np.float64)
+        return np.asarray(total / max(1, np.count_nonzero(tokens)))
 
     def key_factor(self, kv_head: int) -> np.ndarray:
         """E~ W_K of one key-value head, float32 (vocab, r): the right factor, shared by the heads of its group."""
