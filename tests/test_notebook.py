@@ -61,8 +61,8 @@ def test_head_shows_its_caveats(model: Any) -> None:
 def test_position_terms_show_their_trends_and_draw_fig_3(model: Any) -> None:
     terms = ws.first_layer(model).positions()
     assert unescape(terms._repr_html_()).startswith(f"<p>{terms.lead}</p>") and "<table" in terms._repr_html_()
-    assert terms.plot()._suptitle.get_text() == f"head {terms.nearest_head()}"
-    assert terms.plot(6)._suptitle.get_text() == "head 6"
+    assert terms.plot()._suptitle.get_text().startswith(f"head {terms.nearest_head()}: ")
+    assert terms.plot(6)._suptitle.get_text().startswith("head 6")
 
 
 def test_previous_tokens_are_asked_for_by_name_or_id(model: Any) -> None:
