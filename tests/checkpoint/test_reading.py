@@ -169,14 +169,22 @@ def test_shards_are_one_checkpoint(tmp_path: Path) -> None:
     assert checkpoint.bytes_to_fetch(["a"]) == checkpoint.bytes_fetched == 0
 
 
-def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
+def test_a_tensor_in_two_shards_is_read_where_the_index_has_the_last_and_refused_else(tmp_path: Path) -> None:
     write_shards(
         tmp_path,
         dict.fromkeys("ac", np.ones(1, np.float32)),
-        {"a": np.ones(1, np.float32), "b": np.ones(1, np.float32)},
+        {"a": np.zeros(1, np.float32), "b": np.ones(1, np.float32)},
     )
-    with pytest.raises(CheckpointError, match="tensor 'a' is also in model-00001"):
-        open_checkpoint(tmp_path)
+    checkpoint = open_checkpoint(tmp_path)
+    assert not checkpoint["a"].read().any()
+    assert checkpoint.weight_files.stale == {"model-00001-of-00002.safetensors": ("a",)}
+    index = tmp_path / "model.safetensors.index.json"
+    weight_map = json.loads(index.read_text())["weight_map"]
+    for assigned in ({"a": "model-00001-of-00002.safetensors"}, {}):
+        rest = {name: file for name, file in weight_map.items() if name != "a"}
+        index.write_text(json.dumps({"weight_map": rest | assigned}))
+        with pytest.raises(CheckpointError, match="tensor 'a' is also in model-00001"):
+            open_checkpoint(tmp_path)
 
 
 def test_several_files_without_an_index_are_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 import weightscope as ws
-from tests.support.commands import run
+from tests.support.commands import is_one_line, run
 from tests.support.tiny_models import FIXTURES
 
 POOLING = {"word_embedding_dimension": 32, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
@@ -154,3 +154,46 @@ def test_the_transformer_alone_is_compared_where_one_lacks_modules(pair: tuple[P
     result = run("same", *pair)
     assert result.exit_code == 0
     assert "modules.json is only in A" in result.stdout
+
+
+def a_folder_for_a_template(folder: Path) -> None:
+    (folder / "chat_template.jinja").unlink()
+    (folder / "chat_template.jinja").mkdir()
+
+
+HOSTILE: dict[str, Change] = {
+    "modules that are no list": changes("modules.json", '{"a": 1}'),
+    "modules that are no objects": changes("modules.json", '[1, null, "x"]'),
+    "modules that are no JSON": changes("modules.json", "[[["),
+    "a module outside": changes("modules.json", '[{"path": "../../etc", "type": "a.Dense"}]'),
+    "a module at the root": changes("modules.json", '[{"path": "/etc", "type": "a.Dense"}]'),
+    "a module of a long name": changes("modules.json", json.dumps([{"path": "x" * 5000, "type": "a.Dense"}])),
+    "a module of no text": changes("modules.json", '[{"path": 3, "type": {}}, {"path": "\\u0000", "type": "Dense"}]'),
+    "a million modules": changes("modules.json", "[" + ",".join(['{"path":"x","type":"y"}'] * 20_000) + "]"),
+    "settings that are no JSON": changes("1_Pooling/config.json", "\x00"),
+    "settings that nest": changes("1_Pooling/config.json", '{"a":' * 900 + "1" + "}" * 900),
+    "a module cut short": changes("2_Dense/model.safetensors", "short"),
+    "code that imports itself": changes("modeling_own.py", "from .modeling_own import x\nfrom .missing import y\n"),
+    "a template that is a folder": a_folder_for_a_template,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_files_beside_end_in_a_verdict_or_one_line(name: str, pair: tuple[Path, Path]) -> None:
+    HOSTILE[name](pair[1])
+    for a, b in (pair, pair[::-1], (pair[1], pair[1])):
+        result = run("same", a, b)
+        assert result.exit_code in (0, 2, 3, 4)
+        assert result.exception is None or isinstance(result.exception, SystemExit)
+        assert result.exit_code != 2 or is_one_line(result), result.output
+
+
+@pytest.mark.parametrize(
+    "value", [3, [], {"AutoModel": None}, {"AutoModel": ["../../x.Y", 3]}, {"A": "x" * 10_000 + ".Y"}]
+)
+def test_an_auto_map_of_any_kind_ends_in_a_verdict(value: object, pair: tuple[Path, Path]) -> None:
+    for folder in pair:
+        config = json.loads((folder / "config.json").read_text()) | {"auto_map": value}
+        write_json(folder / "config.json", config)
+    result = run("same", *pair)
+    assert result.exit_code == 0, result.output

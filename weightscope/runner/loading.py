@@ -86,7 +86,7 @@ def check_gguf(path: Path) -> None:
     parts = open_parts(path)
     if len(parts) > 1:
         problem = f"is one of {len(parts)} parts; transformers reads a GGUF file that is whole"
-        raise CheckpointError(f"{problem}: llama-gguf-split --merge {parts[0].path.name} WHOLE.gguf", file=path)
+        raise CheckpointError(f"{problem}: llama.cpp's llama-gguf-split merges them", file=path)
 
 
 @contextmanager

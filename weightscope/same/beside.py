@@ -34,7 +34,7 @@ WRITERS = ("transformers_version", "__version__", "_from_model_config")  # keys 
 ADDED = {"include_prompt": True}  # settings of a module that newer versions write out
 PICKLED_LONE = "pytorch_model.bin"
 SETTINGS = "config.json"
-MOST_MODULES, MOST_CODE = 20, 100
+MOST_MODULES, MOST_CODE, LONGEST_PATH = 20, 100, 200
 
 
 class FileDifference(NamedTuple):
@@ -131,7 +131,8 @@ class _Place:
         """The modules but the transformer: what each is called here (as 1_Pooling), and its folder."""
         for index, (kind, path) in enumerate(self.modules):
             parts = PurePosixPath(path).parts
-            if kind != "Transformer" and path and ".." not in parts and not PurePosixPath(path).is_absolute():
+            is_inner = ".." not in parts and not PurePosixPath(path).is_absolute() and len(path) <= LONGEST_PATH
+            if kind != "Transformer" and path and is_inner:
                 yield f"{index}_{kind}", path
 
     @property
@@ -192,7 +193,7 @@ def _code_of(place: _Place, classes: object) -> dict[str, bytes]:
     texts: dict[str, bytes] = {}
     while left and len(texts) < MOST_CODE:
         name = f"{left.pop()}.py"
-        if name in texts or not re.fullmatch(r"\w+\.py", name, re.ASCII) or (text := place.read(name)) is None:
+        if name in texts or not re.fullmatch(r"\w{1,200}\.py", name, re.ASCII) or (text := place.read(name)) is None:
             continue
         texts[name] = text
         left += [each for pair in IMPORTED.findall(text.decode(errors="replace")) for each in pair if each]
