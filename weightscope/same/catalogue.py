@@ -171,7 +171,10 @@ def places_of(x: np.ndarray, y: np.ndarray, block: int, tolerance: float) -> np.
 
     rng = np.random.default_rng(0)
     turn = rng.standard_normal((block * x.shape[1], min(8, block * x.shape[1]))).astype(np.float32)
-    of_x, of_y = (side.reshape(len(side) // block, -1).astype(np.float32) @ turn for side in (x, y))
+    with np.errstate(all="ignore"):
+        of_x, of_y = (side.reshape(len(side) // block, -1).astype(np.float32) @ turn for side in (x, y))
+    if not np.isfinite(of_x).all() & np.isfinite(of_y).all():  # their sums overflow
+        return None
     _, places = cKDTree(of_x).query(of_y)
     ordered = x.reshape(-1, block, x.shape[1])[places].reshape(x.shape)
     return places if len({*places.tolist()}) == len(places) and error_of(ordered, y) <= tolerance else None
