@@ -290,8 +290,12 @@ def missed_of_fixture(fixture: Path, shifts: range, work: Path) -> Iterator[str]
     erased = without_codes(fixture, packed, work / "erased")
     pairs += [(each, erased, dict.fromkeys(packed, "codes zero")) for each in (whole, fixture)]
     for a, b, deeds in pairs:
-        before, after = (ws.open_model(each).checkpoint for each in (whole, erased if b is erased else a))
-        lost = {name for name in deeds if not np.array_equal(before[name].read(), after[name].read())}
+        before, after = map(open_checkpoint, (whole, erased if b is erased else a))
+        lost = {
+            name
+            for name in deeds
+            if not np.array_equal(*(each[name].unchecked(set()).read() for each in (before, after)))
+        }
         for pair in ((a, b), (b, a)):
             same = ws.same(*pair)
             named = {name for each in same.differing for name in (each.name_a, each.name_b)}
