@@ -1,9 +1,10 @@
 """A claim that holds, and every way in which one does not: each ends in one clear answer, 3 or 2."""
 
 import json
+import re
 import shutil
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,13 @@ from click.testing import Result
 from tests.support.commands import is_one_line, run
 from tests.support.figures import undrawn
 from tests.support.provenance import envelope_in
-from weightscope.claims.verify import _same_text
+from weightscope.claims.verify import _same_text, verify
+from weightscope.errors import CheckpointError
+from weightscope.lineage.lineage import lineage
 from weightscope.lineage.sketches import Sketches, load
 from weightscope.lineage.verdict import ComparedBase, judge
+from weightscope.model import open_model
+from weightscope.model import open_model
 
 ADAPTER = min((Path(__file__).parents[1] / "checkpoint" / "golden" / "adapters").iterdir()) / "adapter"
 Edit = Callable[[dict[str, Any]], None]
@@ -219,6 +224,190 @@ def test_numbers_may_differ_in_what_machines_round_otherwise(models: Path, claim
 )
 def test_texts_may_differ_in_the_last_digit_of_a_measured_number(claim: str, found: str, same: bool) -> None:
     assert _same_text(claim, found, ["Llama-3.1", "base"]) is same
+
+
+# Every field that is recomputed
+
+Leaf = tuple[tuple[str | int, ...], Any]
+
+
+def leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[Leaf]:
+    """Every value in a statement that is no container, or an empty one, with its place."""
+    inner = list(value.items()) if isinstance(value, dict) else list(enumerate(value)) if isinstance(value, list) else []
+    for key, each in inner:
+        yield from leaves(each, (*path, key))
+    if not inner:
+        yield path, value
+
+
+def lies_about(value: Any) -> list[Any]:
+    """Values that differ from another beyond every stated tolerance."""
+    if isinstance(value, bool) or value is None:
+        return [value is None, 0, "None"]
+    if isinstance(value, int):
+        return [value + 1, str(value), None]
+    if isinstance(value, float):
+        return [value * 1.03 + 0.03, 0.0 if abs(value) > 1e-5 else 1.0, -1.0, str(value), None]
+    if not isinstance(value, str):
+        return [[*value, "more"] if isinstance(value, list) else {"more": 1}, None]
+    exchanged = value.replace("base", "\0").replace("drift-3", "base").replace("\0", "drift-3")
+    numbers = [value[: m.start()] + "9" + value[m.start() :] for m in re.finditer(r"\d(\.\d+)?", value)]
+    return [value + ".", value[1:], "", None, *{exchanged, value.swapcase()} - {value}, *numbers]
+
+
+def test_every_edit_of_a_recomputed_field_fails(
+    models: Path, claims: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each leaf of a claim in turn: another value of its type, another type, none, exchanged names, no such key."""
+    suspect, base = open_model(models / "drift-3"), open_model(models / "base")
+    computed: dict[Any, Any] = {}
+
+    def computed_once(suspect: Any, bases: Any, **options: Any) -> Any:
+        key = suspect.name, *(each.name for each in bases), *options.items()
+        if key not in computed:
+            computed[key] = lineage(suspect, bases, **options)
+        return computed[key]
+
+    monkeypatch.setattr("weightscope.claims.verify.lineage", computed_once)
+    unnoticed, tried = [], 0
+    for path, value in leaves(json.loads((claims / "drift-3.json").read_text())):
+        if path in (("predicate", "version"), ("predicate", "date")):
+            continue
+        edits = [within(*path, value=lie) for lie in lies_about(value)]
+        for lie, edit in [*zip(lies_about(value), edits, strict=True), ("no such key", without(*path))]:
+            try:
+                holds = verify(edited(claims / "drift-3.json", edit, tmp_path), suspect, [base]).holds
+            except CheckpointError:
+                holds = False
+            unnoticed += [(path, value, lie)] if holds else []
+            tried += 1
+    assert not unnoticed and tried > 300
+
+
+def without(*path: str | int) -> Edit:
+    """The statement without one of its values."""
+
+    def edit(claim: dict[str, Any]) -> None:
+        for key in path[:-1]:
+            claim = claim[key]  # type: ignore[index]
+        del claim[path[-1]]  # type: ignore[arg-type]
+
+    return edit
+
+
+def test_the_sentence_is_the_recomputed_one(models: Path, claims: Path, tmp_path: Path) -> None:
+    """A number of the claim's sentence may differ in its last digit; what is printed is this run's."""
+    written = json.loads((claims / "drift-3.json").read_text())["predicate"]["lead"]
+    measured = re.findall(r"\d\.\d*[1-8](?![\d.e])", written)
+    assert measured, written
+    nearly = written.replace(measured[0], measured[0][:-1] + str(int(measured[0][-1]) + 1))
+    claim = edited(claims / "drift-3.json", predicate(lead=nearly), tmp_path)
+    _, answer = verified(claim, models / "drift-3", models / "base")
+    assert answer["holds"] and written in answer["lead"] and nearly not in answer["lead"]
+
+
+def test_version_and_date_are_not_verified(models: Path, claims: Path) -> None:
+    result = run("verify", claims / "drift-3.json", models / "drift-3", models / "base")
+    assert "Not verified: version, date." in result.stdout
+
+
+def test_exchanged_names_are_another_sentence() -> None:
+    names = ["3.1", "base", "susp"]
+    assert not _same_text("base was derived from susp", "susp was derived from base", names)
+    assert not _same_text("3.2 is base", "3.1 is base", names), "a name of digits is a name"
+    assert not _same_text("# of 3 layers", "3 of # layers", names)
+
+
+# Every field that is recomputed
+
+Leaf = tuple[tuple[str | int, ...], Any]
+
+
+def leaves(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[Leaf]:
+    """Every value in a statement that is no container, or an empty one, with its place."""
+    inner = list(value.items()) if isinstance(value, dict) else list(enumerate(value)) if isinstance(value, list) else []
+    for key, each in inner:
+        yield from leaves(each, (*path, key))
+    if not inner:
+        yield path, value
+
+
+def lies_about(value: Any) -> list[Any]:
+    """Values that differ from another beyond every stated tolerance."""
+    if isinstance(value, bool) or value is None:
+        return [value is None, 0, "None"]
+    if isinstance(value, int):
+        return [value + 1, str(value), None]
+    if isinstance(value, float):
+        return [value * 1.03 + 0.03, 0.0 if abs(value) > 1e-5 else 1.0, -1.0, str(value), None]
+    if not isinstance(value, str):
+        return [[*value, "more"] if isinstance(value, list) else {"more": 1}, None]
+    exchanged = value.replace("base", "\0").replace("drift-3", "base").replace("\0", "drift-3")
+    numbers = [value[: m.start()] + "9" + value[m.start() :] for m in re.finditer(r"\d(\.\d+)?", value)]
+    return [value + ".", value[1:], "", None, *{exchanged, value.swapcase()} - {value}, *numbers]
+
+
+def test_every_edit_of_a_recomputed_field_fails(
+    models: Path, claims: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each leaf of a claim in turn: another value of its type, another type, none, exchanged names, no such key."""
+    suspect, base = open_model(models / "drift-3"), open_model(models / "base")
+    computed: dict[Any, Any] = {}
+
+    def computed_once(suspect: Any, bases: Any, **options: Any) -> Any:
+        key = suspect.name, *(each.name for each in bases), *options.items()
+        if key not in computed:
+            computed[key] = lineage(suspect, bases, **options)
+        return computed[key]
+
+    monkeypatch.setattr("weightscope.claims.verify.lineage", computed_once)
+    unnoticed, tried = [], 0
+    for path, value in leaves(json.loads((claims / "drift-3.json").read_text())):
+        if path in (("predicate", "version"), ("predicate", "date")):
+            continue
+        edits = [within(*path, value=lie) for lie in lies_about(value)]
+        for lie, edit in [*zip(lies_about(value), edits, strict=True), ("no such key", without(*path))]:
+            try:
+                holds = verify(edited(claims / "drift-3.json", edit, tmp_path), suspect, [base]).holds
+            except CheckpointError:
+                holds = False
+            unnoticed += [(path, value, lie)] if holds else []
+            tried += 1
+    assert not unnoticed and tried > 300
+
+
+def without(*path: str | int) -> Edit:
+    """The statement without one of its values."""
+
+    def edit(claim: dict[str, Any]) -> None:
+        for key in path[:-1]:
+            claim = claim[key]  # type: ignore[index]
+        del claim[path[-1]]  # type: ignore[arg-type]
+
+    return edit
+
+
+def test_the_sentence_is_the_recomputed_one(models: Path, claims: Path, tmp_path: Path) -> None:
+    """A number of the claim's sentence may differ in its last digit; what is printed is this run's."""
+    written = json.loads((claims / "drift-3.json").read_text())["predicate"]["lead"]
+    measured = re.findall(r"\d\.\d*[1-8](?![\d.e])", written)
+    assert measured, written
+    nearly = written.replace(measured[0], measured[0][:-1] + str(int(measured[0][-1]) + 1))
+    claim = edited(claims / "drift-3.json", predicate(lead=nearly), tmp_path)
+    _, answer = verified(claim, models / "drift-3", models / "base")
+    assert answer["holds"] and written in answer["lead"] and nearly not in answer["lead"]
+
+
+def test_version_and_date_are_not_verified(models: Path, claims: Path) -> None:
+    result = run("verify", claims / "drift-3.json", models / "drift-3", models / "base")
+    assert "Not verified: version, date." in result.stdout
+
+
+def test_exchanged_names_are_another_sentence() -> None:
+    names = ["3.1", "base", "susp"]
+    assert not _same_text("base was derived from susp", "susp was derived from base", names)
+    assert not _same_text("3.2 is base", "3.1 is base", names), "a name of digits is a name"
+    assert not _same_text("# of 3 layers", "3 of # layers", names)
 
 
 # Claims that cannot be read
