@@ -243,3 +243,24 @@ def test_first_line_of_compare_names_unread_tensors(base: Weights, base_folder: 
     findings = json.loads((tmp_path / "out" / "findings.json").read_text())
     (finding,) = (finding for finding in findings if finding["kind"] == "tensor_missing")
     assert [member["name"] for member in finding["members"]] == ["extra", "lm_head.weight"]
+
+
+def test_gains_set_to_one_are_not_rounded(base: Weights, base_folder: Path, tmp_path: Path) -> None:
+    """A rounding to steps of 0.25 also gives one, and nothing shows that it was done."""
+    gains = "h.1.ln_1.weight"
+    near_one = base | {gains: (1 + 0.1 * RNG.uniform(-1, 1, D)).astype(np.float32)}
+    write_checkpoint(tmp_path / "near", near_one)
+    changes = compared(tmp_path / "near", near_one | {gains: np.ones(D, np.float32)}, tmp_path)
+    (change,) = [change for change in changes.changes if change.name == gains]
+    assert change.kind == "changed"
+
+
+def test_few_values_are_rounded_where_other_tensors_are(base: Weights, base_folder: Path, tmp_path: Path) -> None:
+    """A rounded copy in float32 rounds gains near one to one, and single numbers."""
+    near_one = base | {"h.1.ln_1.weight": 1 + np.float32(1e-4) * RNG.uniform(-1, 1, D).astype(np.float32)}
+    write_checkpoint(tmp_path / "near", near_one)
+    rounded = {name: bfloat16(w) for name, w in near_one.items()}
+    assert np.ptp(rounded["h.1.ln_1.weight"]) == 0
+    changes = compared(tmp_path / "near", rounded, tmp_path)
+    kinds = {change.name: (change.kind, change.detail) for change in changes.changes if change.kind != "identical"}
+    assert {*kinds.values()} == {("rounded", "A to BF16")} and {"extra", "h.1.ln_1.weight"} <= {*kinds}

@@ -10,7 +10,8 @@ from weightscope.changes.recomputed import Cells, _nearest_stored
 from weightscope.changes.rounding import CASTS
 from weightscope.changes.tensor import change_of, unchanged
 from weightscope.checkpoint import open_checkpoint
-from weightscope.same.coarser import exponentiated, quantised, rounded_twice
+from weightscope.checkpoint.ggml_blocks import LAYOUTS
+from weightscope.same.coarser import exponentiated, quantised, rounded_twice, too_wide
 
 RNG = np.random.default_rng(0)
 WEIGHTS = (0.02 * RNG.standard_normal((64, 256))).astype(np.float32)
@@ -22,6 +23,39 @@ def stored(folder, weights, kind="F32"):
     gguf = pytest.importorskip("gguf")
     writer, number = gguf.GGUFWriter(folder / f"{kind}.gguf", "llama"), gguf.GGMLQuantizationType[kind]
     writer.add_tensor("w.weight", gguf.quants.quantize(weights, number), raw_dtype=number)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return open_checkpoint(folder / f"{kind}.gguf")["w.weight"]
+
+
+# Blocks whose values are all zero: bytes, where the float16 is that scales them, and what else is not zero.
+ZEROS = {
+    "Q4_0": (18, 0, [(2, 18, 0x88)]), "Q4_1": (20, 0, []), "Q5_0": (22, 0, [(2, 6, 0xFF)]), "Q5_1": (24, 0, []),
+    "Q8_0": (34, 0, []), "TQ2_0": (66, 64, [(0, 64, 0x55)]), "Q2_K": (84, 80, [(0, 16, 0x0F)]),
+    "Q3_K": (110, 108, [(0, 32, 0xFF), (96, 108, 0xFF)]), "Q4_K": (144, 0, [(4, 8, 0xFF), (12, 16, 0x0F)]),
+    "Q6_K": (210, 208, [(128, 192, 0xAA), (192, 208, 0x7F)]),
+}  # fmt: skip
+
+
+def without_codes(folder, kind, wide, where):
+    """A copy whose blocks in some places are zero, under a scale whose cells are this wide."""
+    gguf = pytest.importorskip("gguf")
+    number, (size, place, filled) = gguf.GGMLQuantizationType[kind], ZEROS[kind]
+    zero = np.zeros(size, np.uint8)
+    for start, stop, byte in filled:
+        zero[start:stop] = byte
+    zero[place : place + 2] = np.float16(1).reshape(1).view(np.uint8)
+    ends = [float(LAYOUTS[kind].scales(zero[None])[0].max())]  # of one step, where d is one
+    zero[place : place + 2] = np.float16(wide / ends[0]).reshape(1).view(np.uint8)
+    if where is ...:
+        blocks = np.broadcast_to(zero, (len(WEIGHTS), WEIGHTS.shape[1] // LAYOUTS[kind].weights, size)).copy()
+    else:
+        blocks = gguf.quants.quantize(WEIGHTS, number).reshape(len(WEIGHTS), -1, size)
+        blocks[where] = zero
+    writer = gguf.GGUFWriter(folder / f"{kind}.gguf", "llama")
+    writer.add_tensor("w.weight", blocks.reshape(len(WEIGHTS), -1), raw_dtype=number)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -85,6 +119,23 @@ def test_a_fault_is_not_quantisation(kind, fault, tmp_path):
     if fault == "code":  # in the middle of the block's grid, where nothing is clipped
         changed[9, int(np.abs(WEIGHTS[9, :32]).argmin())] += np.abs(WEIGHTS[9, :32]).max() / 2
     assert judged(stored(tmp_path, changed), stored(tmp_path, WEIGHTS, kind)) is None
+
+
+@pytest.mark.parametrize("where", [..., (5,), (slice(None), 1)], ids=["all", "a row", "columns"])
+@pytest.mark.parametrize("kind", ZEROS)
+def test_codes_of_zero_under_a_large_scale_prove_nothing(kind, where, tmp_path):
+    """Every original lies in the cell of zero."""
+    is_whole = where is ...
+    if kind.endswith("_K") and not is_whole:
+        return  # the gguf package does not quantise to these
+    if kind == "TQ2_0" and where == (slice(None), 1):
+        return  # one block is a row
+    a = stored(tmp_path, WEIGHTS)
+    b = without_codes(tmp_path, kind, 2.02 * np.abs(WEIGHTS).max(), where)
+    assert not b.read().any() if is_whole else True
+    assert judged(a, b) is None and judged(b, a) is None
+    if kind != "TQ2_0" or is_whole:  # others are quantised by search
+        assert too_wide(Pair(a, b)).deed == too_wide(Pair(b, a)).deed == "scales too large for the codes that are used"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from analyses.experiments.deed_containers import Packed
+from analyses.experiments.deed_containers import BLOCK, CONTAINERS, Packed
 from analyses.experiments.deed_families import FAMILIES, LAYERS, Planted, original
 from analyses.experiments.planted_deeds import ALL_CONTAINERS
 from tests.support.files import write
@@ -143,7 +143,8 @@ def unnamed(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a tensor that is not accepted is called takes most of the time, and decides nothing here."""
 
     def done(parts: judge.Compared, change: Change) -> judge.Judged:
-        return judge._judged(parts, DIFFERENT, "other values", change.change)
+        deed = "other values" if np.isfinite(change.moved) else "NaN or infinity"
+        return judge._judged(parts, DIFFERENT, deed, change.change)
 
     monkeypatch.setattr(judge, "_done", done)
 
@@ -289,8 +290,12 @@ def missed_of_fixture(fixture: Path, shifts: range, work: Path) -> Iterator[str]
     erased = without_codes(fixture, packed, work / "erased")
     pairs += [(each, erased, dict.fromkeys(packed, "codes zero")) for each in (whole, fixture)]
     for a, b, deeds in pairs:
-        before, after = (ws.open_model(each).checkpoint for each in (whole, erased if b is erased else a))
-        lost = {name for name in deeds if not np.array_equal(before[name].read(), after[name].read())}
+        before, after = map(open_checkpoint, (whole, erased if b is erased else a))
+        lost = {
+            name
+            for name in deeds
+            if not np.array_equal(*(each[name].unchecked(set()).read() for each in (before, after)))
+        }
         for pair in ((a, b), (b, a)):
             same = ws.same(*pair)
             named = {name for each in same.differing for name in (each.name_a, each.name_b)}
@@ -310,3 +315,69 @@ def test_destroyed_weights_of_a_packer_are_different(fixture: Path, tmp_path: Pa
 def test_destroyed_weights_of_every_packing_are_different(fixture: Path, tmp_path: Path) -> None:
     """Each weight in each way."""
     assert [*missed_of_fixture(FIXTURES / fixture, range(len(DEEDS)), tmp_path)] == []
+
+
+# Values that are not finite, or nearly
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("value", [3e38, -3e38, np.inf, np.nan])
+def test_values_that_overflow_are_different(value: float, tmp_path: Path) -> None:
+    """One value, a row, and all values of a tensor."""
+    llama, bad = random_llama(), random_llama()
+    names = [f"model.layers.{i}.self_attn.{part}_proj.weight" for i, part in enumerate("qko")]
+    bad.tensors[names[0]][3, 5] = value
+    bad.tensors[names[1]][7] = value
+    bad.tensors[names[2]][:] = value
+    (a, _), (b, _) = (written(each, tmp_path / name, "F32") for name, each in (("a", llama), ("b", bad)))
+    for pair in ((a, b), (b, a)):
+        same = ws.same(*pair)
+        assert same.verdict == "different"
+        assert {each.name for each in same.differing} == {*names}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("scale", [np.inf, np.nan, 6e4])
+@pytest.mark.parametrize("name", ["symmetric", "as_awq"])
+def test_scales_that_are_not_finite_are_different(name: str, scale: float, tmp_path: Path) -> None:
+    """AutoRound's float16 scales."""
+    fixture = FIXTURES / "auto_round" / name
+    checkpoint = open_checkpoint(fixture)
+    tensor = checkpoint["model.layers.0.mlp.up_proj.weight"]
+    assert isinstance(tensor, DequantisedTensor)
+    whole, copy = plain(fixture, checkpoint, tmp_path / "whole", {}), tmp_path / "copy"
+    shutil.copytree(fixture, copy)
+    file, part = copy / tensor.file.path.name, tensor.by_key["scales"]
+    content = bytearray(file.read_bytes())
+    start = 8 + int.from_bytes(content[:8], "little")
+    first, last = json.loads(content[8:start])[part.name]["data_offsets"]
+    content[start + first : start + last] = np.append(np.float16(scale), part.raw().view("<f2")[1:]).tobytes()
+    file.write_bytes(content)
+    other = plain(fixture, checkpoint, tmp_path / "other", {tensor.name: "shuffled"})
+    for pair in ((whole, copy), (copy, whole), (fixture, copy), (other, copy), (copy, other)):
+        same = ws.same(*pair)
+        assert same.verdict == "different"
+        assert [each.name for each in same.differing] == [tensor.name]
+
+
+@pytest.mark.check
+@pytest.mark.parametrize(
+    ("factor", "verdict"), [(1, "quantised"), (100, "quantised"), (1e4, "different"), (1e6, "different")]
+)
+def test_floats_under_a_scale_far_too_large_are_different(factor: float, verdict: str, tmp_path: Path) -> None:
+    """Numbers of eight bits keep their precision under a larger scale, until all are below the normal ones."""
+    torch = pytest.importorskip("torch", reason="FP8 is written by PyTorch")
+    container = CONTAINERS["FP8 in blocks"]
+
+    def pack(w: np.ndarray) -> Packed:
+        assert container.pack is not None
+        scales = container.pack(w)["scales"] * np.float32(factor)
+        codes = torch.from_numpy(w / np.repeat(np.repeat(scales, BLOCK, 0), BLOCK, 1)).to(torch.float8_e4m3fn)
+        return {"codes": codes.float().numpy(), "scales": scales}
+
+    llama = random_llama()
+    a, _ = written(llama, tmp_path / "a", "F32")
+    replace(container, pack=pack).write(llama, tmp_path / "b")
+    same = ws.same(a, tmp_path / "b")
+    assert same.verdict == verdict
+    assert {each.deed for each in same.differing} <= {"scales too large for the codes that are used"}

@@ -495,6 +495,8 @@ def _is_truncated(older: Tensor, newer: Tensor) -> bool:
     if older.shape != newer.shape or len(older.shape) != 2 or prod(older.shape) > LARGEST_SVD:
         return False
     x, y = (whole(tensor).astype(np.float64) for tensor in (older, newer))
+    if not (np.isfinite(x).all() and np.isfinite(y).all()):
+        return False
     noise, d = _noise(x, newer.dtype), x - y
     probe = np.random.default_rng(0).standard_normal((x.shape[1], 8))
     inside = np.linalg.norm(d @ (y.T @ (y @ probe))) / (np.linalg.norm(y) ** 2 or 1.0)

@@ -230,7 +230,10 @@ def places_of(x: np.ndarray, y: np.ndarray, block: int, tolerance: float) -> np.
         return None
     rng = np.random.default_rng(0)
     turn = rng.standard_normal((block * x.shape[1], min(8, block * x.shape[1]))).astype(np.float32)
-    of_x, of_y = (side.reshape(len(side) // block, -1).astype(np.float32) @ turn for side in (x, y))
+    with np.errstate(all="ignore"):
+        of_x, of_y = (side.reshape(len(side) // block, -1).astype(np.float32) @ turn for side in (x, y))
+    if not np.isfinite(of_x).all() & np.isfinite(of_y).all():  # their sums overflow
+        return None
     if any(len(np.unique(side, axis=0)) < len(side) for side in (of_x, of_y)):
         return None  # equal blocks have no order, and a tree is slow where many points are one
     few = of_y[evenly_spread(len(of_y), PROBED)]

@@ -45,6 +45,7 @@ OUTLIERS = 0.05  # of the values of a row, that are more than `CLIPPED` beyond
 CODEBOOKS = {"IQ1_S": 0.55, "IQ1_M": 0.52, "IQ2_XXS": 0.49, "IQ2_XS": 0.37, "IQ2_S": 0.28, "IQ3_XXS": 0.24,
              "IQ3_S": 0.16}  # fmt: skip
 USUAL = 1.25  # times this error, at most
+FLUSHED = 2.0**-22  # values that scales in float16 are too coarse for
 SUMMED = ("BF16", "F16")  # floats besides float32 that an adapter is merged in
 ROUNDED_BEFORE = {"F16": ("BF16",), "F8_E4M3": ("BF16", "F16"), "F8_E5M2": ("BF16", "F16")}
 
@@ -183,8 +184,15 @@ def _by_error(letter: str, older: Tensor, newer: Tensor, change: Change) -> Proo
     usual = USUAL * CODEBOOKS.get(newer.dtype, 0.0)
     if usual:
         detail = f"error {change.change:.2f} |W|; ggml's own on normal weights {usual / USUAL:.2f}"
-        return Proof(f"{letter} quantised by search ({newer.dtype})", detail) if change.change <= usual else None
+        is_near = change.change <= usual and all(_resembles(*rows).all() for rows in Pair(older, newer).pairs())
+        return Proof(f"{letter} quantised by search ({newer.dtype})", detail) if is_near else None
     return _proof_within(letter, older, newer, SEARCHED) if newer.ends() is not None else None
+
+
+def _resembles(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Which rows are nearer to the original's than zeros would be: x, y (n, width)."""
+    moved, size = (np.square(each, dtype=np.float64).sum(axis=1) for each in (x - y, x))
+    return moved <= KEPT**2 * size + x.shape[1] * FLUSHED**2
 
 
 def _by_compensation(letter: str, older: Tensor, newer: Tensor, _: Change) -> Proof | None:
@@ -218,9 +226,8 @@ def _within(older: Tensor, newer: Tensor, bounds: Bounds) -> str:
         inside = (off <= half) & (ends <= CLIPPED)
         is_left = ~inside.reshape(-1, width).all(axis=1)
         x, y = (each.reshape(-1, width)[is_left] for each in stored.placed[:2])
-        moved, size = (np.square(each).sum(axis=1) for each in (x - y, x))
         if not (ratio <= bounds.error and step <= bounds.farthest and ends.max(initial=0.0) <= BEYOND
-                and is_far <= OUTLIERS and (moved <= KEPT**2 * size).all()):  # fmt: skip
+                and is_far <= OUTLIERS and _resembles(x, y).all()):  # fmt: skip
             return ""
         used.add(stored.placed)
         in_cells += int(np.count_nonzero(inside))

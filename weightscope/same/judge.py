@@ -13,6 +13,7 @@ from weightscope.changes.pair import Pair, Part, few_rows_each, first_rows_of
 from weightscope.changes.recomputed import stored_cells
 from weightscope.changes.rounding import CASTS, FRACTION, SMALLEST, precision
 from weightscope.changes.tensor import Change, change_of, change_of_all, classify, differs, shows_cast, unchanged
+from weightscope.changes.thresholds import QUANTISED as QUANTISED_ERROR
 from weightscope.checkpoint import Tensor
 from weightscope.checkpoint.blocks import Block, row_width
 from weightscope.checkpoint.checkpoint import StoredTensor, WholeTensor
@@ -288,7 +289,7 @@ def tolerance_of(pair: Pair) -> float:
             errors.append(2.0 ** -min(FRACTION.get(held, 23), FRACTION.get(tensor.dtype, 23)) / sqrt(12))
         else:
             errors.append(PACKED)
-    return MARGIN * max(errors)
+    return MARGIN * min(max(errors), QUANTISED_ERROR)
 
 
 def _first_values(tensor: Tensor) -> np.ndarray:

@@ -444,7 +444,7 @@ def _tied_head(a: Readable, b: Readable, lost: Sequence[tuple[NamedTensor, str]]
         return None
     tokens = tying.tensors["tokens"]
     x, y = (head, tokens) if in_a else (tokens, head)
-    judged = judge(_compared(a, b, Counterparts("unembedding", x, y, "role"), 1.0))
+    judged = judge(_compared(a, b, Counterparts("unembedding", x, y, "role"), 1.0), ways=())
     judged = replace(judged, role="unembedding", name_b=judged.name_b if not in_a else "", label="unembedding")
     if judged.verdict == DIFFERENT:
         return replace(judged, deed="head tied in config and not in file", detail=judged.deed)
