@@ -16,7 +16,6 @@ from weightscope.changes.directions import Along, first_directions
 from weightscope.changes.pair import AT_ONCE, SAMPLED_ROWS, Pair, Part, blocks_of_pairs, few_rows_each, first_rows
 from weightscope.changes.rounding import CASTS, FRACTION, SMALLEST, Grid, casts_between, grid_of, precision
 from weightscope.changes.thresholds import (
-    CONVERTED,
     FEW_ROWS,
     NEARLY_ONE_DIRECTION,
     QUANTISED,
@@ -34,6 +33,8 @@ from weightscope.tensors.measure import BITS, row_squares
 EVERY_CAST = frozenset((cast, rounded) for cast in CASTS for rounded in "AB")
 IN_A_SAMPLE = 0.8  # of a change's energy, in one direction of a sample, for the whole to be looked at: it may have 0.9
 LEAST_CHANGED = 8  # values: fewer are multiplied by one factor, or hold all values of a coarse float, by chance
+TAIL = 10.0  # times the usual change of a value: the largest of many that were rounded
+LEAST_FACTOR = 1e-4  # from one: a nearer factor is not told from noise that a conversion leaves
 NEARLY_ONE = 4  # rank of a change that may be of rank one: its other singular values may be rounding
 
 # How the lead calls each kind of change, in its order.
@@ -131,9 +132,9 @@ class Change:
 
     @property
     def is_rounding(self) -> bool:
-        """Whether no value moved by more than a conversion's own arithmetic moves it."""
+        """Whether it is as near as heads that are called unmoved, on every value."""
         usual = sqrt(self.squares / max(1, prod(self.shapes[0])))
-        return self.kind == "changed" and self.change <= CONVERTED and self.largest <= UNMOVED * usual
+        return self.kind == "changed" and self.change <= UNMOVED and self.largest <= TAIL * UNMOVED * usual
 
     @property
     def called(self) -> str:
@@ -405,7 +406,7 @@ class Step(NamedTuple):
 
     def is_factor(self, factor: np.ndarray | float) -> np.ndarray:
         """Whether a factor moves values by more than their rounding."""
-        return np.abs(np.asarray(factor) - 1) > 4 * self.relative
+        return np.abs(np.asarray(factor) - 1) > max(4 * self.relative, LEAST_FACTOR)
 
 
 def _where(pair: Pair, change: Change) -> str:
