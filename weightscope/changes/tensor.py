@@ -25,7 +25,6 @@ from weightscope.changes.rounding import (
     shows_rounding,
 )
 from weightscope.changes.thresholds import (
-    CONVERTED,
     FEW_ROWS,
     NEARLY_ONE_DIRECTION,
     QUANTISED,
@@ -44,6 +43,8 @@ EVERY_CAST = frozenset((cast, rounded) for cast in CASTS for rounded in "AB")
 IN_A_SAMPLE = 0.8  # of a change's energy, in one direction of a sample, for the whole to be looked at: it may have 0.9
 TELLING = 1 << 12  # values that nearly always show whether they were rounded
 LEAST_CHANGED = 8  # values: fewer are multiplied by one factor by chance
+TAIL = 10.0  # times the usual change of a value: the largest of many that were rounded
+LEAST_FACTOR = 1e-4  # from one: a nearer factor is not told from noise that a conversion leaves
 NEARLY_ONE = 4  # rank of a change that may be of rank one: its other singular values may be rounding
 
 # How the lead calls each kind of change, in its order.
@@ -141,9 +142,9 @@ class Change:
 
     @property
     def is_rounding(self) -> bool:
-        """Whether no value moved by more than a conversion's own arithmetic moves it."""
+        """Whether it is as near as heads that are called unmoved, on every value."""
         usual = sqrt(self.squares / max(1, prod(self.shapes[0])))
-        return self.kind == "changed" and self.change <= CONVERTED and self.largest <= UNMOVED * usual
+        return self.kind == "changed" and self.change <= UNMOVED and self.largest <= TAIL * UNMOVED * usual
 
     @property
     def called(self) -> str:
@@ -428,7 +429,7 @@ class Step(NamedTuple):
 
     def is_factor(self, factor: np.ndarray | float) -> np.ndarray:
         """Whether a factor moves values by more than their rounding."""
-        return np.abs(np.asarray(factor) - 1) > 4 * self.relative
+        return np.abs(np.asarray(factor) - 1) > max(4 * self.relative, LEAST_FACTOR)
 
 
 def _where(pair: Pair, change: Change) -> str:

@@ -155,6 +155,8 @@ def compare(
     changes = list({(change.name, change.part): change for change in changes}.values())  # biases are among both
     along = TensorChanges(changes)
     edits = [*moved_layers(a, models[-1], differ), *along.along_directions]
+    neighbours = [(k, k + 1) for k in range(len(models) - 1)] if more else []
+    equal = [[labels[i], labels[j]] for i, j in neighbours if _equal(unchecked[i], unchecked[j], from_previous[i])]
     done = deed(unchecked[0], unchecked[-1], changes, (heads[0], heads[-1]), from_first[-1], order[-1], edits)
     return Comparison(
         labels=labels,
@@ -184,9 +186,18 @@ def compare(
         ],
         find_circuits=partial(circuit_changes, a, models[-1], order[-1]),
         deed=done,
+        equal=equal,
         along=along,
         provenance=Provenance.of(*(model.checkpoint for model in models)),
     )
+
+
+def _equal(a: Model, b: Model, moved: Sequence[Arrays]) -> bool:
+    """Whether no compared tensor of two neighbours differs; they are read again only where no head moved at all."""
+    if not all((layer[name] == 0).all() for layer in moved for name in LIMITED if name in layer):
+        return False
+    changes = [*other_changes(a, b).changes, *attention_changes(a, b)]
+    return all(change.kind == "identical" and not change.rows_lacking for change in changes)
 
 
 def _architecture(model: Model) -> str:
@@ -268,6 +279,7 @@ class Comparison(Result):
     unread_files: Sequence[Finding] = ()  # weight files next to those that were read
     find_circuits: Callable[[], CircuitChanges | None] | None = None  # computes `circuits` on first use
     deed: str = ""  # what was done from the first to the last, in a sentence; empty where it is no one thing
+    equal: Sequence[Sequence[str]] = ()  # of several checkpoints, neighbours with equal compared tensors, by label
     along: TensorChanges = field(default_factory=lambda: TensorChanges([]))  # the last one's, for shared directions
     provenance: Provenance = field(default_factory=Provenance, repr=False)
 
@@ -325,7 +337,8 @@ class Comparison(Result):
         asides = dict.fromkeys(aside for change in self.settings for aside in change.asides)
         lacking = only_in_one((self.everything or self.others[-1]).changes)
         others = "" if self.everything else self.others[-1].headline  # of all tensors the coverage tells
-        weights = [self.deed, lacking, self._of_heads, others, self.coverage]
+        equal = [f"{printable(x)} and {printable(y)} are equal in every compared tensor." for x, y in self.equal]
+        weights = [self.deed, *equal, lacking, self._of_heads, others, self.coverage]
         return " ".join(filter(None, [first_sentence(self.settings), *weights, *asides]))
 
     @property

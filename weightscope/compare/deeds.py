@@ -55,7 +55,7 @@ def deed(
         return f"{IDENTICAL}: all {counted(len(changes), 'compared tensor')}." if alike else ""
     if all(change.kind == "rounded" for change in changed):
         return _rounded(changed)
-    if all(change.is_rounding for change in changed):
+    if all(change.is_rounding and change.name not in attention for change in changed):
         return f"The same up to float32's rounding: {counted(len(changed), 'tensor')}, {spread(changed)}."
     same = np.array([unmoved(layer) for layer in moved])  # (L, H)
     if zeroed := _zeroed(measured):

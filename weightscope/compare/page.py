@@ -23,7 +23,10 @@ def write_comparison_page(files: Files, comparison: Comparison) -> None:
         for name, function in bar(shown.items(), "figures", "figure")
     }
     subject = first if first == last else f"{first}, compared with {last}"
-    sections = [Section("Findings", parts=[comparison.findings]), *_how_far(comparison, drawn)]
+    findings = Section("Findings", parts=[comparison.findings])
+    if not comparison.findings:
+        findings = Section("Findings", "None besides what the first sentence says.")
+    sections = [findings, *_how_far(comparison, drawn)]
     circuits = comparison.circuits
     if circuits is not None and (len(circuits.roles) or len(circuits.edges)):
         parts = [table for table in (circuits.roles, circuits.edges) if len(table)]

@@ -103,9 +103,20 @@ def counterparts_of(
             alike = float(_likeness(_cosines(mine, theirs, np.arange(len(nearest)), nearest)).mean())
             if place not in best or alike > best[place][0]:
                 rows, order = linear_sum_assignment(-cosines)
-                kept = len(theirs[0]) == n_neurons and float((order == chosen[rows]).mean()) >= IN_PLACE
+                kept = len(theirs[0]) == n_neurons and _is_in_place(mine, theirs, rows, (chosen[rows], order))
                 best[place] = alike, Counterpart(network.place, _measured(mine, theirs, rows, order), kept)
     return {place: counterpart for place, (_, counterpart) in best.items()}
+
+
+def _is_in_place(
+    mine: list[np.ndarray], theirs: list[np.ndarray], rows: np.ndarray, orders: tuple[np.ndarray, np.ndarray]
+) -> bool:
+    """Whether neurons kept their places: most were assigned to them, or are more alike there than where noise led."""
+    places, assigned = orders
+    if float((assigned == places).mean()) >= IN_PLACE:
+        return True
+    there, elsewhere = (float(_likeness(_cosines(mine, theirs, rows, order)).mean()) for order in (places, assigned))
+    return there > elsewhere
 
 
 def _some(networks: Sequence[Network]) -> Sequence[Network]:

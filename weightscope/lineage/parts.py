@@ -13,7 +13,7 @@ import numpy as np
 
 from weightscope.changes.head import Basis
 from weightscope.changes.thresholds import MAYBE_SHARED, SAME_SIZE, SAME_SIZES, SHARED_GAINS, SHARED_ROWS
-from weightscope.errors import CheckpointError, counted
+from weightscope.errors import CheckpointError, counted, printable
 from weightscope.lineage.neurons import Counterpart, alike_rows, counterparts_of, networks_of, order_of_rows
 from weightscope.lineage.shared_tensors import (
     ATTENTION,
@@ -97,6 +97,10 @@ def _feed_forward(suspect: Model, base: Model, both: Both, basis: Basis) -> Part
     """Tensor by tensor, then, of layers that share none so, neuron by neuron."""
     ours, theirs = ([fact for fact in side if fact.is_matrix] for side in both)
     if not ours or not theirs:
+        empty = [printable(model.name) for model, facts in ((suspect, ours), (base, theirs)) if not facts]
+        if networks_of(suspect) and networks_of(base):
+            why = f"those of {' and '.join(empty)} hold too few values, or hardly any but one"
+            return Part("undecided", f"not compared: {why}")
         return Part("absent", "not in both checkpoints")
     by_layer: dict[int | None, list[Facts]] = defaultdict(list)
     for fact in ours:
