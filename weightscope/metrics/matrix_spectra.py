@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weightscope.compute import lapack
+from weightscope.metrics.spectra import evenly_spread
 
 FEWEST_VALUES = 20  # positive ones; a power law of fewer says nothing
 QUARTILES_OF_NORMAL = 1.349  # the interquartile range of a normal distribution, in standard deviations
@@ -26,6 +27,33 @@ def random_edge(s: np.ndarray, shape: tuple[int, int]) -> float:
 def beyond_edge(s: np.ndarray, shape: tuple[int, int]) -> float:
     """How many singular values are above `random_edge`."""
     return _of_nonzero(s, int(np.count_nonzero(s > random_edge(s, shape))))
+
+
+SHUFFLED_SIDE = 512  # rows and columns that are shuffled, evenly spread
+SHUFFLES = 3
+
+
+def beyond_shuffled(w: np.ndarray) -> float:
+    """How far sigma_1 of a matrix is above that of its entries shuffled, relative to it; rows and columns are brought
+    to one norm first, so that gains before or after a matrix do not count.
+
+    Independent entries of any law give 0 within `shuffled_error`, orthogonal matrices less; a trained layer gave 0.1
+    or more in one of its matrices at least.
+    """
+    rows, columns = (evenly_spread(side, SHUFFLED_SIDE) for side in w.shape)
+    w = w[np.ix_(rows, columns)].astype(np.float64)
+    if not np.isfinite(w).all():
+        return float("nan")
+    for axis in (0, 1):
+        w = w / np.maximum(np.linalg.norm(w, axis=axis, keepdims=True), np.finfo(float).tiny)
+    rng = np.random.default_rng(0)
+    largest = [np.linalg.norm(rng.permuted(w.ravel()).reshape(w.shape), 2) for _ in range(SHUFFLES)]
+    return float(np.linalg.norm(w, 2) / max(largest) - 1) if max(largest) > 0 else float("nan")
+
+
+def shuffled_error(w: np.ndarray) -> float:
+    """The fluctuation of sigma_1 of independent entries, a few n^(-2/3) of it (Johnstone 2001)."""
+    return 2 * float(min(*w.shape, SHUFFLED_SIDE)) ** (-2 / 3)
 
 
 def signal_to_noise(s: np.ndarray, shape: tuple[int, int]) -> float:
