@@ -81,7 +81,8 @@ def power_law(values: np.ndarray) -> tuple[float, float]:
     """The exponent alpha of a tail with the density x^-alpha, and the tail's Kolmogorov distance from it.
 
     Clauset, Shalizi and Newman 2009: each value may be the least of the tail; the exponent of maximum likelihood
-    follows, and the tail that is nearest to its law is taken. Values that are not positive are left out.
+    follows, and the tail that is nearest to its law is taken. The distance is that of their own code: at the lower
+    step of the empirical distribution at each value. Values that are not positive are left out.
 
     Examples
     --------
@@ -165,7 +166,7 @@ PROBES, STEPS = 4, 48
 SKETCH_VALUES = 1 << 20  # of a block of rows: both products with it find it in the cache
 CONVERGED = 1e-3  # residual of an eigenvalue, relative to it
 NO_WEIGHT = 1e-14  # of a node past the last that the matrix has
-STANDARD_ERRORS = 3  # of the probes, in the bound
+STANDARD_ERRORS = 3  # of the probes, in the estimate of the error
 
 Chunks = Callable[[], Iterable[np.ndarray]]
 
@@ -174,7 +175,7 @@ class Sketch(NamedTuple):
     """Singular values (r,), descending: the largest by themselves, the others at evenly spaced ranks."""
 
     s: np.ndarray
-    rank_error: float  # the bound: at no value is the share of singular values below it off by more
+    rank_error: float  # an estimate of the largest error of the share of singular values below a value; no bound
 
 
 def sketched_singular_values(chunks: Chunks, shape: tuple[int, int], squares: float) -> Sketch:
