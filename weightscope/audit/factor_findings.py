@@ -94,12 +94,16 @@ def _large_biases(heads: MeasuredHeads) -> Iterator[Finding]:
 
 
 def _without_scales(heads: MeasuredHeads) -> Iterator[Finding]:
-    """Factors a thousand times as large as the others of the layer, or as the same factor of other layers."""
+    """Factors a thousand times as large as the others of the layer, or as the same factor of other layers.
+
+    W_O is held to other layers only: a norm of what heads read, as DiffLlama's, leaves it any scale.
+    """
     squares = heads.arrays["factor_norm"] ** 2  # (L, H, 4)
     norms = np.sqrt(_mean(squares, axis=1))  # (L, 4)
     for i, which in np.argwhere(np.isfinite(norms)).tolist():
         what, size = f"{FACTORS[which]}: the norm of a head's factor", float(norms[i, which])
-        usual = lower_median(norms[i]), lower_median(norms[:, which])
+        in_layer = norms[i, :3] if which < 3 else norms[i, 3:]
+        usual = lower_median(in_layer), lower_median(norms[:, which])
         layer, name = int(heads.layers[i]), "qk" if which < 2 else "vo"
         yield from beyond_siblings(what, size, *usual, layer=layer, map=name)
 
