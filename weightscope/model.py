@@ -512,6 +512,8 @@ class Model:
 
     def weights_of(self, index: int) -> tuple[str, str]:
         """What tells a layer's weights from those of another layer: their place in the file, and the layer's kind."""
+        if not 0 <= index < self.config.n_layers:
+            return str(index), ""  # what reads it says that there is no such layer
         return self.stem(index), self.config.layer_types[index]
 
     def attention_tensors(self, index: int) -> list[Tensor]:

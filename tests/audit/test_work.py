@@ -78,13 +78,14 @@ def test_every_layer_is_read_once_to_measure_it_and_once_for_its_vectors(
     model: ws.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is written into the stream is read once more, tokens six times: for the scores of pairs, as what is read and
-    as what is written, and three times for their own norms.
+    as what is written, and three times for their own norms. Every layer of this model is like a random one, so it is
+    read once more to see whether its entries might be shuffled.
     """
     monkeypatch.setattr(audit, "affordable_names", lambda model: {})  # small models get their heads' wiring, too
     read = counted(monkeypatch, OpenFile, "read", lambda _, start, stop: {"bytes": stop - start})
     ws.audit(model, directions=2)
     matrix, tokens = 2 * WIDTH * HEADS * RANK, 2 * WIDTH * TOKENS
-    assert read["bytes"] < 1.01 * (LAYERS * (4 + 4 + 1) * matrix + 6 * tokens)
+    assert read["bytes"] < 1.01 * (LAYERS * (4 + 4 + 1 + 4) * matrix + 6 * tokens)
 
 
 def test_an_audit_without_directions_reads_no_singular_vector(model: ws.Model, monkeypatch: pytest.MonkeyPatch) -> None:

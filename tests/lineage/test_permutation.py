@@ -1,5 +1,7 @@
 """The permutation test of neurons, held to its published algorithm written a second time."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.optimize import linear_sum_assignment
@@ -64,3 +66,32 @@ def test_p_is_uniform_for_rows_that_share_nothing():
         x, y, z, w = rng.standard_normal((4, 40, 12))
         values.append(np.exp(spearman_log_p(assigned(x, y), assigned(z, w))))
     assert kstest(values, "uniform").pvalue > 0.001
+
+
+def alike(weights, seed):
+    """The weights with new networks, whose neurons have gate and up at a cosine of 0.8."""
+    rng, parts = np.random.default_rng(seed), dict(weights.parts)
+    for i in weights.layers():
+        gate, other = rng.standard_normal((2, *weights.parts[i, "gate.w"].shape))
+        parts[i, "gate.w"], parts[i, "up.w"] = gate.astype(np.float32), (0.8 * gate + 0.6 * other).astype(np.float32)
+    return replace(weights, parts=parts)
+
+
+def test_strangers_with_gate_and_up_alike_get_no_small_p(base, tmp_path):
+    """Assignments by gate and by up are alike then, whoever the networks are of; networks of other layers show it."""
+    ours, published_ps = [], []
+    for seed in range(6):
+        a, b = (alike(read_weights(base), each) for each in (seed, 100 + seed))
+        for weights, name in ((a, "a"), (b, "b")):
+            write_weights(weights, tmp_path / f"{name}{seed}")
+        ours.append(permutation_log_p(*(ws.open_model(tmp_path / f"{name}{seed}") for name in "ab")))
+        published_ps.append(published(a, b))
+    assert np.median(published_ps) < 0.003
+    assert np.exp(np.median(ours)) > 0.05 and min(ours) > np.log(1e-3)
+
+
+def test_descendants_with_gate_and_up_alike_still_get_a_small_p(pair, tmp_path):
+    _, _, a, _ = pair(lambda weights: alike(weights, 0))
+    write_weights(a, tmp_path / "of")
+    write_weights(DERIVATIONS["drift 10 %"].change(a), tmp_path / "tuned")
+    assert permutation_log_p(ws.open_model(tmp_path / "tuned"), ws.open_model(tmp_path / "of")) < np.log(1e-20)

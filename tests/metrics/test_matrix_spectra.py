@@ -102,8 +102,8 @@ SPECTRA = {
 
 
 @pytest.mark.parametrize("name", SPECTRA)
-def test_a_sketch_is_within_its_bound(name: str) -> None:
-    """The bound holds; the share is off by far less; what has converged and the Frobenius norm are exact."""
+def test_a_sketch_is_within_its_estimated_error(name: str) -> None:
+    """The estimate holds for these, the share is off by far less; converged values and the Frobenius norm are exact."""
     w = SPECTRA[name]()
     s, sketch = scipys(w), sketch_of(w)
     assert rank_error(s, sketch.s) <= min(sketch.rank_error, 0.05)

@@ -11,14 +11,16 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weightscope.attention.layer import Layer
 from weightscope.audit.measure import MeasuredHeads
 from weightscope.checkpoint import Tensor
 from weightscope.findings import Finding, Member, Tried, aggregated, finding, indexed, of_head
 from weightscope.metrics.head_factors import FEWEST, cosines, profiles, share
+from weightscope.metrics.matrix_spectra import beyond_shuffled, shuffled_error
 from weightscope.metrics.outliers import known_median, layer_medians, log_measure, off_trend, robust_z
 from weightscope.metrics.spectra import spread_error
 from weightscope.model import Model
-from weightscope.tensors.findings import other_gains
+from weightscope.tensors.findings import beyond_siblings, lower_median, other_gains
 from weightscope.tensors.measure import BITS
 
 FACTORS = ("W_Q", "W_K", "W_V", "W_O")
@@ -50,6 +52,7 @@ def factor_findings(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
     noisy.
     """
     yield from _large_biases(heads)
+    yield from _without_scales(heads)
     misplaced = _misplaced(heads)
     yield from _misplaced_findings(heads, misplaced)
     exchanged = _exchanged(model, heads, misplaced)
@@ -89,6 +92,21 @@ def _large_biases(heads: MeasuredHeads) -> Iterator[Finding]:
             kind="large_bias", layer=int(heads.layers[i]), map="vo", measure="output_bias", number=ratio, usual=usual,
             text=text,
         )  # fmt: skip
+
+
+def _without_scales(heads: MeasuredHeads) -> Iterator[Finding]:
+    """Factors a thousand times as large as the others of the layer, or as the same factor of other layers.
+
+    W_O is held to other layers only: a norm of what heads read, as DiffLlama's, leaves it any scale.
+    """
+    squares = heads.arrays["factor_norm"] ** 2  # (L, H, 4)
+    norms = np.sqrt(_mean(squares, axis=1))  # (L, 4)
+    for i, which in np.argwhere(np.isfinite(norms)).tolist():
+        what, size = f"{FACTORS[which]}: the norm of a head's factor", float(norms[i, which])
+        in_layer = norms[i, :3] if which < 3 else norms[i, 3:]
+        usual = lower_median(in_layer), lower_median(norms[:, which])
+        layer, name = int(heads.layers[i]), "qk" if which < 2 else "vo"
+        yield from beyond_siblings(what, size, *usual, layer=layer, map=name)
 
 
 def _relation(heads: MeasuredHeads) -> np.ndarray:
@@ -141,10 +159,14 @@ def untrained(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
     """Whether all measured layers are as initialised: random factors, and one value in each gain and bias.
 
     Folded gains hold one value too: then the factors alone decide, unless heads are too narrow. No layer of nine real
-    checkpoints (124 layers) has four random factors.
+    checkpoints (124 layers) has four random factors. Where gains and biases look trained, so that only they may have
+    been loaded, most layers must be `_unlearned`.
     """
     layers = heads.layers.tolist()
-    if not layers or _error(heads) > TOO_NARROW or not looks_random(model, heads):
+    if not layers or _error(heads) > TOO_NARROW:
+        return
+    if not looks_random(model, heads):
+        yield from _unlearned_findings(model, heads)
         return
     tensors = {t.name: t for i in layers for t in model.attention_tensors(i)} | other_gains(model)
     read = [t for t in tensors.values() if t.dtype in BITS and t.name.endswith((".weight", ".bias"))]
@@ -158,6 +180,40 @@ def untrained(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
             text=f"{text}{constant * bool(vectors)}: they are as initialised.",
             members=tuple(Member("layer", layer, layer=layer) for layer in layers),
         )  # fmt: skip
+    else:
+        yield from _unlearned_findings(model, heads)
+
+
+def _unlearned_findings(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
+    """Most layers, if they are drawn by any law and never trained; fewer are `_unrelated` to the others."""
+    relation = _relation(heads)
+    few = len(heads.layers) / 2
+    alone = np.flatnonzero(relation < TRAINED).tolist() if _enough(heads) else []
+    if len(alone) <= few or not known_median(relation[alone]) < UNRELATED:
+        return
+    layers = [layer for layer in heads.layers[alone].tolist() if _is_shuffled(model.layer(layer))]
+    if len(layers) > few:
+        times = float(np.exp(known_median(relation[alone])))
+        text = (
+            f"In {indexed('layer', layers)} W_Q, W_K, W_V and W_O have no singular value beyond those of the same "
+            f"entries shuffled, and W_Q and W_K, W_V and W_O are {times:.2g} times as alike as other pairs (at least "
+            f"{np.exp(TRAINED):.0f} where they were trained): they are as initialised."
+        )
+        members = tuple(Member("layer", layer, layer=layer) for layer in layers)
+        yield Finding(kind="untrained", measure="factor_relation", number=times, usual=1.0, text=text, members=members)
+
+
+def _is_shuffled(layer: Layer) -> bool:
+    """Whether the factors of all heads, side by side, are like matrices of independent entries of any law."""
+    group = layer.n_heads // layer.n_kv_heads
+    heads = list(layer.heads)
+    factors = [
+        np.concatenate([head.w_q for head in heads], axis=1),
+        np.concatenate([head.w_k for head in heads[::group]], axis=1),
+        np.concatenate([head.w_v for head in heads[::group]], axis=1),
+        np.concatenate([head.w_o.T for head in heads], axis=1),
+    ]  # (d, H r)
+    return all(beyond_shuffled(w) <= shuffled_error(w) for w in factors)
 
 
 def _is_constant(tensor: Tensor) -> bool:

@@ -1,11 +1,15 @@
 """The permutation test of Zhu et al. (ICML 2025, arXiv 2502.12292) on feed-forward neurons.
 
 The neurons of two networks are assigned twice, by their gate and by their up projection. Of networks that were trained
-apart, the two assignments are independent, whatever the networks are like, so Spearman's correlation between them has a
+apart, the two assignments are independent if gate and up of a neuron are, so Spearman's correlation between them has a
 known distribution: its p-value is uniform. Of networks with neurons in common, in any order, both are the same.
+
+Where gate and up are alike, or networks of one basis share directions, strangers' assignments are alike, too. Networks
+of other layers show how much: they share all that but neurons. What they have in common is taken off.
 """
 
-from math import log
+from collections.abc import Sequence
+from math import log, sqrt
 
 import numpy as np
 
@@ -15,7 +19,10 @@ from weightscope.model import Model
 
 NEURONS = 256  # of a network, evenly spread, that are assigned among all of the other's
 LAYERS = 8  # evenly spread, that are tested
+BEYOND_CHANCE = 1.0  # standard errors of the mean correlation of networks of other layers
+NEARLY_ONE = 1 - 1e-12
 LEAST = -700.0  # logarithm of a probability: less is no number of float64
+Orders = tuple[np.ndarray, np.ndarray]  # what neurons are assigned to by gate, and by up
 
 
 def permutation_log_p(suspect: Model, base: Model) -> float | None:
@@ -24,7 +31,29 @@ def permutation_log_p(suspect: Model, base: Model) -> float | None:
         return None
     pairs = [(a, b) for a, b in zip(_dense(suspect), _dense(base), strict=False) if _can_be_tested(a, b)]
     tested = [pairs[k] for k in evenly_spread(len(pairs), LAYERS)]
-    return fisher([layer_log_p(a, b) for a, b in tested]) if tested else None
+    if not tested:
+        return None
+    found = [_orders(a, b) for a, b in tested]
+    apart = [(a, b) for (a, _), (_, b) in zip(tested, [*tested[1:], *tested[:1]], strict=True)]
+    usual = [_orders(a, b) for a, b in apart if a.place != b.place and _can_be_tested(a, b._replace(place=a.place))]
+    n = len(found[0][0])
+    if usual and np.mean([spearman(*orders) for orders in usual]) * sqrt(n * len(usual)) > BEYOND_CHANCE:
+        return log_p_beyond(found, usual)
+    return fisher([spearman_log_p(*orders) for orders in found])
+
+
+def log_p_beyond(found: Sequence[Orders], usual: Sequence[Orders]) -> float:
+    """The logarithm of the one-sided p-value that correlations are no higher than usual, by the means of Fisher's z.
+
+    The variance is that of Fieller, Hartley and Pearson (1957).
+    """
+    from scipy.special import log_ndtr
+
+    n = len(found[0][0])
+    means = [np.mean(np.arctanh(np.minimum([spearman(*orders) for orders in side], NEARLY_ONE)))
+             for side in (found, usual)]  # fmt: skip
+    variance = 1.06 / max(n - 3, 1) * (1 / len(found) + 1 / len(usual))
+    return max(float(log_ndtr(-(means[0] - means[1]) / sqrt(variance))), LEAST)
 
 
 def _dense(model: Model) -> list[Network]:
@@ -43,10 +72,10 @@ def _can_be_tested(a: Network, b: Network) -> bool:
     )  # fmt: skip
 
 
-def layer_log_p(a: Network, b: Network) -> float:
-    """The logarithm of the p-value of one pair of networks."""
-    orders = [assigned(*(_rows(each, side) for each in (a, b))) for side in _sides(a)]
-    return spearman_log_p(*orders)
+def _orders(a: Network, b: Network) -> Orders:
+    """The assignments by both sides of a network."""
+    first, second = (assigned(*(_rows(each, side) for each in (a, b))) for side in _sides(a))
+    return first, second
 
 
 def _rows(network: Network, side: str) -> np.ndarray:
@@ -63,14 +92,18 @@ def assigned(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.asarray(linear_sum_assignment(a @ b.T, maximize=True)[1])
 
 
+def spearman(x: np.ndarray, y: np.ndarray) -> float:
+    """Spearman's correlation."""
+    from scipy.stats import rankdata
+
+    return float(np.corrcoef(rankdata(x), rankdata(y))[0, 1])
+
+
 def spearman_log_p(x: np.ndarray, y: np.ndarray) -> float:
     """The logarithm of the one-sided p-value of Spearman's correlation, by Student's t."""
     from scipy.special import stdtr
-    from scipy.stats import rankdata
 
-    ranks = [rankdata(each) for each in (x, y)]
-    r = float(np.corrcoef(*ranks)[0, 1])
-    n = len(x)
+    r, n = spearman(x, y), len(x)
     if n < 4 or not np.isfinite(r):
         return 0.0
     t = r * np.sqrt((n - 2) / max(1 - r * r, 1e-300))

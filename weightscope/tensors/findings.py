@@ -23,6 +23,7 @@ LEAST_ROLE = 5  # tensors that make a trend
 PLAIN = ("F64", "F32", "F16", "BF16")  # a format of fewer bits mixes its dtypes by design
 NAMED = 4  # names in a sentence; all are among the finding's members
 LARGEST_RMS = 1e5  # no format of 16 bits but BF16 holds more; no trained weights come near it
+SIBLINGS = 1e3  # times the other matrices of a layer or role; in 62 layers of five real checkpoints at most 4
 LEAST_RMS = 1e-12  # an embedding or a gain has more, unless it is zero throughout
 NOT_COMPARABLE = {"not_finite": ("not finite",), "tensor_missing": ("missing", "new", "reshaped")}
 # Modules that transformers puts on top of a stack, outside its layers, and what they make of its output.
@@ -201,6 +202,34 @@ def _scales(facts: Facts) -> Iterator[Finding]:
     for tensor in facts:
         if tensor.kind == "f" and tensor.name.endswith((".weight", ".bias")) and tensor.size:
             yield from scale_finding(tensor.name, tensor.rms, not_zero=False)
+    matrices = [t for t in facts if t.kind == "f" and t.name.endswith(".weight") and row_count(t) > 1]
+    of_layer, of_role = defaultdict[tuple[str, int], list[float]](list), defaultdict[str, list[float]](list)
+    in_layers = [(tensor, layer) for tensor in matrices if (layer := _layer_of(tensor.name))]
+    for tensor, layer in in_layers:
+        of_layer[layer].append(tensor.rms)
+        of_role[tensor.role].append(tensor.rms)
+    usual_of_layer = {layer: lower_median(sizes) for layer, sizes in of_layer.items()}
+    usual_of_role = {role: lower_median(sizes) for role, sizes in of_role.items()}
+    for tensor, layer in in_layers:
+        what, usual = f"{tensor.name}: the root mean square", (usual_of_layer[layer], usual_of_role[tensor.role])
+        members = (Member("tensor", None, name=tensor.name, number=tensor.rms),)
+        yield from beyond_siblings(what, tensor.rms, *usual, members=members)
+
+
+def lower_median(sizes: Iterable[float]) -> float:
+    """The median of the finite sizes; of two the smaller."""
+    ordered = sorted(size for size in sizes if isfinite(size))
+    return ordered[(len(ordered) - 1) // 2] if ordered else 0.0
+
+
+def beyond_siblings(what: str, size: float, in_layer: float, in_role: float, **about: Any) -> Iterator[Finding]:
+    """A size that is a thousand times what is usual in the layer, or of the same matrix in other layers."""
+    for usual, where in ((in_layer, "the matrices of the layer"), (in_role, "the same matrix of the layers")):
+        if usual > 0 and SIBLINGS * usual <= size < np.inf:
+            times = f"{size / usual:,.0f} times what is usual of {where} ({usual:.3g})"
+            text = f"{what} is {size:.3g}, {times}: it may have lost its scales."
+            yield Finding(kind="out_of_scale", measure="rms", number=size, usual=usual, text=text, **about)
+            return
 
 
 def row_count(tensor: TensorFacts) -> int:

@@ -72,12 +72,14 @@ MEASURES = (
            meaning="The largest singular value of a random matrix with the same shape and mean square."),
     Column("beyond_edge", symbol="beyond the edge", meaning="How many singular values are above that edge."),
     Column("alpha", symbol="$α$", meaning="Exponent of a power law of the largest squared singular values."),
-    Column("alpha_distance", symbol="Kolmogorov distance", meaning="Of these from that law."),
+    Column("alpha_distance", symbol="Kolmogorov distance",
+           meaning="Of these from that law, at the lower steps of their distribution."),
     Column("snr", symbol="signal to noise",
            meaning="Spectrum's: singular values above the noise over the others, in sum, over $σ_1$."),
     Column("condition", symbol="condition number", meaning="$σ_1$ over the smallest singular value; not of a sketch."),
     Column("rank_error", symbol="error of ranks",
-           meaning="Bound: the share of singular values below any value is off by no more. 0 where they are exact."),
+           meaning="Estimate of how far the share of singular values below any value is off at most: no bound, as "
+                   "clusters and spikes over a bulk may exceed it. 0 where they are exact."),
 )  # fmt: skip
 
 
