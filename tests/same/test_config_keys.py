@@ -56,7 +56,19 @@ OF_OTHERS: dict[str, Any] = {
     "query_pre_attn_scalar": 3, "attention_chunk_size": 2, "use_bidirectional_attention": True, "pretraining_tp": 2,
 }  # fmt: skip
 # Keys that the code reads, and that could have an effect where these tiny models have none.
-READ_IN_VAIN: dict[str, set[str]] = defaultdict(set)
+READ_IN_VAIN: dict[str, set[str]] = defaultdict(set) | {
+    "gpt_neo": {"is_causal"},  # a stored mask hides what comes after, too
+    "bloom": {"pretraining_tp", "slow_but_exact"},  # only both together, and they sum in another order
+    "falcon_grouped": {"multi_query"},  # not in the new architecture
+    "falcon_alibi": {"num_ln_in_parallel_attn"},  # not where attention comes first
+    "qwen2_moe": {"intermediate_size"},  # of dense layers, as the next one: all have experts
+    "llama4": {"intermediate_size_mlp"},
+    "esm": {"is_causal", "pad_token_id"},  # of a decoder; of positions that rotation replaces
+    "bert": {"is_causal"}, "roberta": {"is_causal"}, "electra": {"is_causal"},
+    "marian": {"decoder_start_token_id", "pad_token_id"},  # where no tokens are given to the decoder
+    "bart": {"decoder_start_token_id", "pad_token_id"},
+    "clip_text": {"is_causal"}, "siglip_text": {"is_causal"},  # of the text's part, and not of the whole
+}  # fmt: skip
 LEFT_OUT = {"model_type", "tie_word_embeddings", "architectures", "dtype"}  # other classes, other tensors
 
 

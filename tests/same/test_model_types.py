@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 import weightscope as ws
 from tests.support.small_llama import write_small_llama
-from weightscope.same import DIFFERENT, SAME_VALUES
+from weightscope.same import DIFFERENT, SAME_VALUES, UNDECIDED
 
 
 def stored_as(kind: str, source: Path, folder: Path, tensors: dict[str, np.ndarray], **config: Any) -> Path:
@@ -65,3 +65,11 @@ def test_type_whose_row_computes_something_else_is_another_model(tmp_path: Path)
     tensors = load_file(original / "model.safetensors")
     for kind in ("helium", "mistral"):
         assert ws.same(original, stored_as(kind, original, tmp_path / kind, tensors)).verdict == DIFFERENT
+
+
+def test_type_of_unknown_code_is_undecided(tmp_path: Path) -> None:
+    """No row says whom tokens see in code that is not transformers'."""
+    original = write_small_llama(tmp_path / "llama", 2)
+    tensors = load_file(original / "model.safetensors")
+    other = stored_as("internlm3", original, tmp_path / "other", tensors)
+    assert ws.same(original, other).verdict == UNDECIDED

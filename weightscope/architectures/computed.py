@@ -185,8 +185,13 @@ def differences(a: Stated, b: Stated) -> list[Difference]:
 
 
 def _of_types(a: Stated, b: Stated) -> str:
-    """What another model_type changes: nothing where both rows compute the same of the same tensors."""
-    if a.computes is None or b.computes is None:
+    """What another model_type changes: nothing where both rows compute the same of the same tensors.
+
+    Rows do not say who sees whom: code of others than transformers may have another mask (LLaDA).
+    """
+    place = a.kind.rpartition("model_type")[0].removesuffix(".")
+    known = all(side.readers.get(place, Reader()).is_known for side in (a, b))
+    if a.computes is None or b.computes is None or not known:
         return UNKNOWN
     return NONE if a.computes == b.computes else COMPUTATION
 

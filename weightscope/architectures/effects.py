@@ -65,9 +65,14 @@ class Reader(NamedTuple):
     has_head: bool = False  # whether the model has a head for some task
     may_turn: bool = True  # whether a row says that it rotates, or none says anything
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the class is one of transformers'."""
+        return self.kind in _kinds()
+
     def effect(self, key: str) -> str | None:
         """What its code makes of a key of the section; None where the class is not known."""
-        if self.kind not in _kinds():
+        if not self.is_known:
             return None
         if self._is("read", key):
             return COMPUTATION
@@ -82,7 +87,7 @@ class Reader(NamedTuple):
     def takes(self, key: str) -> bool:
         """Whether it knows such a key, or is not known itself."""
         fields = ("values", "derived", "unset")
-        return self.kind not in _kinds() or key == "auto_map" or any(self._is(title, key) for title in fields)
+        return not self.is_known or key == "auto_map" or any(self._is(title, key) for title in fields)
 
     def _is(self, title: str, key: str) -> bool:
         return self.kind in tables()[title].get(key, ())
