@@ -192,10 +192,10 @@ def made() -> dict[str, Any]:
                 tables["unset"][key].append(kind)
             if code.is_known and key not in seen and not NO_EFFECT.fullmatch(key) and not BY_PREFIX.match(key):
                 tables["unread"][key].append(kind)
-        for title, keys in (("unset", code.taken - {*usual}), ("read", code.tokens)):
+        for title, keys in (("unset", code.taken - {*usual}), ("read", code.tokens & {*usual})):
             for key in keys:
                 tables[title][key].append(kind)
-        for key in code.of_heads | (code.inside_heads & {*usual}):
+        for key in (code.of_heads | code.inside_heads) & {*usual}:
             tables["heads"][key].append(kind)
     joined = {key: {value: " ".join(kinds) for value, kinds in sorted(these.items())} for key, these in values.items()}
     by_key = {

@@ -33,7 +33,9 @@ MATTERS = [
     ("llama", "auto_map", {"AutoModel": "other.Model"}), ("llama", "rms_norm_eps", 0.1),
     ("bert", "layer_norm_eps", 0.1), ("llama", "tie_word_embeddings", True),
     ("llama", "rope_parameters", {"rope_type": "default", "rope_theta": 5.0}), ("roberta", "pad_token_id", 0),
-    ("llama", "attn_temperature_of_our_own", 3.0),
+    ("llama", "attn_temperature_of_our_own", 3.0), ("llama", "is_causal", False), ("esm", "mask_token_id", 5),
+    ("xglm", "pad_token_id", 3), ("smollm3", "no_rope_layers", ...), ("granite_swa", "layer_rope_theta", ...),
+    ("phi3", "sliding_window", 3), ("llama", "sliding_window", 3),  # which another reader may read
 ]  # fmt: skip
 IDLE = [
     ("llama", "transformers_version", "4.0"), ("llama", "torch_dtype", "float16"), ("llama", "_name_or_path", "x"),
@@ -42,6 +44,8 @@ IDLE = [
     ("llama", "max_position_embeddings", 4096), ("llama", "vocab_size", 40), ("qwen2", "max_position_embeddings", 4096),
     ("bert", "hidden_dropout_prob", 0.7), ("bert", "id2label", {"0": "a"}), ("llama", "output_attentions", True),
     ("qwen2", "use_sliding_window", True),  # no layer comes after max_window_layers
+    ("gemma3", "_sliding_window_pattern", 3), ("llama", "is_decoder", True), ("xglm", "max_position_embeddings", 99),
+    ("electra", "summary_type", "last"), ("mpt", "norm_type", "other"), ("gpt2", "summary_use_proj", False),
 ]  # fmt: skip
 
 
@@ -72,6 +76,20 @@ def test_key_without_effect_passes_the_gate_and_is_mentioned(name: str, key: str
     comparison = ws.compare(fixture(name).model, ws.open_model(copied(tmp_path / "b", name, **{key: value})))
     assert comparison.lead.startswith("Identical: ") and not comparison.findings
     assert f"without effect on what is computed also differ: {key}" in comparison.lead or key == "torch_dtype"
+
+
+def test_key_that_only_transformers_4_reads_is_named_with_its_reader(tmp_path: Path) -> None:
+    """transformers 5 reads rope_parameters, and not what stands beside them."""
+    comparison = ws.compare(fixture("llama").model, ws.open_model(copied(tmp_path / "b", "llama", rope_theta=77.0)))
+    assert not comparison.findings and "rope_theta (read by transformers 4 alone)" in comparison.lead
+
+
+def test_key_that_the_class_does_not_know_is_never_said_to_compute_something_else(tmp_path: Path) -> None:
+    """It may be for another reader, so that it is not idle either."""
+    for key, value in (("attention_multiplier", 3.0), ("sliding_window", 3), ("projection_dim", 7)):
+        edited = ws.open_model(copied(tmp_path / key, "llama", **{key: value}))
+        (record,) = ws.compare(fixture("llama").model, edited).as_json()["config"]
+        assert record["effect"] == (NONE if key == "projection_dim" else "unknown")
 
 
 # Keys of GGUF files, as llama.cpp's converter writes them of a config: key, value, config, the config's key.
@@ -226,7 +244,8 @@ def changed(value: Any) -> Any:
 OVERRIDDEN = {
     ("original_max_position_embeddings", "phi3"), ("original_max_position_embeddings", "phi3_longrope"),
     ("original_max_position_embeddings", "phi3_longrope_short"), ("global_attn_every_n_layers", "afmoe"),
-    ("global_attn_every_n_layers", "modernbert"),
+    ("global_attn_every_n_layers", "modernbert"), ("rope_theta", "falcon_alibi"), ("rope_type", "falcon_alibi"),
+    ("sliding_window", "qwen2_moe"),
 }  # fmt: skip
 
 

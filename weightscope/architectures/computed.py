@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from math import isclose, prod
 from typing import Any, NamedTuple
 
+from weightscope.architectures.alike import computed_by
 from weightscope.architectures.config import Every, ModelConfig, all_full, class_says, values_of
-from weightscope.architectures.effects import COMPUTATION, HEAD, NONE, UNKNOWN, Reader, effect_of, tables
+from weightscope.architectures.effects import COMPUTATION, EFFECTS, HEAD, NONE, UNKNOWN, Reader, effect_of, tables
 from weightscope.architectures.family import Family
 from weightscope.architectures.gguf import KEYS as OF_GGUF
 from weightscope.architectures.gguf import shortest
@@ -28,7 +29,14 @@ from weightscope.architectures.numbers import (
 )
 from weightscope.architectures.reading import part_of, parts
 from weightscope.architectures.rope import GridRope, Rope
-from weightscope.architectures.rules import is_rotated, listed, windowed, windowed_if_any, windowed_or_leading
+from weightscope.architectures.rules import (
+    is_rotated,
+    listed,
+    windowed,
+    windowed_if_any,
+    windowed_or_leading,
+    windows_without_rotation,
+)
 from weightscope.architectures.stanzas import stanza_of
 from weightscope.architectures.table import known_rows
 from weightscope.checkpoint import Checkpoint
@@ -37,7 +45,7 @@ from weightscope.checkpoint.gguf import GgufFile
 from weightscope.errors import CheckpointError
 
 # Values that mean the same as no such key: versions of transformers leave them out, or put nothing in their place.
-NEUTRAL = {"position_embedding_type": "absolute", "sliding_window": 0}
+NEUTRAL = {"position_embedding_type": "absolute", "sliding_window": 0, "partial_rotary_factor": 1.0}
 ON = {"is_causal", "truncate"}  # keys that are on where a config leaves them out, whatever class reads it
 AS_WRITTEN = " as written"  # of a key whose value the row takes from elsewhere: transformers' code may read it
 OLDER = " for transformers 4"  # of a key that transformers 4 alone reads, as the file says the same otherwise too
@@ -47,14 +55,14 @@ PLAIN_TURNS = ("default", "axial")  # kinds of rotation that nothing scales
 IMPLIED = {"num_ln_in_parallel_attn": ("new_decoder_architecture", True, 2)}
 FOLLOWS = {"qk_head_dim", "head_dim"}  # computed of other keys wherever it is
 # Keys that follow from others where they are left out, in a way that neither a row nor a tensor's shape tells.
-UNTOLD = {"activation_sparsity_pattern", "attention_multiplier", "kv_source_layers", "rope_scaling_layers",
-          "window_block_indexes"}  # fmt: skip
+UNTOLD = {"activation_sparsity_pattern", "attention_multiplier", "kv_source_layers", "layer_rope_theta", "layer_types",
+          "no_rope_layers", "rope_scaling_layers", "window_block_indexes"}  # fmt: skip
 WINDOW, GATE = "sliding_window", "use_sliding_window"
 # Keys that have no part but in the layers' types.
 OF_TYPES = {GATE, "max_window_layers", "sliding_window_pattern", "_sliding_window_pattern", "full_attention_interval",
-            "global_attn_every_n_layers", "no_rope_layer_interval"}  # fmt: skip
-# Sizes of projections that are not there where another key is.
-SHADOWED = {"decoder_vocab_size": "share_encoder_decoder_embeddings"}
+            "global_attn_every_n_layers"}  # fmt: skip
+# Keys that the code sets, or does not look at, where another is on.
+SHADOWED = {"decoder_vocab_size": "share_encoder_decoder_embeddings", "is_decoder": "is_encoder_decoder"}
 KV_HEADS = "num_key_value_heads"  # no code reads it where the row does not
 GATING = "expert_gating_func"
 # What a GGUF file has besides the sizes: its key -> the names that configs may have for it, the first that a config
@@ -142,12 +150,13 @@ class Stated:
     idle: frozenset[str] = frozenset()  # keys of sizes that decide nothing that is computed
     # keys by the list that is made of them: they decide nothing where that is the same
     makes: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    kind: str = ""  # the key of the model_type that chose the row
+    computes: Family | None = None  # what the row computes, where it describes all of a layer
 
 
 def differences(a: Stated, b: Stated) -> list[Difference]:
     """The keys in which two configs differ, those that decide the computation first."""
     read, differing = a.read | b.read, []
-    readers = {place: reader for place, reader in b.readers.items() if a.readers.get(place) == reader}
     made = (key for key in a.makes if key in b.makes and a.values.get(key) == b.values.get(key))
     idle = (a.idle & b.idle).union(*(a.makes[key] | b.makes[key] for key in made))
     for key in sorted({*a.values, *b.values}):
@@ -157,17 +166,34 @@ def differences(a: Stated, b: Stated) -> list[Difference]:
             (a.metadata is None) != (b.metadata is None) and key in OF_GGUF and None in (x, y)
         )  # no such key there
         follows = key in a.follows | b.follows and not {key} <= a.present & b.present
-        follows &= key.rpartition(".")[2] not in UNTOLD
-        if silent or follows or _same(x, y):
+        is_untold = follows and key.rpartition(".")[2] in UNTOLD
+        if silent or (follows and not is_untold) or _same(x, y):
             continue
         if key.endswith(OLDER):
             differing.append(Difference(key.removesuffix(OLDER), x, y, NONE, "transformers 4"))
             continue
         key = key.removesuffix(AS_WRITTEN)
         spelled = (b if y is not None else a).spelled.get(key, key)
-        differing.append(Difference(spelled, x, y, NONE if key in idle else effect_of(key, read, readers)))
+        effects = [effect_of(key, read, side.readers) for side, value in ((a, x), (b, y)) if value is not None]
+        if is_untold:
+            effects = [UNKNOWN]
+        elif key.rpartition(".")[2] == "model_type":
+            effects = [_of_types(a, b) if key == a.kind == b.kind else UNKNOWN]
+        differing.append(Difference(spelled, x, y, NONE if key in idle else min(effects, key=EFFECTS.index)))
     differing += _of_files(a, b, read)
-    return sorted(differing, key=lambda difference: (COMPUTATION, UNKNOWN, NONE).index(difference.effect))
+    return sorted(differing, key=lambda difference: EFFECTS.index(difference.effect))
+
+
+def _of_types(a: Stated, b: Stated) -> str:
+    """What another model_type changes: nothing where both rows compute the same of the same tensors.
+
+    Rows do not say who sees whom: code of others than transformers may have another mask (LLaDA).
+    """
+    place = a.kind.rpartition("model_type")[0].removesuffix(".")
+    known = all(side.readers.get(place, Reader()).is_known for side in (a, b))
+    if a.computes is None or b.computes is None or not known:
+        return UNKNOWN
+    return NONE if a.computes == b.computes else COMPUTATION
 
 
 def _of_files(a: Stated, b: Stated, read: frozenset[str]) -> Iterator[Difference]:
@@ -217,14 +243,11 @@ def stated(checkpoint: Checkpoint, row: Family) -> Stated:
     spelled: dict[str, str] = {}
     present: set[str] = set()
     follows: set[str] = set()
-    readers: dict[str, Reader] = {}
     makes: dict[str, frozenset[str]] = {}
     idle: set[str] = set()
-    names = config.get("architectures")
-    has_head = isinstance(names, list) and any(HEAD.fullmatch(str(name)) for name in names)
+    projected = any("projection" in name for name in checkpoint)
     for place, section, kind in _sections(config, path):
         before = f"{place}." if place else ""
-        readers[place] = Reader(kind, has_head)
         normal = _normal(config, row, section, kind, part if place == path else None)
         values |= {before + key: value for key, value in normal.values.items()}
         spelled |= {before + key: before + name for key, name in normal.spelled.items()}
@@ -232,7 +255,7 @@ def stated(checkpoint: Checkpoint, row: Family) -> Stated:
         follows |= {before + key for key in normal.follows}
         idle |= {before + key for key in normal.idle}
         makes |= {before + key: frozenset(before + name for name in names) for key, names in normal.makes.items()}
-        if place and "projection_dim" in config:  # the whole has projections, of that width
+        if (place and "projection_dim" in config) or not projected:  # the whole has projections, or nothing has
             idle.add(f"{before}projection_dim")
     metadata = None
     if isinstance(checkpoint.files[0], GgufFile):
@@ -246,19 +269,34 @@ def stated(checkpoint: Checkpoint, row: Family) -> Stated:
     turns = {value for key, value in values.items() if key.startswith(before + GIVEN) and key.endswith("rope_type")}
     if values.get(f"{before}{GIVEN}.{TRAINED}") and values.get(f"{before}{GIVEN}.factor"):
         turns -= {"yarn"}
-    any_length = not isinstance(row.rope, GridRope) and turns <= ANY_LENGTH and not row.inputs.positions
+    try:
+        read = row.configured(completed_part(config, part, row))
+    except CheckpointError:
+        read = row
+    any_length = not isinstance(read.rope, GridRope) and turns <= ANY_LENGTH and not read.inputs.positions
     sizes = ("vocab_size", "n_positions") if any_length else ("vocab_size",)
     idle |= {before + name for size in sizes for name in row.size_keys.get(size, ())}
     words = frozenset(re.findall(r"[a-z_]\w+", stanza_of(row)))
     idle |= {before + KV_HEADS} - {before + name for name in (*row.names, *words)}
-    known = (frozenset(present), frozenset(follows), words, metadata, readers, frozenset(idle), makes)
-    return Stated(values, spelled, *known)
+    if turns <= {"default"}:
+        idle.add(before + TRAINED)
+    known = (frozenset(present), frozenset(follows), words, metadata, _readers(config, path), frozenset(idle), makes)
+    return Stated(values, spelled, *known, f"{before}model_type", computed_by(read))
 
 
 def as_written(checkpoint: Checkpoint) -> Stated:
     """What the config of a checkpoint says where no row reads it: no key is known to have the value of another."""
     values = dict(_flat(checkpoint.config.raw))
-    return Stated(values, present=frozenset(values))
+    return Stated(values, present=frozenset(values), readers=_readers(checkpoint.config, ""))
+
+
+def _readers(config: Config, chosen: str) -> dict[str, Reader]:
+    """The classes of a config's sections, by their places."""
+    names = config.get("architectures")
+    has_head = isinstance(names, list) and any(HEAD.fullmatch(str(name)) for name in names)
+    rows = {kind: _rows(kind) for _, _, kind in _sections(config, chosen)}
+    turning = {kind for kind, known in rows.items() if not known or any(row.rope for row in known)}
+    return {place: Reader(kind, has_head, kind in turning) for place, _, kind in _sections(config, chosen)}
 
 
 def _sections(config: Config, chosen: str) -> Iterator[tuple[str, Config, str]]:
@@ -319,7 +357,7 @@ def _normal(whole: Config, row: Family, section: Config, kind: str, chosen: Conf
         present |= {key for key in ("head_dim", family.config.listed, *makes) if key in values}
         if isinstance(family.rope, Rope):
             present |= _rotation(values, spelled, section, family.rope, config.get(GIVEN))
-        elif read.rope is not None:  # which this config turns off
+        elif family.rope is None and read.rope is not None:  # which this config turns off
             values = {key: value for key, value in values.items() if key not in ROTARY}
         break
     if kind in BY_SIGMOID:
@@ -348,7 +386,7 @@ def _by_layer(values: dict[str, Any], numbers: ModelConfig, family: Family, kind
     rope = family.rope
     turning = rope.rotates if isinstance(rope, Rope) else None
     by_type = family.config.layer_types is not all_full or kind in tables()["derived"].get("layer_types", ())
-    gated = kind in tables()["values"].get(GATE, ())
+    gated = kind in tables()["values"].get(GATE, ()) and family.config.layer_types is not windows_without_rotation
     is_seen = "sliding_attention" in numbers.layer_types and not (gated and values.get(GATE) is not True)
     if by_type and not is_seen and turning not in (windowed, windowed_if_any, windowed_or_leading):
         values.pop(WINDOW, None)
@@ -406,6 +444,10 @@ def _rotation(
         if key != TRAINED or isinstance(parameters, Mapping):
             values.pop(key, None)
     flat = {key: value for key, value in _flat({GIVEN: parameters or {}}) if key.rpartition(".")[2] != "type"}
+    if rope.fraction is None and not rope.dims_key:  # whole heads turn, unless something scales
+        for key in [key for key in flat if key.endswith("partial_rotary_factor")]:
+            if flat.get(key.replace("partial_rotary_factor", "rope_type"), "default") == "default":
+                values["partial_rotary_factor"] = flat.pop(key)
     tops = {"rope_theta": rope.theta_key or "rope_theta", "partial_rotary_factor": rope.fraction_key}
     for key in flat:
         last = key.rpartition(".")[2]

@@ -37,7 +37,7 @@ NO_EFFECT = re.compile(
     re.ASCII,
 )
 STORAGE = {"quantization", "quantization_config", "compression_config"}  # how weights are packed: read with them
-COMPUTATION, UNKNOWN, NONE = "computation", "unknown", "none"
+EFFECTS = COMPUTATION, UNKNOWN, NONE = "computation", "unknown", "none"
 # Keys that decide the computation, whether attention's row reads them or not.
 KNOWN = re.compile(
     r".*(multiplier|scal(e|ing)|softcap(ping)?|logit_scale|window|rope|rotary|eps|epsilon|hidden_act|activation\w*"
@@ -61,12 +61,18 @@ OF_ALL = {"is_decoder", "is_encoder_decoder", "add_cross_attention", "cross_atte
 class Reader(NamedTuple):
     """The class that reads a section of a config."""
 
-    kind: str  # model_type; empty where none is said
-    has_head: bool  # whether the model has a head for some task
+    kind: str = ""  # model_type; empty where none is said
+    has_head: bool = False  # whether the model has a head for some task
+    may_turn: bool = True  # whether a row says that it rotates, or none says anything
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the class is one of transformers'."""
+        return self.kind in _kinds()
 
     def effect(self, key: str) -> str | None:
         """What its code makes of a key of the section; None where the class is not known."""
-        if self.kind not in _kinds():
+        if not self.is_known:
             return None
         if self._is("read", key):
             return COMPUTATION
@@ -74,9 +80,14 @@ class Reader(NamedTuple):
             return UNKNOWN if self.has_head else NONE
         if self._is("unread", key) or NO_EFFECT.fullmatch(key):
             return NONE
-        if key == "auto_map" or any(self._is(title, key) for title in ("values", "derived", "unset")):
+        if self.takes(key):
             return COMPUTATION if KNOWN.fullmatch(key) else UNKNOWN
         return NONE if key in OF_ALL else UNKNOWN
+
+    def takes(self, key: str) -> bool:
+        """Whether it knows such a key, or is not known itself."""
+        fields = ("values", "derived", "unset")
+        return not self.is_known or key == "auto_map" or any(self._is(title, key) for title in fields)
 
     def _is(self, title: str, key: str) -> bool:
         return self.kind in tables()[title].get(key, ())
@@ -90,15 +101,18 @@ def effect_of(key: str, read: frozenset[str], readers: Mapping[str, Reader]) -> 
     words = key.split(".")
     if not STORAGE.isdisjoint(words):
         return NONE
-    if words[-1] in read:
+    reader = readers.get(".".join(words[:-1]), Reader())
+    if words[-1] in read and (reader.takes(words[-1]) or NO_EFFECT.fullmatch(words[-1])):
         return COMPUTATION
-    place = ".".join(words[:-1])
-    said = readers[place].effect(words[-1]) if place in readers else None
+    said = reader.effect(words[-1])
     if said is not None:
         return said
     if any(NO_EFFECT.fullmatch(".".join(words[i:])) for i in range(len(words))):
         return NONE
-    return COMPUTATION if KNOWN.fullmatch(words[-1]) or "rope_parameters" in words else UNKNOWN
+    if "rope_parameters" in words:
+        place = ".".join(words[: words.index("rope_parameters")])
+        return COMPUTATION if place not in readers or readers[place].may_turn else UNKNOWN
+    return COMPUTATION if KNOWN.fullmatch(words[-1]) else UNKNOWN
 
 
 @lru_cache(None)
