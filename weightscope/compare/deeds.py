@@ -19,6 +19,7 @@ from weightscope.metrics.moves import relative_change
 from weightscope.model import Model
 
 LINEAGE = "`weightscope lineage` looks for other orders and other bases"
+FAR_ON = "qk_change_far"  # the change that near tokens do not show
 IDENTICAL = "Identical"  # begins the deed where nothing was done
 ROUNDED_TO = {"BF16": "bfloat16", "F16": "float16"}
 
@@ -63,6 +64,13 @@ def deed(
         is_same = "; every head computes the same" if same.all() else ""
         where = f"the gain before attention is part of the matrices after it in {len(folded)} of {len(same)} layers"
         return " ".join(filter(None, [f"Norms folded: {where}{is_same}." if folded else "", rotation]))
+    near = np.array([unmoved({name: values for name, values in layer.items() if name != FAR_ON}) for layer in moved])
+    if near.all() and not same.all():
+        most = float(np.max([layer[FAR_ON] for layer in moved]))
+        return (
+            "Heads are equal for near tokens alone: rotary pairs are in another order, or turn at other speeds "
+            f"(relative change far on: up to {most:.2g})."
+        )
     matrices = {
         (change.name, change.part): change for change in changes if change.name in attention and change.is_matrix
     }
