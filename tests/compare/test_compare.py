@@ -1,6 +1,7 @@
 """A comparison reports what moved by head, and does not count what changes no score."""
 
 import csv
+import json
 import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,6 +17,7 @@ import weightscope as ws
 from tests.support.browser import Page
 from tests.support.embedded_heads import of_heads, permuted, real
 from tests.support.figures import undrawn
+from tests.support.small_llama import write_small_llama
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.tiny_models import fixture
 from weightscope.cli import main
@@ -397,3 +399,22 @@ def test_all_panels_of_a_comparison_have_one_scale(later: int, scale: str, run: 
     panels = figures.spectra_before_and_after(comparison).axes
     assert len(panels) == 2 * later and len({panel.get_ylim() for panel in panels}) == 1
     assert {panel.get_yscale() for panel in panels} == {scale}
+
+
+def test_slow_rotary_pairs_in_another_order_are_a_move(tmp_path: Path) -> None:
+    """Heads are equal at distances 0 and 1, and not at those where the pairs have turned."""
+    folder = write_small_llama(tmp_path / "before", layers=2)
+    config = json.loads((folder / "config.json").read_text())
+    rope = {"rope_theta": 1e8, "rope_type": "default"}
+    (folder / "config.json").write_text(json.dumps(config | {"rope_theta": 1e8, "rope_parameters": rope}))
+    shutil.copytree(folder, tmp_path / "after")
+    weights = load_file(folder / "model.safetensors")
+    order = [0, 1, 2, 3, 4, 5, 7, 6, 8, 9, 10, 11, 12, 13, 15, 14]  # the last two of eight pairs
+    for name in [name for name in weights if name.endswith(("q_proj.weight", "k_proj.weight"))]:
+        weights[name] = np.ascontiguousarray(weights[name].reshape(-1, 16, 64)[:, order].reshape(weights[name].shape))
+    save_file(weights, tmp_path / "after" / "model.safetensors")
+    comparison = ws.compare(folder, tmp_path / "after")
+    assert comparison.largest_change() > 1e-3 and not comparison.unmoved.any()
+    assert (
+        "Heads are equal for near tokens alone" in comparison.lead and "W_QK moved at long distances" in comparison.lead
+    )

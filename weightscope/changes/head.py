@@ -5,7 +5,7 @@ Of a LoRA adapter and its base, the change is computed from the adapter's factor
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import sqrt
+from math import ceil, sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ from weightscope.architectures.layer import read_layer
 from weightscope.attention.factored import Factored
 from weightscope.attention.layer import Head, Layer
 from weightscope.attention.maps import Affine
-from weightscope.attention.rotation import Delta
+from weightscope.attention.rotation import Delta, Rotation
 from weightscope.audit.measure import MAPS, Arrays
 from weightscope.changes.thresholds import (
     CLEAR,
@@ -122,6 +122,7 @@ def basis_by_tokens(a: Model, b: Model, order: tuple[np.ndarray, np.ndarray] | N
     return Basis((u @ vt).astype(np.float32))
 
 
+FARTHEST = 1 << 17  # the longest distance that heads are compared at
 SAMPLED = 4  # heads of a layer by which its drift is known
 ROUNDING = 1e-12  # of the factors' norms: singular values of a change up to this are float64's rounding
 SKETCHES = ("q_sketch", "k_sketch", "v_sketch", "o_sketch")
@@ -129,10 +130,11 @@ OF_THE_LAYER = {  # arrays without an axis of heads
     "kv_head", "caveats", "unbounded", "qk_column_share", "row_energies", "row_floor", "factor_width",
     "output_bias_norm",
 }  # fmt: skip
-# How far each map moved in all its parts: the matrix, under rotation also at distance 1, and the bias.
-MOVED = ("qk_change", "qk_change_delta1", "qk_bias_change", "qk_key_bias_change", "vo_change", "vo_bias_change")
+# How far each map moved in all its parts: the matrix, under rotation also at distance 1 and far on, and the bias.
+OF_MATRICES = ("qk_change", "qk_change_delta1", "qk_change_far", "vo_change")
+MOVED = (*OF_MATRICES, "qk_bias_change", "qk_key_bias_change", "vo_bias_change")
 # What a limit on changes applies to.
-LIMITED = ("qk_change", "qk_change_delta1", "qk_bias_effect", "vo_change", "vo_bias_effect")
+LIMITED = (*OF_MATRICES, "qk_bias_effect", "vo_bias_effect")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -222,8 +224,9 @@ def _head_changes(a: Head, b: Head, added: Head | None) -> dict[str, float]:
         for name, change in exact.items():
             moves[f"{name}_change"] = relative_size(change, getattr(a, name))
             ranks[f"{name}_change_rank"] = rank_of(change)
-        turned = qk_difference(a, added, 1) if a.layer.rotation is not None else exact["qk"]
-        moves["qk_change_delta1"] = relative_size(turned, a.qk_at(1))
+        for name, delta in (("qk_change_delta1", 1), ("qk_change_far", far_of(a.layer.rotation))):
+            turned = exact["qk"] if a.layer.rotation is None else qk_difference(a, added, delta)
+            moves[name] = relative_size(turned, a.qk_at(delta))
     changes: dict[str, float] = {}
     for name in MAPS:
         changes[f"{name}_change"] = moves.pop(f"{name}_change")
@@ -248,12 +251,14 @@ def _moves(a: Head, b: Head, factors: Factors) -> dict[str, float]:
     """The relative changes of a head, named as in `MOVED`."""
     norms = {name: norms_of_product(*(moved for moved, *_ in sides.values())) for name, sides in factors.items()}
     (query, *_), (key, *_) = factors["qk"].values()
-    at_one, change = norms["qk"]
+    at_distances = {"qk_change_delta1": norms["qk"], "qk_change_far": norms["qk"]}
     if a.layer.rotation is not None or b.layer.rotation is not None:
-        at_one, change = norms_of_product(query.times(_one_further(a), _one_further(b)), key)
+        far = far_of(a.layer.rotation or b.layer.rotation)
+        for name, delta in zip(at_distances, (1, far), strict=True):
+            at_distances[name] = norms_of_product(query.times(_further(a, delta), _further(b, delta)), key)
     with np.errstate(invalid="ignore", over="ignore"):
         moves = {f"{name}_change": relative(moved, size) for name, (size, moved) in norms.items()}
-        moves["qk_change_delta1"] = relative(change, at_one)
+        moves |= {name: relative(change, size) for name, (size, change) in at_distances.items()}
         before, after = _bias_terms(a), _bias_terms(b)
         for name, (size, _) in norms.items():
             lengths = {term: float(np.linalg.norm(before[term])) for term in before if term.startswith(name)}
@@ -264,10 +269,19 @@ def _moves(a: Head, b: Head, factors: Factors) -> dict[str, float]:
     return moves
 
 
-def _one_further(head: Head) -> np.ndarray:
-    """What turns the head's queries at distance 0 into those at distance 1, (r, r)."""
+def far_of(rotation: Rotation | None) -> int:
+    """A distance over which the slowest pair turns by a radian, at most `FARTHEST`: near tokens do not show it."""
+    turning = np.empty(0) if rotation is None else np.abs(rotation.frequencies[rotation.frequencies != 0])
+    return min(FARTHEST, ceil(1 / turning.min())) if len(turning) else 1
+
+
+def _further(head: Head, delta: int) -> np.ndarray:
+    """What turns the head's queries at distance 0 into those at another, (r, r)."""
     rotation, identity = head.layer.rotation, np.eye(head.w_q.shape[1])
-    return identity if rotation is None else np.asarray(rotation.turn(identity, rotation.angles_at(1), 1.0))
+    if rotation is None:
+        return identity
+    angles = rotation.angles_at(1) if delta == 1 else delta * rotation.frequencies
+    return np.asarray(rotation.turn(identity, angles, 1.0))
 
 
 def _bias_terms(head: Head) -> dict[str, np.ndarray]:
@@ -363,11 +377,14 @@ UNDRIFTED = Drift(0.0, 0.0)
 def drift(a: Layer, b: Layer, order: np.ndarray, basis: Basis) -> Drift:
     """How far some heads moved; `order` says which head of a each head of b is, or -1."""
     pairs = [(h, int(g)) for h, g in enumerate(order) if g >= 0]
-    maps, factors = [], []
+    maps, factors, far = [], [], far_of(a.rotation)
     for h, g in pairs[:: max(1, len(pairs) // SAMPLED)]:
         x, y = a.head(g), b.head(h)
         for before, after in ((basis.turned_map(x.qk), y.qk), (basis.turned_map(x.vo), y.vo)):
             maps.append(relative_change(before, after) if before.frobenius() > 0 else 0.0)
+        if a.rotation is not None and maps[-2] <= UNMOVED and x.qk.frobenius() > 0:  # nor may it move far on
+            maps[-2] = relative_change(basis.turned_map(x.qk_at(far)), y.qk_at(far))
+        for before, after in ((basis.turned_map(x.qk), y.qk), (basis.turned_map(x.vo), y.vo)):
             sides = ((before.left, after.left), (before.right, after.right))
             factors += [_rms([w - v]) / (_rms([v]) or np.inf) for v, w in sides if v.shape == w.shape]
     return Drift(float(np.median(maps)), float(np.median(factors)) if factors else 0.0)
@@ -394,6 +411,8 @@ def low_ranks(a: Layer, b: Layer, order: np.ndarray, basis: Basis, rounding: flo
         not layer.head(h).w_o.any() for layer in (a, b) for h in range(layer.n_heads)
     ):  # rows set to zero are a change of low rank too
         return [], False
+    if basis.rotation is not None:  # what is turned is a float32 sum
+        rounding = max(rounding, sqrt(len(basis.rotation)) * float(np.finfo(np.float32).eps))
     shared = a.n_heads // a.n_kv_heads
     groups = order[::shared] // shared
     ranks, only = [], True

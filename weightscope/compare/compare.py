@@ -140,7 +140,7 @@ def compare(
             orders[k].append(current.order)
             previous = current
     heads = [MeasuredHeads(layers, a.config.d_model) for layers in measured]
-    left_out = set() if forms else {"qk_change_delta1"}  # without a rotation every distance is alike
+    left_out = set() if forms else {"qk_change_delta1", "qk_change_far"}  # without a rotation every distance is alike
     if not any(np.isfinite(layer["qk_change_rank"]).any() for layers in from_first for layer in layers):
         left_out |= {f"{name}_change_rank" for name in MAPS}
     order = np.array(orders)
@@ -360,7 +360,10 @@ class Comparison(Result):
             if n_unknown == change.size:
                 continue
             if not (change > UNMOVED).any():
-                sentences.append(f"{w} of the others did not move." if n_unknown else f"{w} did not move.")
+                far = np.nanmax(self.from_first["qk_change_far"][-1]) if f"{name}_change_far" in self.from_first else 0
+                moved = f"moved at long distances alone, by up to {far:.3g}" if far > UNMOVED else "did not move"
+                which = f"{w} of the others" if n_unknown else w
+                sentences.append(f"{which} {moved}.")
                 continue
             i, h = np.unravel_index(int(np.nanargmax(change)), change.shape)
             most = f"most in layer {self.measured[0].layers[i]} head {h}: {change[i, h]:.3g}"

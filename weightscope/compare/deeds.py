@@ -19,6 +19,7 @@ from weightscope.metrics.moves import relative_change
 from weightscope.model import Model
 
 LINEAGE = "`weightscope lineage` looks for other orders and other bases"
+FAR_ON = "qk_change_far"  # the change that near tokens do not show
 IDENTICAL = "Identical"  # begins the deed where nothing was done
 TRAINED = {"changed", "low rank", "one direction", "few rows", "rounded"}  # kinds that training leaves
 NAMED = 4  # factors, shares or ways in a sentence
@@ -70,6 +71,13 @@ def deed(
         return " ".join(filter(None, [f"Norms folded: {where}{is_same}." if folded else "", rotation]))
     if simple := _of_one_kind(changed, "tensor"):
         return simple.removesuffix(".") + "; no other compared tensor changed."
+    near = np.array([unmoved({name: values for name, values in layer.items() if name != FAR_ON}) for layer in moved])
+    if near.all() and not same.all():
+        most = float(np.max([layer[FAR_ON] for layer in moved]))
+        return (
+            "Heads are equal for near tokens alone: rotary pairs are in another order, or turn at other speeds "
+            f"(relative change far on: up to {most:.2g})."
+        )
     matrices = {
         (change.name, change.part): change for change in changes if change.name in attention and change.is_matrix
     }
