@@ -41,6 +41,7 @@ STORED_OTHERWISE = "stored otherwise"  # of the same values: in another dtype or
 # Values of a tensor that a deed is looked for in as a whole; of larger ones in rows and columns.
 LARGEST_WHOLE = 1 << 24
 PACKED = 0.2  # |error| / |x| of a packing whose grid is not known
+UNEXPLAINED = "other values"  # how a deed begins that says only which rows changed
 LOW_RANK = "low-rank update, as of a LoRA merged or unmerged"
 LOWEST = 1 / 8  # of a matrix's full rank: what stands out of a quantised one's errors for sure
 UNEVEN = 2.0  # times a quantised matrix's mean error: what rows of the largest scale may add to a singular value
@@ -187,16 +188,22 @@ def _coarser(parts: Compared, change: Change, may_compensate: bool) -> Judged | 
 
 def _done(parts: Compared, change: Change) -> Judged:
     """What was done to a tensor that is neither rounded nor quantised."""
+    deed, touched = catalogued(parts)
+    if deed is None or deed.name.startswith(UNEXPLAINED):
+        deed = _as_deed(parts, change, deed, touched)
+    return _judged(parts, DIFFERENT, deed.name, change.change, deed.detail)
+
+
+def catalogued(parts: Compared) -> tuple[Deed | None, int]:
+    """The deed of the catalogue that was done to a tensor, and how many of its rows or columns changed."""
     pair = parts.tensors
     views = _views(pair)
     is_stacked = parts.b.role.startswith("expert.") and parts.b.expert is None and len(pair.b.shape) > 1
     sizes = parts.sizes._replace(stacked=pair.b.shape[0] if is_stacked else 0)
     deed = find_deed(views, sizes)
-    if is_stacked and (deed is None or deed.name.startswith("other values")):
+    if is_stacked and (deed is None or deed.name.startswith(UNEXPLAINED)):
         deed = _transposed_experts(pair, tolerance_of(pair)) or deed
-    if deed is None or deed.name.startswith("other values"):
-        deed = _as_deed(parts, change, deed, min(int(each.changed.sum()) for each in views))
-    return _judged(parts, DIFFERENT, deed.name, change.change, deed.detail)
+    return deed, min(int(each.changed.sum()) for each in views)
 
 
 def _transposed_experts(pair: Pair, tolerance: float) -> Deed | None:
