@@ -232,7 +232,11 @@ def places_of(x: np.ndarray, y: np.ndarray, block: int, tolerance: float) -> np.
         return None
     rng = np.random.default_rng(0)
     turn = rng.standard_normal((block * x.shape[1], min(8, block * x.shape[1]))).astype(np.float32)
-    of_x, of_y = (side.reshape(len(side) // block, -1).astype(np.float32) @ turn for side in (x, y))
+    with np.errstate(all="ignore"):
+        sides = (side.reshape(len(side) // block, -1).astype(np.float32) @ turn for side in (x, y))
+        of_x, of_y = (side.astype(np.float64) for side in sides)
+    if not (np.isfinite(of_x).all() and np.isfinite(of_y).all()):
+        return None
     few = of_y[evenly_spread(len(of_y), PROBED)]
     nearest = np.array([np.linalg.norm(of_x - row, axis=1).min() for row in few])
     size = float(np.linalg.norm(of_y)) / sqrt(len(of_y))
@@ -379,7 +383,7 @@ def _factors(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 def _stand_out(made: np.ndarray, x: np.ndarray, room: np.ndarray) -> bool:
     """Whether groups along the last axis that were scaled are more than rounding leaves; if not, any x would do."""
     sizes, least = (np.square(each, dtype=np.float64).sum(axis=-1) for each in (made, room))
-    return bool((sizes >= least)[(made != x).any(axis=-1)].all() and np.isfinite(sizes).all())
+    return bool((sizes > MARGIN**2 * least)[(made != x).any(axis=-1)].all() and np.isfinite(sizes).all())
 
 
 def _by_row(view: View) -> Deed | None:
@@ -468,7 +472,7 @@ def slip_of(x: np.ndarray, factors: np.ndarray) -> str:
     with np.errstate(all="ignore"):
         f, a = (np.log(np.abs(each.reshape(len(x), -1))) for each in (factors, sizes))  # (n, groups of a row)
     is_known = np.isfinite(f) & np.isfinite(a)
-    if abs(f[is_known].mean()) <= f[is_known].std():
+    if not is_known.any() or abs(f[is_known].mean()) <= f[is_known].std():
         return "of the wrong axis or in another order"
     if f[is_known].mean() < 0:
         return "applied twice"
