@@ -172,3 +172,14 @@ def test_what_was_done_is_said(name: str, tmp_path: Path) -> None:
 def test_norms_and_embeddings_are_in_the_sentence(tmp_path: Path) -> None:
     lead = ws.learned(written(tmp_path / "a"), written(tmp_path / "b", one_step)).lead
     assert "Also changed: token embeddings (" in lead and " 7 norms (" in lead
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("value", [np.nan, np.inf, 3e38, 0.0, 1e30])
+def test_broken_weights_are_no_training(value: float, tmp_path: Path) -> None:
+    """Either way round."""
+    a, b = written(tmp_path / "a"), written(tmp_path / "b", each(lambda w, _: 0 * w + value))
+    for pair in ((a, b), (b, a)):
+        (tune,) = ws.learned(*pair).tunes
+        assert tune.training.kind in ("deed", "unrelated") or value > 1, tune.lead
+        assert tune.words is None

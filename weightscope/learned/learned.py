@@ -393,7 +393,10 @@ def tune_of(base: Readable, tuned: Readable, *, exact: bool = False, with_words:
         why = "nothing shows that it was trained"
     elif isinstance(base, Model) and isinstance(tuned, Model):
         why = why_no_words(base, tuned)
-        raised = None if why else words(base, tuned)
+        try:
+            raised = None if why else words(base, tuned)
+        except CheckpointError as error:  # values too large for texts to pass
+            why = str(error)
     also = changed_outside(changes.changes)
     return Tune(tuned.name, changes, training, updates, shared_directions(updates), raised, why, also)
 
@@ -437,9 +440,9 @@ def training_of(changes: Sequence[Change], updates: Sequence[Update], note: str 
         low = [update for update in updates if update.rank is not None or min(update.shape) <= largest]
     if (share := share_kept(in_layers)) is not None:
         return Training("merge", None, f"{share:.2g} times the base's weights and others in each of {total} matrices")
-    if len(low) >= MOSTLY * len(updates):
+    if low and len(low) >= MOSTLY * len(updates):
         return _of_low_rank(low, len(updates), len(changed))
-    if sum(update.is_noise for update in updates) >= MOSTLY * len(updates):
+    if updates and sum(update.is_noise for update in updates) >= MOSTLY * len(updates):
         return Training("noise", None, f"no direction stands out in any of {len(updates)} changed matrices")
     if kinds["changed"] + kinds["low rank"] >= MOSTLY * total:
         full = len(updates) - len(low)
@@ -468,6 +471,8 @@ def _of_low_rank(low: Sequence[Update], total: int, changed: int) -> Training:
 
 def share_kept(matrices: Sequence[Change]) -> float | None:
     """The factor that most matrices hold of the base's, where training leaves nearly one; None where they differ."""
+    if not all(each.squares for each in matrices):
+        return None
     with np.errstate(all="ignore"):
         shares = np.array([(each.squares + each.squares_b - each.moved) / (2 * each.squares) for each in matrices])
     middle = float(np.median(shares))

@@ -325,7 +325,8 @@ def _side(tensor: Tensor, blocks: Sequence[Sequence[np.ndarray]], width: int) ->
         return Side(values, half=np.full(values.shape, 0.5, np.float32))  # codes without their scales
     held = precision(few)
     coarser = min(held, tensor.dtype, key=lambda dtype: FRACTION.get(dtype, 23))
-    return Side(values, 2.0 ** -(FRACTION.get(coarser, 23) + 1), 2.0 ** SMALLEST.get(coarser, -126))
+    smallest = SMALLEST.get("F16" if held == "F16" else tensor.dtype, -126)  # zeros alone are held by any
+    return Side(values, 2.0 ** -(FRACTION.get(coarser, 23) + 1), 2.0**smallest)
 
 
 # Tensors of other shapes, and of one file alone
