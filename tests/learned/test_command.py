@@ -46,6 +46,8 @@ def lora(rank: int, names: str = "proj") -> Callable[[Weights], None]:
 
 
 def full(weights: Weights) -> None:
+    """Every value moves, and some directions more than noise has."""
+    lora(2)(weights)
     for name in weights:
         weights[name] += 0.01 * RNG.standard_normal(weights[name].shape).astype(np.float32)
 
@@ -97,9 +99,8 @@ def test_it_writes_its_page_and_tables(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     printed = json.loads(result.stdout)
     assert printed == json.loads((tmp_path / "out" / "learned.json").read_text())
-    assert printed["tunes"][0]["training"] == {
-        "kind": "low rank", "rank": 3, "evidence": "the change of 21 of 21 changed matrices in layers has rank 3"
-    }  # fmt: skip
+    evidence = "a change of rank up to 3 in 21 of 21 matrices, as of a LoRA, or of a few steps of training"
+    assert printed["tunes"][0]["training"] == {"kind": "low rank", "rank": 3, "evidence": evidence}
     page = (tmp_path / "out" / "report.html").read_text()
     assert "no search for backdoors" in page and "Collisions" in page
     arrays = np.load(tmp_path / "out" / "directions.npz")

@@ -181,3 +181,15 @@ def test_few_changed_values_are_neither_a_scale_nor_a_rotary_layout_nor_a_lora(
         change(planted.tensors[name], count)
     (found,) = ws.same(tmp_path / "a", tmp_path / "b").differing
     assert (found.deed, found.detail) == (deed, detail)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("value", [np.nan, np.inf, 3e38, -3e38, 1e-45])
+@pytest.mark.parametrize("at", ["x", "y"])
+def test_values_at_the_ends_of_float32_are_compared(value: float, at: str) -> None:
+    x = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+    for places in ((slice(3, 5), slice(None)), (7, 9), (slice(None), slice(None))):
+        sides = {"x": x.copy(), "y": x.copy()}
+        sides[at][places] = value
+        for role in ("q", "norm.before", "tokens"):
+            assert found(Side(sides["x"]), Side(sides["y"]), role) != Deed("negated")

@@ -18,6 +18,8 @@ TOP, INTRUDER = 10, 0.5  # PEFT's defaults: leading dimensions looked at, and th
 EXACT_SIDE = 2048  # of the smaller side, up to which intruders are looked for unasked: the SVD takes a few seconds
 PRINCIPAL = 0.1  # share of the base's left singular vectors that are called principal
 FAINT = 1e-7  # of the first singular value, what a Gram matrix in float64 resolves
+SPREADS = 4.0  # of the largest singular value of noise, above its mean
+LEFT = 1.5  # times the energy of rounding errors, that a change of low rank leaves at most
 FINEST = 23  # bits of float32's fraction
 READS = {"q", "k", "v", "gate", "up", "router", "q_a", "kv_a"}  # roles whose input is the stream, in the norm's basis
 WRITES = {"o", "down"}  # roles whose output joins the stream
@@ -47,7 +49,7 @@ class Update(ShowsShapes):
     layer: int | None
     shape: tuple[int, ...]  # (out, in)
     change: float  # |B - A| / |A|
-    rank: int | None  # where it is low
+    rank: int | None  # where it is below the smaller side
     size: float  # |B - A|
     noise: float  # spectral norm that rounding to the stored dtype leaves
     s: np.ndarray  # (k,) leading singular values
@@ -64,6 +66,13 @@ class Update(ShowsShapes):
     def writes_stream(self) -> bool:
         """Whether its output joins the residual stream."""
         return bool(_parts(self.role) & WRITES)
+
+    @property
+    def is_noise(self) -> bool:
+        """Whether no direction stands out of what as large a change by independent noise has (Johnstone 2001)."""
+        rows, columns = sqrt(self.shape[0] - 1), sqrt(self.shape[1])
+        edge, spread = (rows + columns) ** 2, (rows + columns) * (1 / rows + 1 / columns) ** (1 / 3)
+        return bool(self.s[0] ** 2 * self.shape[0] * self.shape[1] <= self.size**2 * (edge + SPREADS * spread))
 
     @property
     def n_directions(self) -> int:
@@ -114,13 +123,25 @@ def _update(label: str, a: NamedTensor, b: NamedTensor, change: Change, *, exact
     s, written, read = (vectors.astype(np.float32) for vectors in leading(d, DIRECTIONS))  # kept of every matrix
     bits = min(BITS.get(dtype, FINEST) for dtype in change.dtypes)
     noise = 2.0**-bits * max(before, size) / sqrt(12 * d.size) * sum(map(sqrt, d.shape))
-    shape = d.shape
+    shape, rank = d.shape, change.rank
+    if rank is None and size and min(shape) > 1 and (exact or min(shape) <= EXACT_SIDE):
+        rank = rank_of(d, noise)
     del d
     intruders = None
     if size and (exact or min(shape) <= EXACT_SIDE):
         x, y = (each.array().T if TRANSPOSED in a.stored else each.array() for each in (a, b))
         intruders = intruders_of(x, y)
-    return Update(label, a.name, a.role, a.layer, shape, far, change.rank, size, noise, s, written, read, intruders)
+    return Update(label, a.name, a.role, a.layer, shape, far, rank, size, noise, s, written, read, intruders)
+
+
+def rank_of(d: np.ndarray, noise: float) -> int | None:
+    """The rank of a change up to rounding, whose errors have this spectral norm; None where it is full."""
+    gram = d.T @ d if d.shape[0] > d.shape[1] else d @ d.T
+    s = np.sqrt(np.maximum(np.linalg.eigvalsh(gram)[::-1], 0))
+    rank = int((s > ABOVE_NOISE * noise).sum())
+    each = noise / sum(map(sqrt, d.shape))  # standard deviation of an error
+    left = float((s[rank:] ** 2).sum())
+    return rank if 0 < rank < len(s) and left <= LEFT * d.size * each**2 else None
 
 
 def leading(d: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

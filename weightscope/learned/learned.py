@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from weightscope.changes.all_tensors import TensorChanges, changes_with_directions
-from weightscope.changes.counterparts import counterparts
+from weightscope.changes.counterparts import Counterparts, counterparts
 from weightscope.changes.tensor import UNKNOWN_SIZE, Change
 from weightscope.checkpoint.adapters import is_adapter
 from weightscope.errors import CheckpointError, counted, printable
@@ -19,18 +19,56 @@ from weightscope.files import REPORT
 from weightscope.findings import listed, spans
 from weightscope.learned.changed_matrices import INTRUDER, TOP, Update, updates_of
 from weightscope.learned.spaces import Overlap, Shared, overlap, shared_directions
+from weightscope.learned.structure import dora_rank, kronecker_shapes
 from weightscope.learned.words import Words, why_no_words, words
 from weightscope.model import Model, TensorsOnly, open_tensors
 from weightscope.progress import bar, progress_shown
 from weightscope.provenance import Provenance
 from weightscope.results import Result, ShowsShapes
+from weightscope.same import SAME_FUNCTION
+from weightscope.same.judge import UNEXPLAINED, catalogued
+from weightscope.same.same import compared, same
+from weightscope.same.sentences import joined
 from weightscope.tables import Column, Table, as_json
 
 Readable = Model | TensorsOnly
 MOSTLY = 0.9  # of the changed matrices in layers, for what they are to be said of the training
 CONVERTED = ("rounded", "quantised")  # kinds of change that a conversion makes
 ROWS = ("tokens", "positions", "unembedding", "types")  # looked up by row: they have no directions
-NAMED = 8  # words in the lead
+ASKED = 0.5  # of the changed tensors, with a deed or unlike the base's, from which their function is compared
+ONE_SCALE = 10.0  # times the least relative change, that the largest of a LoRA's matrices has
+USUAL_RANKS = (
+    1,
+    2,
+    4,
+    8,
+    16,
+    32,
+    64,
+    128,
+    256,
+)  # that people give a LoRA: a few steps rarely leave one of them
+NO_TRAINING = ("same function", "deed", "unrelated", "noise", "merge")
+SHARES_DIFFER, NEARLY_ALL = 0.1, 0.1  # of the share of the base in a merge's matrices; and from one, in a tune
+OUTSIDE = {"tokens": "token embeddings", "positions": "position embeddings", "types": "type embeddings",
+           "unembedding": "the head"}  # fmt: skip
+DORA = "a change of rank up to {} and a factor for each row, as of a DoRA,"
+LOKR = "a Kronecker product, as of a LoKr,"
+HOW = {
+    "low rank": "{name} holds {evidence}", "one direction": "{name} was edited along one direction: {evidence}",
+    "full": "{name} holds changes as training leaves: {evidence}",
+    "few rows": "{name} changed in a few rows of its embeddings only: {evidence}",
+    "vectors": "{name} changed in biases and norms only",
+    "embeddings": "{name} changed outside its layers only",
+    "conversion": "{name} was rounded or quantised; what else was done does not show: {evidence}",
+    "none": "{name} holds the base's values: {evidence}, nothing was trained",
+    "mixed": "{name} changed in several ways: {evidence}",
+    "same function": "{name} computes what the base does, the same function, with {evidence}: nothing was trained",
+    "deed": "{name} was changed by what is no training: {evidence}",
+    "unrelated": "{name} holds other weights: {evidence}, as if drawn again or trained apart",
+    "merge": "{name} holds {evidence}, as a merge leaves",
+    "noise": "{name} differs by what independent noise would leave: {evidence}; no training shows",
+}  # fmt: skip
 BEYOND_CHANCE = 3.0  # times the overlap of random spaces, from which two tunes are said to collide
 
 
@@ -38,9 +76,17 @@ BEYOND_CHANCE = 3.0  # times the overlap of random spaces, from which two tunes 
 class Training:
     """What the changes say of the training."""
 
-    kind: str  # "low rank", "one direction", "full", "few rows", "vectors", "conversion", "none" or "mixed"
-    rank: int | None  # of a LoRA: the most common rank
+    # "low rank", "one direction", "full", "few rows", "vectors", "embeddings", "conversion", "none", "mixed"; or, of
+    # what is no training, one of NO_TRAINING.
+    kind: str
+    rank: int | None  # the largest of a change of low rank
     evidence: str  # in words
+    is_adapter: bool = False  # whether it is an adapter, or looks as one that was merged
+
+    @property
+    def is_training(self) -> bool:
+        """Whether weights may have been trained."""
+        return self.kind not in (*NO_TRAINING, "conversion", "none")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -54,6 +100,7 @@ class Tune(ShowsShapes):
     shared: Sequence[Shared]
     words: Words | None
     no_words: str  # why there are none
+    also: str = ""  # a sentence on what changed besides matrices in layers
 
     @property
     def looked_at(self) -> list[Update]:
@@ -67,26 +114,18 @@ class Tune(ShowsShapes):
 
     @property
     def lead(self) -> str:
-        """How it was trained, how far it moved, and the words that rose."""
-        name = printable(self.name)
-        matrices = [update for update in self.updates if np.isfinite(update.change)]
-        how = {
-            "low rank": f"was trained by a low-rank update, as a LoRA, of rank {self.training.rank}",
-            "one direction": "was edited along one direction", "full": "was trained in full",
-            "few rows": "changed in a few rows of its embeddings only", "vectors": "changed in biases and norms only",
-            "conversion": "was rounded or quantised; what else was trained does not show",
-            "none": "holds the base's values: nothing was trained",
-            "mixed": "changed in several ways",
-        }[self.training.kind]  # fmt: skip
-        sizes = spread_of(matrices)
-        parts = [f"{name} {how} ({self.training.evidence}{f'; {sizes}' if sizes else ''})."]
-        if self.looked_at:
-            text = (
-                f"{counted(self.intruders, 'intruder dimension')} in {counted(len(self.looked_at), 'changed matrix')}"
-            )
-            parts.append(f"{text.replace('matrixs', 'matrices')}.")
+        """How it was changed, how far and where, and the words that rose."""
+        how = HOW[self.training.kind].format(name=printable(self.name), evidence=self.training.evidence)
+        sizes = spread_of([update for update in self.updates if np.isfinite(update.change)])
+        parts = [f"{how}{f' ({sizes})' if sizes else ''}."]
+        if self.also and self.training.is_training:
+            parts.append(self.also)
+        if self.looked_at and self.training.is_training:
+            plural = "matrix" if len(self.looked_at) == 1 else "matrices"
+            dimensions = counted(self.intruders, "intruder dimension")
+            parts.append(f"{dimensions} in {len(self.looked_at):,} changed {plural}.")
         if self.words:
-            parts.append(f"Tokens that it says more often: {' '.join(map(repr, self.words.names[:NAMED]))}.")
+            parts.append(self.words.sentence)
         return " ".join(parts)
 
     def as_json(self) -> dict[str, Any]:
@@ -95,7 +134,7 @@ class Tune(ShowsShapes):
         words = [] if self.words is None else [
             {"token": name, "id": int(token), "before": float(self.words.before[token]),
              "after": float(self.words.after[token])}
-            for name, token in zip(self.words.names, self.words.top, strict=True)
+            for name, token in zip(self.words.labels, self.words.top, strict=True)
         ]  # fmt: skip
         return {
             "name": self.name, "training": training, "changed": len(self.updates),
@@ -181,7 +220,7 @@ class Learned(Result):
         rows = [
             (tune.name, rank, int(token), name, tune.words.before[token], tune.words.after[token])
             for tune in self.tunes if tune.words
-            for rank, (token, name) in enumerate(zip(tune.words.top, tune.words.names, strict=True), 1)
+            for rank, (token, name) in enumerate(zip(tune.words.top, tune.words.labels, strict=True), 1)
         ]  # fmt: skip
         return Table.of_rows(WORD_COLUMNS, rows) if rows else None
 
@@ -342,15 +381,24 @@ def tune_of(base: Readable, tuned: Readable, *, exact: bool = False, with_words:
         for entry, change in bar(moved, "directions", "matrix")
         for update in updates_of(entry, change, exact=exact)
     ]
-    why = "its heads are not read"
-    raised = None
+    training = training_of(changes.changes, updates, tuned.checkpoint.note)
+    if not tuned.checkpoint.note:
+        training = other_deeds(base, tuned, entries, changes.changes) or training
+    if training.kind == "full" and (form := adapter_form(moved, updates)):
+        training = Training("full", None, form, is_adapter=True)
+    raised, why = None, "its heads are not read"
     if not with_words:
         why = "they were not asked for"
+    elif not training.is_training:
+        why = "nothing shows that it was trained"
     elif isinstance(base, Model) and isinstance(tuned, Model):
-        why = why_no_words(base, tuned) if updates else "nothing changed"
-        raised = None if why else words(base, tuned)
-    training = training_of(changes.changes, tuned.checkpoint.note)
-    return Tune(tuned.name, changes, training, updates, shared_directions(updates), raised, why)
+        why = why_no_words(base, tuned)
+        try:
+            raised = None if why else words(base, tuned)
+        except CheckpointError as error:  # values too large for texts to pass
+            why = str(error)
+    also = changed_outside(changes.changes)
+    return Tune(tuned.name, changes, training, updates, shared_directions(updates), raised, why, also)
 
 
 def _is_update(change: Change) -> bool:
@@ -361,35 +409,143 @@ def _is_update(change: Change) -> bool:
     )  # fmt: skip
 
 
-def training_of(changes: Sequence[Change], note: str = "") -> Training:
+def training_of(changes: Sequence[Change], updates: Sequence[Update], note: str = "") -> Training:
     """How a tune was trained: its changes, and what an adapter's own files say.
 
-    A LoRA's change has its rank exactly up to rounding, whatever is merged; training all weights never gives a rank
-    below half of a matrix. Reinforcement and supervised learning are not told apart (see docs/learned.md).
+    A LoRA's change has its rank exactly up to rounding, whatever is merged, and so have a few steps on few tokens.
+    Reinforcement and supervised learning are not told apart (see docs/learned.md).
     """
-    matrices = [each for each in changes if each.is_matrix and each.kind not in ("identical", "missing", "new")]
-    in_layers = [each for each in matrices if each.role not in ("tokens", "unembedding", "positions")]
-    kinds = Counter(each.kind for each in in_layers)
-    total = sum(kinds.values())
-    ranks = Counter(each.rank for each in in_layers if each.kind in ("low rank", "one direction") and each.rank)
+    changed = [each for each in changes if each.kind not in ("identical", "missing", "new")]
+    matrices = [each for each in changed if each.is_matrix]
+    in_layers = [each for each in matrices if each.role not in ROWS]
+    kinds, total = Counter(each.kind for each in in_layers), len(in_layers)
+    low = [update for update in updates if update.rank is not None]
+    largest = max((update.rank for update in low if update.rank), default=None)
     if note:
-        return Training("low rank", ranks.most_common(1)[0][0] if ranks else None, note)
-    if not any(each.kind != "identical" for each in changes):
+        return Training("low rank", largest, note, is_adapter=True)
+    if not changed:
         return Training("none", None, "no tensor changed")
     if not total:
-        kind = "few rows" if any(each.kind == "few rows" for each in matrices) else "vectors"
-        return Training(kind if not matrices or kind == "few rows" else "full", None, "no matrix in a layer changed")
+        rows = [each for each in matrices if each.kind == "few rows"]
+        kind = "few rows" if rows and len(rows) == len(changed) else "embeddings" if matrices else "vectors"
+        return Training(kind, None, "; ".join(each.detail for each in rows) or "no matrix in a layer changed")
     if kinds["one direction"] >= MOSTLY * total:
         evidence = f"{kinds['one direction']} of {total} changed matrices in layers changed along one direction"
         return Training("one direction", 1, evidence)
-    low = kinds["low rank"] + kinds["one direction"]
-    if low >= MOSTLY * total:
-        evidence = f"the change of {low} of {total} changed matrices in layers has rank {spans(sorted(ranks))}"
-        return Training("low rank", ranks.most_common(1)[0][0], evidence)
     if sum(kinds[kind] for kind in CONVERTED) >= MOSTLY * total:
         return Training("conversion", None, f"{total} matrices were rounded or quantised, which hides what was trained")
-    if kinds["changed"] >= MOSTLY * total:
-        evidence = f"the change of {kinds['changed']} of {total} changed matrices in layers has no low rank"
-        return Training("full", None, evidence)
+    if sum(not each.is_tuned for each in in_layers) >= MOSTLY * total:
+        return Training("unrelated", None, f"{total} changed matrices in layers no longer resemble the base's")
+    if 2 * len(low) >= len(updates) and largest:
+        low = [update for update in updates if update.rank is not None or min(update.shape) <= largest]
+    if (share := share_kept(in_layers)) is not None:
+        return Training("merge", None, f"{share:.2g} times the base's weights and others in each of {total} matrices")
+    if low and len(low) >= MOSTLY * len(updates):
+        return _of_low_rank(low, len(updates), len(changed))
+    if updates and sum(update.is_noise for update in updates) >= MOSTLY * len(updates):
+        return Training("noise", None, f"no direction stands out in any of {len(updates)} changed matrices")
+    if kinds["changed"] + kinds["low rank"] >= MOSTLY * total:
+        full = len(updates) - len(low)
+        some = f"; {len(low)} are of rank {ranks_by_role(low)}" if low else ""
+        return Training("full", None, f"of full rank in {full} of {len(updates)} matrices{some}")
     parts = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
     return Training("mixed", None, f"matrices in layers changed in several ways: {parts}")
+
+
+def _of_low_rank(low: Sequence[Update], total: int, changed: int) -> Training:
+    """A change of low rank, and what leaves one: a LoRA has one rank and scale, and changes nothing else."""
+    ranks = Counter(update.rank for update in low if update.rank is not None)  # of others it is full, and no higher
+    (usual, count), *_ = ranks.most_common()
+    is_one = count >= MOSTLY * sum(ranks.values())  # of the others rounding made more
+    largest = usual if is_one else max(ranks)
+    within = [update for update in low if (update.rank or 0) <= largest]
+    sizes = [update.change for update in within]
+    is_lora = is_one and len(low) == total == changed and max(sizes) <= ONE_SCALE * min(sizes)
+    where = "" if is_one else f" ({ranks_by_role(low)})"
+    evidence = f"a change of rank up to {largest} in {len(within)} of {total} matrices{where}"
+    what = f"as a few steps of training leave{'' if is_one else ', or adapters of several ranks'}"
+    if is_lora:
+        what = "as of a LoRA" if largest in USUAL_RANKS else "as of a LoRA, or of a few steps of training"
+    return Training("low rank", largest, f"{evidence}, {what}", is_adapter=is_lora)
+
+
+def share_kept(matrices: Sequence[Change]) -> float | None:
+    """The factor that most matrices hold of the base's, where training leaves nearly one; None where they differ."""
+    if not all(each.squares for each in matrices):
+        return None
+    with np.errstate(all="ignore"):
+        shares = np.array([(each.squares + each.squares_b - each.moved) / (2 * each.squares) for each in matrices])
+    middle = float(np.median(shares))
+    alike = np.abs(shares - middle) <= SHARES_DIFFER * abs(middle)
+    return middle if alike.mean() >= MOSTLY and abs(middle - 1) > NEARLY_ALL else None
+
+
+def ranks_by_role(updates: Sequence[Update]) -> str:
+    """`8 in q and v, 16 to 32 in down`: the ranks of each role, roles of the same ranks together."""
+    roles: dict[str, set[int]] = {}
+    for update in updates:
+        roles.setdefault(update.role, set()).add(update.rank or min(update.shape))
+    spread: dict[str, list[str]] = {}
+    for role, ranks in roles.items():
+        ends = dict.fromkeys((min(ranks), max(ranks)))
+        spread.setdefault(" to ".join(map(str, ends)), []).append(role)
+    return ", ".join(f"{ranks} in {joined(names, 6)}" for ranks, names in spread.items())
+
+
+def changed_outside(changes: Sequence[Change]) -> str:
+    """A sentence on what changed besides matrices in layers: embeddings, the head, norms; empty where nothing did."""
+    kinds: dict[str, list[Change]] = {}
+    for each in changes:
+        if each.kind in ("identical", "missing", "new") or (each.is_matrix and each.role not in ROWS):
+            continue
+        kind = "norms" if "norm" in (each.role or each.name) else "biases and other vectors"
+        kinds.setdefault(OUTSIDE.get(each.role, kind), []).append(each)
+    parts = []
+    for named, those in kinds.items():
+        sizes = [each.change for each in those if np.isfinite(each.change)]
+        spread = " to ".join(dict.fromkeys(f"{size:.2g}" for size in (min(sizes), max(sizes)))) if sizes else "unknown"
+        number = f"{len(those)} " if named not in OUTSIDE.values() else ""
+        parts.append(f"{number}{named} ({spread})")
+    return f"Also changed: {joined(parts, len(parts))}." if parts else ""
+
+
+def other_deeds(
+    base: Readable, tuned: Readable, entries: Sequence[Counterparts], changes: Sequence[Change]
+) -> Training | None:
+    """What was done that is no training: most changed tensors have a deed of the catalogue, or compute the same."""
+    left_out = (*UNKNOWN_SIZE, *CONVERTED, "identical", "resized")
+    tried = [(entry, each) for entry, each in zip(entries, changes, strict=True) if each.kind not in left_out]
+    deeds = [catalogued(compared(base, tuned, entry, 1.0))[0] for entry, _ in tried]
+    named = Counter(deed.name for deed in deeds if deed is not None and not deed.name.startswith(UNEXPLAINED))
+    unlike = sum(not each.is_tuned for _, each in tried)
+    if not tried or max(sum(named.values()), unlike) < ASKED * len(tried):
+        return None
+    result = same(base, tuned)
+    if result.verdict == SAME_FUNCTION:
+        what = dict.fromkeys(each.deed for each in result.tensors if each.verdict == SAME_FUNCTION)
+        return Training("same function", None, joined([*what]))
+    if sum(named.values()) < MOSTLY * len(tried):
+        return None
+    details = Counter(deed.detail for deed in deeds if deed is not None and deed.name in named)
+    (most, times), *_ = details.most_common()
+    detail = f" ({most})" if most and (times == len(tried) or len(tried) == 1) else ""
+    parts = [f"'{name}' in {count} of {counted(len(tried), 'changed tensor')}" for name, count in named.most_common()]
+    return Training("deed", None, joined(parts) + detail)
+
+
+def adapter_form(moved: Sequence[tuple[Counterparts, Change]], updates: Sequence[Update]) -> str:
+    """How changes of full rank are those of a DoRA or a LoKr, in words; empty where they are not."""
+    full = [entry for (entry, _), update in zip(moved, updates, strict=False) if update.rank is None]
+    if len(updates) != len(moved) or len(full) < len(moved):
+        return ""
+    forms = []
+    for entry in full:
+        assert entry.a is not None
+        assert entry.b is not None
+        x, y = (each.array().astype(np.float64) for each in (entry.a, entry.b))
+        rank = dora_rank(x, y)
+        shapes = None if rank is not None else kronecker_shapes(y - x)
+        if rank is None and shapes is None:
+            return ""
+        forms.append(DORA.format(rank) if shapes is None else LOKR)
+    return f"{forms[0]} in {len(forms)} of {len(moved)} matrices" if len({*forms}) == 1 else ""

@@ -37,8 +37,9 @@ def _trained(learned: Learned) -> Table:
 
 
 TRAINING = (
-    "A LoRA leaves a change of its rank up to rounding; training all weights leaves none of low rank. Whether a tune "
-    "was supervised or reinforced is not claimed."
+    "Deeds that are no training are looked for first. A LoRA leaves a change of its rank up to rounding, and so do a "
+    "few steps of training; more of it leaves none of low rank. Whether a tune was supervised or reinforced is not "
+    "claimed."
 )
 INTRUDERS = (
     "Of the first 10 left singular vectors of the tuned matrix, an intruder dimension has a cosine below 0.5 with "
@@ -46,7 +47,8 @@ INTRUDERS = (
 )
 WORDS = (
     "Texts of random tokens pass through both models. Listed are the tokens whose mean probability rose most for their "
-    "frequency. A planted trigger is not among them as a rule: this is no search for backdoors."
+    "frequency, and clearly more than any token's where the same changes are shuffled. A planted trigger is not among "
+    "them as a rule: this is no search for backdoors."
 )
 SHARED = "Strength is the mean squared cosine with the leading directions of each matrix that changed."
 COLLISIONS = (

@@ -7,18 +7,23 @@ the input. No text is read and nothing is sampled.
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from weightscope.checkpoint import Checkpoint, Tensor
+from weightscope.checkpoint.checkpoint import DerivedTensor, WholeTensor
 from weightscope.circuits.stream import follow_exactly, frequencies, rest_of_layer, why_not_exact
 from weightscope.errors import CheckpointError
-from weightscope.model import Model
+from weightscope.model import Model, Opened
 from weightscope.results import ShowsShapes
 from weightscope.text.tokenizer import Tokenizer, token_names
 
 TEXTS, LENGTH = 16, 32  # random texts, and their tokens
 TOP = 20  # tokens listed
+NAMED = 8  # tokens in a sentence
+NULLS = 3  # models with the same changes shuffled, that tokens have to rise above
+ABOVE_CHANCE = 1.5  # times the largest rise there
 BY_FREQUENCY = 0.7  # power of the base's probability by which a rise is divided: 0 favours frequent tokens, 1 rare ones
 
 
@@ -28,7 +33,8 @@ class Words(ShowsShapes):
 
     before: np.ndarray  # (V,) mean probability
     after: np.ndarray  # (V,)
-    names: list[str]  # of the tokens in `top`
+    names: list[str]  # of the tokens in `top`; empty where no tokenizer is known
+    by_chance: float  # the largest score that the same changes leave in any token, once they are shuffled
 
     @property
     def score(self) -> np.ndarray:
@@ -37,8 +43,23 @@ class Words(ShowsShapes):
 
     @property
     def top(self) -> np.ndarray:
-        """The tokens that rose most, (TOP,)."""
-        return np.argsort(-self.score, kind="stable")[:TOP]
+        """The tokens that rose most, and more than by chance: (TOP,) at most."""
+        first = np.argsort(-self.score, kind="stable")[:TOP]
+        return np.asarray(first[self.score[first] > ABOVE_CHANCE * self.by_chance])
+
+    @property
+    def labels(self) -> list[str]:
+        """The text of each token in `top`; empty where no tokenizer is known."""
+        return self.names or [""] * len(self.top)
+
+    @property
+    def sentence(self) -> str:
+        """Which tokens rose."""
+        if not len(self.top):
+            return "No token rises more than noise would."
+        if not self.names:
+            return f"{len(self.top)} tokens rise more than noise would; no tokenizer is known to name them."
+        return f"Tokens that it says more often: {' '.join(map(repr, self.names[:NAMED]))}."
 
 
 def score(before: np.ndarray, after: np.ndarray) -> np.ndarray:
@@ -51,6 +72,8 @@ def why_no_words(base: Model, tuned: Model) -> str:
     for model in (base, tuned):
         if why := why_not_exact(model, model.config.n_layers - 1):
             return why
+    if {*base.checkpoint} != {*tuned.checkpoint}:
+        return "its tensors have other names than the base's, so that changes cannot be shuffled for comparison"
     if base.embeddings.n_tokens != tuned.embeddings.n_tokens:
         return f"the vocabularies have {base.embeddings.n_tokens} and {tuned.embeddings.n_tokens} tokens"
     return ""
@@ -69,9 +92,38 @@ def words(base: Model, tuned: Model) -> Words:
     length = LENGTH if positions is None else min(LENGTH, len(positions))
     texts = np.random.default_rng(0).choice(n_tokens, (TEXTS, length), p=frequencies(n_tokens))
     before, after = (mean_probabilities(model, texts) for model in (base, tuned))
-    name = token_names(Tokenizer.at_hand(base))
-    top = np.argsort(-score(before, after), kind="stable")[:TOP]
-    return Words(before, after, [name(int(token)) for token in top])
+    shuffled = (mean_probabilities(shuffled_tune(base, tuned, seed), texts) for seed in range(NULLS))
+    said = Words(before, after, [], max(float(score(before, each).max()) for each in shuffled))
+    tokenizer = Tokenizer.at_hand(base)
+    name = token_names(tokenizer)
+    return replace(said, names=[name(int(token)) for token in said.top] if tokenizer else [])
+
+
+@dataclass(frozen=True, eq=False)
+class ShuffledChange(WholeTensor, DerivedTensor):
+    """The base's tensor with a tune's change, whose rows and columns are in another order."""
+
+    tuned: Tensor
+    seed: int
+
+    def read(self) -> np.ndarray:
+        before = self.stored.read()
+        change = self.tuned.read().reshape(before.shape).astype(np.float32) - before
+        rng = np.random.default_rng([self.seed, *self.name.encode()])
+        for axis in range(change.ndim):
+            change = np.take(change, rng.permutation(change.shape[axis]), axis=axis)
+        return np.asarray(before + change, np.float32)
+
+    def unchecked(self, noted: set[str]) -> Tensor:
+        return replace(self, stored=self.stored.unchecked(noted), tuned=self.tuned.unchecked(noted))
+
+
+def shuffled_tune(base: Model, tuned: Model, seed: int) -> Model:
+    """The base with changes as large as the tune's, and of the same rank, which mean nothing."""
+    a, b = base.checkpoint, tuned.checkpoint
+    tensors = {name: ShuffledChange(tensor, b[name], seed) if name in b else tensor for name, tensor in a.items()}
+    checkpoint = Checkpoint(a.folder, a.files, tensors, a.config, a.name)
+    return Model(Opened(checkpoint, base.source, base.tokenizer, base.where), base.reading)
 
 
 def mean_probabilities(model: Model, texts: np.ndarray) -> np.ndarray:

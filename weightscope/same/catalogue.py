@@ -27,6 +27,7 @@ CLEARER = 0.5  # times the error without a deed, at most, for one to be named
 BLOCKS = (256, 128, 64, 32, 16)  # neighbours that share a scale in quantised formats
 MOSTLY = 0.5  # of factors, which are one where a few rows or blocks were scaled
 WITH_ONE_FACTOR = 8  # values that share a factor, at least
+FAR = 2.0  # a factor from which a scale may be missing or applied twice
 ONE_FACTOR = 0.1  # difference of logarithms of factors that are one, up to the rounding of eight bits
 PROBED = 8  # rows whose place is looked for first
 LARGEST_CODE = 255  # of integers that may be codes without their scales
@@ -182,11 +183,12 @@ def other_fused_order(x: np.ndarray, sizes: Sizes) -> Tried:
 
 
 def swapped_places(x: np.ndarray, sizes: Sizes) -> Tried:
-    """Neighbours exchanged, as nibbles of a byte are; halves of blocks, as ggml's nibbles are."""
+    """Neighbours exchanged, as nibbles of a byte are; halves of blocks, as ggml's are, unless these are heads."""
+    of_heads = sizes.head_dim > 1 and {*sizes.role.removesuffix(".bias").split("+")} <= {*"qkvo"}
     if len(x) % 2 == 0:
         yield "nibbles swapped: neighbours exchanged", x.reshape(-1, 2, x.shape[-1])[:, ::-1].reshape(x.shape)
     for block in (*BLOCKS, 8):
-        if len(x) % block == 0:
+        if len(x) % block == 0 and not (of_heads and block // 2 % sizes.head_dim == 0):
             parts = x.reshape(-1, 2, block // 2, x.shape[-1])
             yield f"nibbles swapped: halves of each {block} exchanged", parts[:, ::-1].reshape(x.shape)
         if len(x) % block == 0 and block <= 16:
@@ -231,9 +233,10 @@ def places_of(x: np.ndarray, y: np.ndarray, block: int, tolerance: float) -> np.
     rng = np.random.default_rng(0)
     turn = rng.standard_normal((block * x.shape[1], min(8, block * x.shape[1]))).astype(np.float32)
     with np.errstate(all="ignore"):
-        of_x, of_y = (side.reshape(len(side) // block, -1).astype(np.float32) @ turn for side in (x, y))
-    if not np.isfinite(of_x).all() & np.isfinite(of_y).all():  # their sums overflow
-        return None
+        sides = (side.reshape(len(side) // block, -1).astype(np.float32) @ turn for side in (x, y))
+        of_x, of_y = (side.astype(np.float64) for side in sides)
+    if not (np.isfinite(of_x).all() and np.isfinite(of_y).all()):
+        return None  # their sums overflow
     if any(len(np.unique(side, axis=0)) < len(side) for side in (of_x, of_y)):
         return None  # equal blocks have no order, and a tree is slow where many points are one
     few = of_y[evenly_spread(len(of_y), PROBED)]
@@ -361,7 +364,8 @@ def rescaled(views: Sequence[View]) -> Deed | None:
         if view.gives(replace(view.x, values=-view.x.values), computed=False):
             return Deed("negated")
         if np.isfinite(factor) and factor != 0 and view.gives(view.x.times(factor)):
-            return Deed("scaled by one number: a scale missing, inverted or applied twice", f"{factor:.6g}")
+            slip = "" if 1 / FAR < abs(factor) < FAR else ": a scale missing, inverted or applied twice"
+            return Deed(f"scaled by one number{slip}", f"{factor:.6g}")
         if len(views) == 1:
             return None
         tries = [_by_row(each) for each in views]
@@ -381,7 +385,7 @@ def _factors(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 def _stand_out(made: np.ndarray, x: np.ndarray, room: np.ndarray) -> bool:
     """Whether groups along the last axis that were scaled are more than rounding leaves; if not, any x would do."""
     sizes, least = (np.square(each, dtype=np.float64).sum(axis=-1) for each in (made, room))
-    return bool((sizes >= least)[(made != x).any(axis=-1)].all() and np.isfinite(sizes).all())
+    return bool((sizes > MARGIN**2 * least)[(made != x).any(axis=-1)].all() and np.isfinite(sizes).all())
 
 
 def _by_row(view: View) -> Deed | None:
@@ -470,7 +474,7 @@ def slip_of(x: np.ndarray, factors: np.ndarray) -> str:
     with np.errstate(all="ignore"):
         f, a = (np.log(np.abs(each.reshape(len(x), -1))) for each in (factors, sizes))  # (n, groups of a row)
     is_known = np.isfinite(f) & np.isfinite(a)
-    if abs(f[is_known].mean()) <= f[is_known].std():
+    if not is_known.any() or abs(f[is_known].mean()) <= f[is_known].std():
         return "of the wrong axis or in another order"
     if f[is_known].mean() < 0:
         return "applied twice"

@@ -50,6 +50,7 @@ STORED_OTHERWISE = "stored otherwise"  # of the same values: in another dtype or
 # Values of a tensor that a deed is looked for in as a whole; of larger ones in rows and columns.
 LARGEST_WHOLE = 1 << 24
 PACKED = 0.2  # |error| / |x| of a packing whose grid is not known
+UNEXPLAINED = "other values"  # how a deed begins that says only which rows changed
 LOW_RANK = "low-rank update, as of a LoRA merged or unmerged"
 LOWEST = 1 / 8  # of a matrix's full rank: what stands out of a quantised one's errors for sure
 UNEVEN = 2.0  # times a quantised matrix's mean error: what rows of the largest scale may add to a singular value
@@ -201,16 +202,22 @@ def _coarser(parts: Compared, change: Change, may_compensate: bool) -> Judged | 
 
 def _done(parts: Compared, change: Change) -> Judged:
     """What was done to a tensor that is neither rounded nor quantised."""
+    deed, touched = catalogued(parts)
+    if deed is None or deed.name.startswith(UNEXPLAINED):
+        deed = _as_deed(parts, change, deed, touched)
+    return _judged(parts, DIFFERENT, deed.name, change.change, deed.detail)
+
+
+def catalogued(parts: Compared) -> tuple[Deed | None, int]:
+    """The deed of the catalogue that was done to a tensor, and how many of its rows or columns changed."""
     pair = parts.tensors
     views = _views(pair)
     is_stacked = parts.b.role.startswith("expert.") and parts.b.expert is None and len(pair.b.shape) > 1
     sizes = parts.sizes._replace(stacked=pair.b.shape[0] if is_stacked else 0)
     deed = find_deed(views, sizes)
-    if is_stacked and (deed is None or deed.name.startswith("other values")):
+    if is_stacked and (deed is None or deed.name.startswith(UNEXPLAINED)):
         deed = _transposed_experts(pair, tolerance_of(pair)) or deed
-    if deed is None or deed.name.startswith("other values"):
-        deed = _as_deed(parts, change, deed, min(int(each.changed.sum()) for each in views))
-    return _judged(parts, DIFFERENT, deed.name, change.change, deed.detail)
+    return deed, min(int(each.changed.sum()) for each in views)
 
 
 def _only_value(tensor: Tensor) -> float | None:
@@ -346,7 +353,8 @@ def _side(tensor: Tensor, blocks: Sequence[Sequence[np.ndarray]], width: int) ->
         return Side(values, half=np.full(values.shape, 0.5, np.float32))  # codes without their scales
     held = precision(few)
     coarser = min(held, tensor.dtype, key=lambda dtype: FRACTION.get(dtype, 23))
-    return Side(values, 2.0 ** -(FRACTION.get(coarser, 23) + 1), 2.0 ** SMALLEST.get(coarser, -126))
+    smallest = SMALLEST.get("F16" if held == "F16" else tensor.dtype, -126)  # zeros alone are held by any
+    return Side(values, 2.0 ** -(FRACTION.get(coarser, 23) + 1), 2.0**smallest)
 
 
 # Tensors of other shapes, and of one file alone

@@ -363,7 +363,7 @@ def _needs_head(model: Readable) -> bool:
 def _judged(a: Readable, b: Readable, sample: float, beside: Beside) -> tuple[list[Judged], list[str]]:
     """Every tensor of both with its verdict, and the names of those that were not compared."""
     tensors = [*counterparts(a, b), *(counterparts(*beside.modules) if beside.modules else ())]
-    parts = [_compared(a, b, each, sample) for each in tensors if each.a and each.b]
+    parts = [compared(a, b, each, sample) for each in tensors if each.a and each.b]
     only_a = [(each.a, each.label) for each in tensors if each.a and not each.b]
     only_b = [(each.b, each.label) for each in tensors if each.b and not each.a]
     judged, notes = [], []
@@ -409,7 +409,7 @@ def _by_part(a: Readable, b: Readable, judged: Judged, fused: Compared) -> Judge
     pairs = [*zip(a.tensors.parts(fused.a), b.tensors.parts(fused.b), strict=False)]
     if not pairs or any(x.role != y.role for x, y in pairs):
         return judged
-    parts = [_compared(a, b, Counterparts(a.tensors.label(x), x, y, "role"), fused.share) for x, y in pairs]
+    parts = [compared(a, b, Counterparts(a.tensors.label(x), x, y, "role"), fused.share) for x, y in pairs]
     deeds = find_elsewhere([judge(each) for each in parts], parts)
     rounding = tolerance_of(fused.tensors)  # a part in one convention has no cells of its own
     done = {each.deed: each.role for each in deeds if each.verdict == DIFFERENT and not each.size <= rounding}
@@ -418,7 +418,7 @@ def _by_part(a: Readable, b: Readable, judged: Judged, fused: Compared) -> Judge
     return replace(judged, deed="; ".join(f"{deed}, of {role}" for deed, role in done.items()))
 
 
-def _compared(a: Readable, b: Readable, paired: Counterparts, sample: float) -> Compared:
+def compared(a: Readable, b: Readable, paired: Counterparts, sample: float) -> Compared:
     """Two counterparts, and what a deed has to know of the row that they belong to."""
     x, y = paired.a, paired.b
     pair = paired.pair()
@@ -444,7 +444,7 @@ def _tied_head(a: Readable, b: Readable, lost: Sequence[tuple[NamedTensor, str]]
         return None
     tokens = tying.tensors["tokens"]
     x, y = (head, tokens) if in_a else (tokens, head)
-    judged = judge(_compared(a, b, Counterparts("unembedding", x, y, "role"), 1.0), ways=())
+    judged = judge(compared(a, b, Counterparts("unembedding", x, y, "role"), 1.0), ways=())
     judged = replace(judged, role="unembedding", name_b=judged.name_b if not in_a else "", label="unembedding")
     if judged.verdict == DIFFERENT:
         return replace(judged, deed="head tied in config and not in file", detail=judged.deed)
