@@ -69,7 +69,7 @@ READ_IN_VAIN: dict[str, set[str]] = defaultdict(set) | {
     "electra": {"is_causal", "num_attention_heads"},  # of a decoder; the row needs the number
     "dinov2": {"apply_layernorm", "image_size"},  # of a backbone; only whole patches count
     "siglip_text": {"is_causal", "vision_config.image_size"},
-    "t5_encoder": {"scale_decoder_outputs"},  # the class sets it
+    "t5_encoder": {"scale_decoder_outputs", "pad_token_id"},  # the class sets it; of labels
     "esm": {"is_causal", "pad_token_id"},  # of a decoder; of positions that rotation replaces
     "bert": {"is_causal"}, "roberta": {"is_causal"},
     "marian": {"decoder_start_token_id", "pad_token_id"},  # where no tokens are given to the decoder
