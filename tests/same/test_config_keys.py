@@ -62,12 +62,19 @@ READ_IN_VAIN: dict[str, set[str]] = defaultdict(set) | {
     "falcon_grouped": {"multi_query"},  # not in the new architecture
     "falcon_alibi": {"num_ln_in_parallel_attn"},  # not where attention comes first
     "qwen2_moe": {"intermediate_size"},  # of dense layers, as the next one: all have experts
+    "qwen3_moe": {"intermediate_size"},
     "llama4": {"intermediate_size_mlp"},
+    "gemma3": {"attn_logit_softcapping"},  # the function of attention has a cap, and is not given it
+    "gpt_oss": {"hidden_act", "rope_parameters.beta_fast"},  # of all mixtures' shared code; ends are rounded
+    "electra": {"is_causal", "num_attention_heads"},  # of a decoder; the row needs the number
+    "dinov2": {"apply_layernorm", "image_size"},  # of a backbone; only whole patches count
+    "siglip_text": {"is_causal", "vision_config.image_size"},
+    "t5_encoder": {"scale_decoder_outputs", "pad_token_id"},  # the class sets it; of labels
     "esm": {"is_causal", "pad_token_id"},  # of a decoder; of positions that rotation replaces
-    "bert": {"is_causal"}, "roberta": {"is_causal"}, "electra": {"is_causal"},
+    "bert": {"is_causal"}, "roberta": {"is_causal"},
     "marian": {"decoder_start_token_id", "pad_token_id"},  # where no tokens are given to the decoder
     "bart": {"decoder_start_token_id", "pad_token_id"},
-    "clip_text": {"is_causal"}, "siglip_text": {"is_causal"},  # of the text's part, and not of the whole
+    "clip_text": {"is_causal"},  # of the text's part, and not of the whole
 }  # fmt: skip
 LEFT_OUT = {"model_type", "tie_word_embeddings", "architectures", "dtype"}  # other classes, other tensors
 

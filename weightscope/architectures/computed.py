@@ -267,7 +267,10 @@ def stated(checkpoint: Checkpoint, row: Family) -> Stated:
         present -= {"model_type"} if f"{start}{PATTERN}" in metadata else {"model_type", row.config.listed}
     before = f"{path}." if path else ""
     turns = {value for key, value in values.items() if key.startswith(before + GIVEN) and key.endswith("rope_type")}
-    if values.get(f"{before}{GIVEN}.{TRAINED}") and values.get(f"{before}{GIVEN}.factor"):
+    yarns = [
+        key.removesuffix("rope_type") for key, value in values.items() if key.endswith("rope_type") and value == "yarn"
+    ]
+    if all(values.get(each + TRAINED) and values.get(f"{each}factor") for each in yarns):
         turns -= {"yarn"}
     try:
         read = row.configured(completed_part(config, part, row))
