@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from analyses.experiments.deed_containers import Packed
+from analyses.experiments.deed_containers import BLOCK, CONTAINERS, Packed
 from analyses.experiments.deed_families import FAMILIES, LAYERS, Planted, original
 from analyses.experiments.planted_deeds import ALL_CONTAINERS
 from tests.support.files import write
@@ -358,3 +358,26 @@ def test_scales_that_are_not_finite_are_different(name: str, scale: float, tmp_p
         same = ws.same(*pair)
         assert same.verdict == "different"
         assert [each.name for each in same.differing] == [tensor.name]
+
+
+@pytest.mark.check
+@pytest.mark.parametrize(
+    ("factor", "verdict"), [(1, "quantised"), (100, "quantised"), (1e4, "different"), (1e6, "different")]
+)
+def test_floats_under_a_scale_far_too_large_are_different(factor: float, verdict: str, tmp_path: Path) -> None:
+    """Numbers of eight bits keep their precision under a larger scale, until all are below the normal ones."""
+    torch = pytest.importorskip("torch", reason="FP8 is written by PyTorch")
+    container = CONTAINERS["FP8 in blocks"]
+
+    def pack(w: np.ndarray) -> Packed:
+        assert container.pack is not None
+        scales = container.pack(w)["scales"] * np.float32(factor)
+        codes = torch.from_numpy(w / np.repeat(np.repeat(scales, BLOCK, 0), BLOCK, 1)).to(torch.float8_e4m3fn)
+        return {"codes": codes.float().numpy(), "scales": scales}
+
+    llama = random_llama()
+    a, _ = written(llama, tmp_path / "a", "F32")
+    replace(container, pack=pack).write(llama, tmp_path / "b")
+    same = ws.same(a, tmp_path / "b")
+    assert same.verdict == verdict
+    assert {each.deed for each in same.differing} <= {"scales too large for the codes that are used"}

@@ -45,6 +45,7 @@ OUTLIERS = 0.05  # of the values of a row, that are more than `CLIPPED` beyond
 CODEBOOKS = {"IQ1_S": 0.55, "IQ1_M": 0.52, "IQ2_XXS": 0.49, "IQ2_XS": 0.37, "IQ2_S": 0.28, "IQ3_XXS": 0.24,
              "IQ3_S": 0.16}  # fmt: skip
 USUAL = 1.25  # times this error, at most
+FLUSHED = 2.0**-22  # values that scales in float16 are too coarse for
 SUMMED = ("BF16", "F16")  # floats besides float32 that an adapter is merged in
 ROUNDED_BEFORE = {"F16": ("BF16",), "F8_E4M3": ("BF16", "F16"), "F8_E5M2": ("BF16", "F16")}
 
@@ -191,7 +192,7 @@ def _by_error(letter: str, older: Tensor, newer: Tensor, change: Change) -> Proo
 def _resembles(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Which rows are nearer to the original's than zeros would be: x, y (n, width)."""
     moved, size = (np.square(each, dtype=np.float64).sum(axis=1) for each in (x - y, x))
-    return moved <= KEPT**2 * size
+    return moved <= KEPT**2 * size + x.shape[1] * FLUSHED**2
 
 
 def _by_compensation(letter: str, older: Tensor, newer: Tensor, _: Change) -> Proof | None:
