@@ -141,7 +141,7 @@ def test_edits_along_different_directions_are_no_finding(base: Weights, tmp_path
 
     comparison = compared(tmp_path, base, change, all_tensors=True)
     assert not of_kind(comparison, "removed_direction", "shared_direction")
-    assert "merged LoRA (rank 1)" in comparison.lead
+    assert "changed by a matrix of low rank (rank 1)" in comparison.lead
 
 
 def test_first_direction_equals_the_svds() -> None:
