@@ -267,7 +267,8 @@ def describe(model: "Model") -> Iterator[str | Listed]:
         yield f"            without attention: {', '.join(map(str, without))}"
     yield f"heads       {config.n_heads} heads x {config.head_dim} dims, {config.n_kv_heads} KV heads"
     yield f"tokens      {_embedding(model, family.inputs.tokens)}"
-    yield f"positions   {_embedding(model, family.inputs.positions)}"
+    positions = _embedding(model, family.inputs.positions) if family.inputs.positions else _without_embedding(model)
+    yield f"positions   {positions}"
     if [stack for stack in model.stacks.values() if not model.is_read(stack)]:
         yield from _stacks(model)
     notes = [note for note in (*model.notes, overwritten_head(model, first_look=True)) if note]
@@ -316,6 +317,13 @@ def _first_tensors(model: "Model") -> Listed:
     names = [printable(stored.get(tensor.name, tensor.name)) for tensor in tensors]
     rows = [(name, tensor.dtype, str(tensor.shape)) for name, tensor in zip(names, tensors, strict=True)]
     return Listed(Table.of_rows(["tensor", "dtype", "shape"], rows), "\n".join(f"  {'  '.join(row)}" for row in rows))
+
+
+def _without_embedding(model: "Model") -> str:
+    """How a model without position embeddings tells positions apart."""
+    if model.config.rope:
+        return "rotary: queries and keys turn by position, and nothing is stored"
+    return "a bias on scores" if model.family.positions.bias else _embedding(model, "")
 
 
 def _embedding(model: "Model", name: str) -> str:
