@@ -59,10 +59,10 @@ check: test  ## everything: `make test`, types, every other test but the census,
 
 # The examples of its pages run as it is built. The tests compare what README, docs/ and figures/ say with the files.
 # The rooms that need neither PyTorch nor a browser.
-OLDEST := tests/attention tests/audit/test_audit.py tests/checkpoint tests/circuits/test_circuits.py tests/claims \
-	tests/compare/test_compare.py tests/detok/test_heads.py tests/engine tests/learned tests/metrics \
-	tests/pages/test_numbers.py tests/pages/test_sarif.py tests/rank tests/same/test_command.py tests/text \
-	tests/test_cli.py tests/test_help.py tests/test_results.py tests/test_tables.py tests/test_written.py
+OLDEST := tests/model/layers tests/heads/audit/test_audit.py tests/checkpoint tests/heads/circuits/test_circuits.py tests/pairs/claims \
+	tests/pairs/compare/test_compare.py tests/heads/detok/test_heads.py tests/core/engine tests/pairs/learned tests/model/metrics \
+	tests/report/pages/test_numbers.py tests/report/pages/test_sarif.py tests/pairs/rank tests/pairs/same/test_command.py tests/model/text \
+	tests/cli/test_cli.py tests/cli/test_help.py tests/core/test_results.py tests/core/test_tables.py tests/report/test_written.py
 oldest: $(VENV)/.installed-dev  ## fast tests with the oldest packages that pyproject.toml allows (three minutes)
 	$(PIP) 'uv>=0.9,<1'
 	$(BIN)/python -m uv venv --quiet --clear --python $(BIN)/python $(VENV)-oldest
@@ -71,9 +71,9 @@ oldest: $(VENV)/.installed-dev  ## fast tests with the oldest packages that pypr
 	$(VENV)-oldest/bin/python -m pytest -n 2 --dist loadfile $(OLDEST)
 
 docs: $(VENV)/.installed-dev  ## the site, site/index.html, which opens from the disk, and its tests (three minutes)
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m docs --ignore tests/test_site.py
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m docs --ignore tests/docs/test_site.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
-	SITE=site $(BIN)/python -m pytest -m docs tests/test_site.py
+	SITE=site $(BIN)/python -m pytest -m docs tests/docs/test_site.py
 
 figures: $(VENV)/.installed-runner  ## draw all figures and check their tables: BOOKS= STSB= GPT2= VIT= MPNET= QWEN= GEMMA= LLAMA= ANTIBERTY= ONLY= (two hours)
 	$(BIN)/python -m analyses.figures $(DRAWINGS)

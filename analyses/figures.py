@@ -28,7 +28,7 @@ import click
 from PIL import Image
 
 from analyses.inputs import MINILM, SMOLLM2
-from weightscope.files import new_file
+from weightscope.core.files import new_file
 
 ROOT = Path(__file__).parents[1]
 FIGURES, DRAWN, SUMS = ROOT / "figures", ROOT / "out" / "figures", ROOT / "figures" / "SHA256SUMS"

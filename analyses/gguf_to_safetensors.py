@@ -11,11 +11,11 @@ from pathlib import Path
 import click
 from safetensors.numpy import save_file
 
-from weightscope.architectures import as_published
-from weightscope.checkpoint import open_checkpoint
+from weightscope.checkpoint.opening import open_checkpoint
 from weightscope.cli.command import EndsInOneLine
-from weightscope.files import Folder, check_writable
-from weightscope.progress import bar
+from weightscope.core.files import Folder, check_writable
+from weightscope.core.progress import bar
+from weightscope.model.config.reading import as_published
 
 MLP = ("mlp.", "post_attention_layernorm.")
 

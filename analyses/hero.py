@@ -13,9 +13,9 @@ from pathlib import Path
 import click
 import numpy as np
 
-from weightscope.circuits.figures import KIND_COLOURS, ROLE_COLOURS, UNNAMED, curve
-from weightscope.files import Folder
-from weightscope.pages.style import in_our_style, subplots
+from weightscope.core.files import Folder
+from weightscope.heads.circuits.figures import KIND_COLOURS, ROLE_COLOURS, UNNAMED, curve
+from weightscope.report.pages.style import in_our_style, subplots
 
 TABLES = Path(__file__).parents[1] / "figures" / "circuits" / "gpt2"
 SIZE = (4.0, 2.9)  # inches: 384 pixels of a browser, so that nothing is much smaller than it is here on a phone

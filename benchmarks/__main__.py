@@ -21,8 +21,8 @@ import click
 from benchmarks import audit, auroc, bigrams, circuits, extremes, growth, norms, sampled, sigma, startup
 from benchmarks.limits import machine_limits
 from benchmarks.results import Bench, Measured, duration, this_machine
-from weightscope.embedded import FOLDER
-from weightscope.files import Folder
+from weightscope.core.embedded import FOLDER
+from weightscope.core.files import Folder
 
 # Layers and rounds of each shape. Every round draws the figures and the page again.
 AUDITS = {"llama-2-7b": (4, 2), "llama-2-70b": (1, 1), "gpt2": (12, 1)}

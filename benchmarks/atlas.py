@@ -30,9 +30,9 @@ from benchmarks.synthetic import Sizes, write
 from tests.support import dask_processes
 from tests.support.dask_processes import DaskProcesses
 from tests.support.hub_server import Hole, Hub, serve
-from weightscope.errors import CheckpointError
-from weightscope.files import Folder, scratch_folder
-from weightscope.tables import Table
+from weightscope.core.errors import CheckpointError
+from weightscope.core.files import Folder, scratch_folder
+from weightscope.core.tables import Table
 
 FAMILIES = 20
 OFTEN = ("bfloat16", "drift 1 %", "drift 3 %", "rank 4, all", "8 bits, rows", "4 bits, groups of 32", "heads permuted",

@@ -28,16 +28,16 @@ from benchmarks.commands import Cost, anonymous_megabytes
 from benchmarks.peers import PEERS, peer_cost
 from benchmarks.results import Bench, Measured
 from benchmarks.synthetic import Sizes, write
-from weightscope.attention.factored import Triangle, core_singular_values, inner, triangle
-from weightscope.attention.layer import Layer
-from weightscope.audit.audit import AuditOptions, measure_task, measured_forms
-from weightscope.audit.batch import FinishedLayers, report_task
-from weightscope.audit.measure import Arrays
-from weightscope.compute import lapack
-from weightscope.compute.cores import in_threads
-from weightscope.compute.half import Weights
-from weightscope.model import Model
-from weightscope.run_identity import RunIdentity
+from weightscope.core.compute import lapack
+from weightscope.core.compute.cores import in_threads
+from weightscope.core.compute.half import Weights
+from weightscope.heads.audit.audit import AuditOptions, measure_task, measured_forms
+from weightscope.heads.audit.batch import FinishedLayers, report_task
+from weightscope.heads.audit.measure import Arrays
+from weightscope.model.layers.factored import Triangle, core_singular_values, inner, triangle
+from weightscope.model.layers.layer import Layer
+from weightscope.model.model import Model
+from weightscope.model.run_identity import RunIdentity
 
 # Sizes as in the published configs; GPT-2's with the names and norms of Llama.
 SHAPES = {

@@ -19,9 +19,9 @@ import numpy as np
 import scipy.sparse
 
 from benchmarks.results import Measured
-from weightscope.compute.cores import in_threads, usable_cores
-from weightscope.errors import counted
-from weightscope.metrics.auroc import (
+from weightscope.core.compute.cores import in_threads, usable_cores
+from weightscope.core.errors import counted
+from weightscope.model.metrics.auroc import (
     COUNTED_ROWS,
     STRIP,
     aligned,
@@ -180,7 +180,7 @@ from pathlib import Path
 import scipy.sparse
 from benchmarks.auroc import factors
 from benchmarks.results import Measured
-from weightscope.metrics.auroc import auroc_by_token
+from weightscope.model.metrics.auroc import auroc_by_token
 
 counts = scipy.sparse.load_npz(sys.argv[1])
 auroc_by_token(*factors(0), counts, compiled=sys.argv[2] == "numba")

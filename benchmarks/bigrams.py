@@ -15,9 +15,9 @@ import click
 import tokenizers
 
 from benchmarks.results import Measured
-from weightscope.text.bigrams import batched, count_bigrams
-from weightscope.text.corpus import corpus_files, documents
-from weightscope.text.tokenizer import Tokenizer, safe_cut
+from weightscope.model.text.bigrams import batched, count_bigrams
+from weightscope.model.text.corpus import corpus_files, documents
+from weightscope.model.text.tokenizer import Tokenizer, safe_cut
 
 
 def run(corpus: str, tokenizer: str, *, rounds: int = 3) -> dict[str, Any]:
@@ -73,8 +73,8 @@ def measure(corpus: str, tokenizer: str) -> list[Measured]:
 MEMORY = """
 import json, sys
 from pathlib import Path
-from weightscope.text.bigrams import count_bigrams
-from weightscope.text.tokenizer import Tokenizer
+from weightscope.model.text.bigrams import count_bigrams
+from weightscope.model.text.tokenizer import Tokenizer
 
 def kibibytes(field):
     return int(next(line.split()[1] for line in Path("/proc/self/status").open() if line.startswith(field)))

@@ -21,8 +21,8 @@ from benchmarks.audit import factors_of, write_synthetic
 from benchmarks.commands import Cost
 from benchmarks.peers import PEERS, peer_cost
 from benchmarks.results import Bench, Measured
-from weightscope.circuits.passes import multiplications, wiring
-from weightscope.circuits.wiring import PROJECTIONS, Wiring
+from weightscope.heads.circuits.passes import multiplications, wiring
+from weightscope.heads.circuits.wiring import PROJECTIONS, Wiring
 
 FLOOR = "the bare float32 products"
 AGREE = 1e-4  # largest difference of float32 scores of the same pair; PK is up to r

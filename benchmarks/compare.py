@@ -13,7 +13,7 @@ import click
 
 from benchmarks.publish import KEPT
 from benchmarks.results import comparison, load, slower
-from weightscope.errors import CheckpointError
+from weightscope.core.errors import CheckpointError
 
 
 @click.command()

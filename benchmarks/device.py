@@ -19,14 +19,14 @@ import numpy as np
 import weightscope as ws
 from benchmarks.audit import write_synthetic
 from benchmarks.auroc import zipf_counts
-from weightscope.audit.audit import AuditOptions, measure_task
-from weightscope.compute.cores import in_threads, usable_cores
-from weightscope.compute.device import CPU, Device, open_device
-from weightscope.detok.sigma import sigma_statistics
-from weightscope.errors import CheckpointError
-from weightscope.metrics.auroc import auroc_by_token
-from weightscope.metrics.norms import value_norms
-from weightscope.outliers.measure import contributions_by_kind
+from weightscope.core.compute.cores import in_threads, usable_cores
+from weightscope.core.compute.device import CPU, Device, open_device
+from weightscope.core.errors import CheckpointError
+from weightscope.heads.audit.audit import AuditOptions, measure_task
+from weightscope.heads.detok.sigma import sigma_statistics
+from weightscope.heads.outliers.measure import contributions_by_kind
+from weightscope.model.metrics.auroc import auroc_by_token
+from weightscope.model.metrics.norms import value_norms
 
 
 @dataclass(frozen=True)

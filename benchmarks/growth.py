@@ -24,8 +24,8 @@ from benchmarks.auroc import seconds, zipf_counts
 from benchmarks.commands import anonymous_megabytes
 from benchmarks.results import Measured
 from benchmarks.synthetic import Sizes, write
-from weightscope.compute.cores import hand_back, usable_cores
-from weightscope.metrics.auroc import auroc_by_token
+from weightscope.core.compute.cores import hand_back, usable_cores
+from weightscope.model.metrics.auroc import auroc_by_token
 
 ENOUGH = 1.0  # seconds; no second round after this
 BASE = Sizes(layers=2, width=1024, heads=8, head_dim=64, kv_heads=8, vocabulary=4096)

@@ -19,10 +19,10 @@ import click
 
 import weightscope as ws
 from weightscope.cli.command import EndsInOneLine
-from weightscope.files import Folder
-from weightscope.lineage.sketches import SUFFIX, fingerprint
-from weightscope.sources import folder_names
-from weightscope.tables import Table
+from weightscope.core.files import Folder
+from weightscope.core.tables import Table
+from weightscope.model.sources import folder_names
+from weightscope.pairs.lineage.sketches import SUFFIX, fingerprint
 
 LISTS = Path(__file__).parent / "lineage_lists"
 MISSING = {"awm": "the model pairs of AWM (60 relatives, 90 strangers) are in no public file that could be read here"}

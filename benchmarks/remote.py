@@ -21,8 +21,8 @@ from benchmarks.commands import Cost, command_cost
 from benchmarks.results import Bench, Measured
 from benchmarks.synthetic import BLOCK, SEVEN, Sizes, write
 from tests.support.hub_server import Hole, Hub, serve
-from weightscope.audit.audit import tensors_of_heads
-from weightscope.audit.directions import how_many_read
+from weightscope.heads.audit.audit import tensors_of_heads
+from weightscope.heads.audit.directions import how_many_read
 
 RATE, LATENCY = 100e6, 0.05  # bytes a second of a connection, and seconds before each answer
 LAYERS = 4

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from weightscope.errors import CheckpointError
-from weightscope.files import Folder
+from weightscope.core.errors import CheckpointError
+from weightscope.core.files import Folder
 
 LEAST_CHANGE = 0.05  # of a ratio; on a shared machine, less cannot be distinguished from noise
 OF_ONE_ROUND = 0.25  # of a ratio from a single round, whose noise is not known

@@ -20,9 +20,9 @@ from benchmarks.auroc import zipf_counts
 from benchmarks.commands import command_cost
 from benchmarks.results import Bench, Measured, duration
 from benchmarks.synthetic import Sizes, write
-from weightscope.detok.first_layer import FirstLayer
-from weightscope.detok.heads import seconds_of_all
-from weightscope.text.counts import load_counts
+from weightscope.heads.detok.first_layer import FirstLayer
+from weightscope.heads.detok.heads import seconds_of_all
+from weightscope.model.text.counts import load_counts
 
 SAMPLE = 2000
 A_TOKEN = 20  # bigrams of each token; the number does not change the time

@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 from benchmarks.results import Measured
-from weightscope.detok.sigma import sigma_statistics
+from weightscope.heads.detok.sigma import sigma_statistics
 
 VOCAB, POSITIONS, WIDTH, BLOCK = 50_257, 1_024, 768, 5_461
 

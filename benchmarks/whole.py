@@ -24,7 +24,7 @@ from benchmarks.commands import command_cost
 from benchmarks.results import Bench, Measured, duration, peak_of, this_machine
 from benchmarks.synthetic import BLOCK, SEVEN, Sizes, write
 from tests.support.hub_server import Hole, serve
-from weightscope.files import Folder
+from weightscope.core.files import Folder
 
 HEADER = "| whole model | command | time | CPU time | peak anonymous memory | load |"
 CACHED_BYTES = 10**9  # of a streamed model; older blocks of its cache are deleted

@@ -14,9 +14,9 @@ from tests.support.browser import Page, browser
 from tests.support.hub_server import Hub, serve
 from tests.support.legible import faults
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
-from weightscope import progress
-from weightscope.embedded import FOLDER
-from weightscope.pages import style
+from weightscope.core import progress
+from weightscope.core.embedded import FOLDER
+from weightscope.report.pages import style
 
 hypothesis.settings.register_profile("any machine", deadline=None)  # a busy one may take long over an example
 hypothesis.settings.load_profile("any machine")

@@ -1,6 +1,6 @@
 """Freeze what every command writes, and compare two such folders: `python -m tests.frozen OUT`, `--compare A B`.
 
-Every command of weightscope runs in this process over the embedded checkpoint and the fixtures of tests/architectures.
+Every command of weightscope runs in this process over the embedded checkpoint and the fixtures of tests/model/rows.
 OUT then holds two folders: `data` has each CSV, NPZ and JSON file, the numbers of the public Python names and each exit
 status; `wording` has what was printed. Times, paths and versions are replaced, pages and pictures are left out.
 
@@ -33,7 +33,7 @@ from unittest.mock import patch
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-REPOSITORY = Path(__file__).parent.parent
+REPOSITORY = Path(__file__).parents[1]
 FIXTURES = REPOSITORY / "tests" / "architectures" / "fixtures"
 TOWERS = {
     "t5_encoder": "encoder", "t5_decoder": "decoder", "clip_text": "text", "clip_vision": "vision",

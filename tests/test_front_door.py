@@ -60,7 +60,7 @@ call()
 
 
 @pytest.mark.parametrize(
-    "first", ["import weightscope.detok.first_layer", "import weightscope; weightscope.first_layer"]
+    "first", ["import weightscope.heads.detok.first_layer", "import weightscope; weightscope.first_layer"]
 )
 def test_public_names_do_not_depend_on_earlier_imports(first: str) -> None:
     code = f"{first}\nimport weightscope as ws\nprint(callable(ws.first_layer))"

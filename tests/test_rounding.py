@@ -12,10 +12,10 @@ from analyses.experiments.derivations import DERIVATIONS
 from analyses.experiments.named_parts import read_weights, write_weights
 from tests.support.perturbed import perturbed_products
 from tests.support.small_llama import write_small_llama
-from weightscope.atlas.atlas import AtlasOptions, make_atlas
-from weightscope.circuits.names import head_names
-from weightscope.engine import ThisProcess
-from weightscope.lineage.lineage import lineage
+from weightscope.core.engine import ThisProcess
+from weightscope.heads.circuits.names import head_names
+from weightscope.pairs.atlas.atlas import AtlasOptions, make_atlas
+from weightscope.pairs.lineage.lineage import lineage
 
 ROOMS = ("architectures", "atlas", "attention", "audit", "changes", "circuits", "compute", "embeddings", "lineage",
          "metrics", "model", "same", "tensors")  # fmt: skip

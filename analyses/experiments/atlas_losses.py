@@ -24,15 +24,15 @@ from analyses.experiments.named_parts import Weights, read_weights, write_weight
 from analyses.experiments.planted_lineage import families_in
 from analyses.inputs import out_option
 from benchmarks.synthetic import Sizes, write
-from weightscope.atlas.families import families_of
-from weightscope.atlas.prints import Print, make_print
-from weightscope.atlas.sampling import MOST_WEIGHTS, sample_of
-from weightscope.atlas.values import best_of_each, distinct, log_p_of
 from weightscope.cli.command import EndsInOneLine
-from weightscope.files import Folder, scratch_folder
-from weightscope.progress import bar
-from weightscope.sources import Source
-from weightscope.tables import Table
+from weightscope.core.files import Folder, scratch_folder
+from weightscope.core.progress import bar
+from weightscope.core.tables import Table
+from weightscope.model.sources import Source
+from weightscope.pairs.atlas.families import families_of
+from weightscope.pairs.atlas.prints import Print, make_print
+from weightscope.pairs.atlas.sampling import MOST_WEIGHTS, sample_of
+from weightscope.pairs.atlas.values import best_of_each, distinct, log_p_of
 
 SIZES = Sizes(layers=8, width=256, heads=16, head_dim=16, kv_heads=16, vocabulary=512, inner=320)
 STRANGERS = 40

@@ -13,8 +13,8 @@ import tarfile
 from pathlib import Path
 from typing import NamedTuple
 
-from weightscope.errors import CheckpointError
-from weightscope.files import Folder
+from weightscope.core.errors import CheckpointError
+from weightscope.core.files import Folder
 
 SECONDS = 900  # at most, of one command
 MLX = ("mlx==0.32.4", "mlx-cpu==0.32.4", "sentencepiece")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from analyses.experiments.deed_families import Planted
-from weightscope.files import Folder
+from weightscope.core.files import Folder
 
 BLOCK, GROUP = 16, 32  # rows and columns that share a scale of FP8; inputs that share one of GPTQ and MLX
 Packed = dict[str, np.ndarray]  # codes (out, in), scales, perhaps zeros: arrays before they are written

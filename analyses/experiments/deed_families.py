@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weightscope.checkpoint.config import read_json
-from weightscope.files import Folder, scratch_folder
+from weightscope.core.files import Folder, scratch_folder
 
 LAYERS, WIDTH, HEADS, GROUPS, HEAD_DIM, INNER, VOCABULARY = 3, 64, 4, 2, 16, 96, 128
 SIZES = {

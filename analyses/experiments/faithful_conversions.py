@@ -23,10 +23,10 @@ from analyses.experiments.faithful_sources import Made, Source, outputs, sources
 from analyses.experiments.faithful_writers import WRITERS
 from analyses.inputs import out_option
 from weightscope.cli.command import EndsInOneLine
-from weightscope.errors import CheckpointError
-from weightscope.files import Folder, scratch_folder
-from weightscope.same import VERDICTS
-from weightscope.tables import Table
+from weightscope.core.errors import CheckpointError
+from weightscope.core.files import Folder, scratch_folder
+from weightscope.core.tables import Table
+from weightscope.pairs.same import VERDICTS
 
 HEADER = ("source", "writer", "version", "container", "expected", "verdict", "witness", "conversions", "as_expected")
 APART = 2e-5  # |difference of outputs| / |outputs| that the order of float32 sums makes

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from analyses.experiments.faithful_sources import Made, Source, outputs
-from weightscope.same import QUANTISED, ROUNDED, SAME_VALUES, VERDICTS
+from weightscope.pairs.same import QUANTISED, ROUNDED, SAME_VALUES, VERDICTS
 
 OUT_TYPES = {"f32": ("ALL_F32", SAME_VALUES), "f16": ("MOSTLY_F16", ROUNDED), "bf16": ("MOSTLY_BF16", ROUNDED),
              "q8_0": ("MOSTLY_Q8_0", QUANTISED)}  # fmt: skip

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from analyses.experiments.faithful_sources import Made, Source
-from weightscope.same.judge import QUANTISED
+from weightscope.pairs.same.judge import QUANTISED
 
 
 class Packer(NamedTuple):

@@ -18,8 +18,8 @@ import weightscope as ws
 from analyses.experiments import faithful_gguf
 from analyses.experiments.faithful_packings import PACKERS, packed
 from analyses.experiments.faithful_sources import Made, Source, Writer
-from weightscope.files import Folder
-from weightscope.same import QUANTISED, ROUNDED, SAME_VALUES
+from weightscope.core.files import Folder
+from weightscope.pairs.same import QUANTISED, ROUNDED, SAME_VALUES
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 FLOAT8 = {"float8_e4m3fn": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2}

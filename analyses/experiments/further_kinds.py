@@ -27,8 +27,8 @@ from analyses.experiments.derivations import (
 from analyses.experiments.named_parts import Weights, read_weights, write_weights
 from analyses.inputs import out_option
 from weightscope.cli.command import EndsInOneLine
-from weightscope.files import Folder, scratch_folder
-from weightscope.tables import Table
+from weightscope.core.files import Folder, scratch_folder
+from weightscope.core.tables import Table
 
 HEADS, NETWORKS = ("q.w", "k.w", "v.w", "o.w"), ("gate.w", "up.w", "down.w")
 FIRST, TOGETHER, NEITHER = "base first", "not shown", "strangers"  # the truth about direction

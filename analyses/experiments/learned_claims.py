@@ -24,14 +24,14 @@ from tokenizers import Tokenizer
 import weightscope as ws
 from analyses.inputs import out_option
 from analyses.toys.train_learned import MEASURED, TOPICS, Run, books_in, matching, source_of, train_missing
-from weightscope.changes.rounding import CASTS
 from weightscope.cli.command import EndsInOneLine
-from weightscope.files import Folder
-from weightscope.learned.learned import Tune, tune_of
-from weightscope.learned.words import score
-from weightscope.metrics.auroc import weighted_auroc
-from weightscope.model import Model
-from weightscope.tables import Table
+from weightscope.core.files import Folder
+from weightscope.core.tables import Table
+from weightscope.model.metrics.auroc import weighted_auroc
+from weightscope.model.model import Model
+from weightscope.pairs.changes.rounding import CASTS
+from weightscope.pairs.learned.learned import Tune, tune_of
+from weightscope.pairs.learned.words import score
 
 FIRST = 20  # tokens that are judged
 SHARE = 1 / 40  # of the vocabulary that counts as words of a text

@@ -24,12 +24,12 @@ from analyses.experiments.derivations import drifted, rotated, stream_permuted
 from analyses.experiments.named_parts import Part, Weights, read_weights, write_weights
 from analyses.inputs import out_option
 from weightscope.cli.command import EndsInOneLine
-from weightscope.files import Folder, scratch_folder
-from weightscope.lineage.probes import signs
-from weightscope.lineage.sketches import SKETCH, Sketches, fingerprint
-from weightscope.progress import bar
-from weightscope.sources import folder_names
-from weightscope.tables import Table
+from weightscope.core.files import Folder, scratch_folder
+from weightscope.core.progress import bar
+from weightscope.core.tables import Table
+from weightscope.model.sources import folder_names
+from weightscope.pairs.lineage.probes import signs
+from weightscope.pairs.lineage.sketches import SKETCH, Sketches, fingerprint
 
 WINDOWS, LENGTH = 24, 64  # of text, on which predictions are compared
 PLACES = 8  # fingerprints of a registry that used to be compared

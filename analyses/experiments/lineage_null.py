@@ -21,16 +21,16 @@ from analyses.experiments.named_parts import Weights, read_weights, write_weight
 from analyses.experiments.planted_lineage import families_in
 from analyses.inputs import out_option
 from weightscope.cli.command import EndsInOneLine
-from weightscope.files import Folder, scratch_folder
-from weightscope.lineage.lineage import p_value_of
-from weightscope.lineage.matching import ROUTES, matches
-from weightscope.lineage.neurons import networks_of
-from weightscope.lineage.permutation_test import _rows, _sides, assigned, fisher, permutation_log_p, spearman_log_p
-from weightscope.lineage.probes import drawn_probes
-from weightscope.lineage.sketches import Sketches, fingerprint
-from weightscope.pages.style import COLOURS, in_our_style, save, subplots
-from weightscope.progress import bar
-from weightscope.tables import Table
+from weightscope.core.files import Folder, scratch_folder
+from weightscope.core.progress import bar
+from weightscope.core.tables import Table
+from weightscope.pairs.lineage.lineage import p_value_of
+from weightscope.pairs.lineage.matching import ROUTES, matches
+from weightscope.pairs.lineage.neurons import networks_of
+from weightscope.pairs.lineage.permutation_p import _rows, _sides, assigned, fisher, permutation_log_p, spearman_log_p
+from weightscope.pairs.lineage.probes import drawn_probes
+from weightscope.pairs.lineage.sketches import Sketches, fingerprint
+from weightscope.report.pages.style import COLOURS, in_our_style, save, subplots
 
 MODELS = 66  # 2,145 pairs
 LEVELS = 201  # points of a line

@@ -29,9 +29,9 @@ import weightscope as ws
 from analyses.experiments.planted_lineage import Pair, families_in, judged, planted, strangers, table_of, work_option
 from analyses.inputs import out_option
 from weightscope.cli.command import EndsInOneLine
-from weightscope.files import Folder
-from weightscope.metrics.auroc import weighted_auroc
-from weightscope.tables import Table
+from weightscope.core.files import Folder
+from weightscope.core.tables import Table
+from weightscope.model.metrics.auroc import weighted_auroc
 
 OURS = "weightscope"
 TOOLS = ("modeldna", "kit", "kit_weights")

@@ -16,7 +16,7 @@ from analyses.experiments.derivations import DERIVATIONS, drifted
 from analyses.experiments.named_parts import Weights, read_weights, write_weights
 from analyses.inputs import out_option
 from weightscope.cli.command import EndsInOneLine
-from weightscope.files import scratch_folder
+from weightscope.core.files import scratch_folder
 
 UPSCALED = "depth upscaled, then drift 10 %"
 TUNED = 0.3  # of the norm

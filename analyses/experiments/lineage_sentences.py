@@ -17,8 +17,8 @@ from analyses.experiments.further_kinds import HEADS, with_part
 from analyses.experiments.named_parts import read_weights, write_weights
 from analyses.inputs import out_option
 from weightscope.cli.command import EndsInOneLine
-from weightscope.files import Folder, scratch_folder
-from weightscope.tables import Table
+from weightscope.core.files import Folder, scratch_folder
+from weightscope.core.tables import Table
 
 PAIRS = {
     "one seed, other data": ("llama-0-otherdata", "llama-0"),

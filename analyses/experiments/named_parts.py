@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import weightscope as ws
-from weightscope.files import Folder
+from weightscope.core.files import Folder
 
 CODES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 Part = tuple[int | None, str]  # the layer, None outside layers, and the part

@@ -17,12 +17,12 @@ from scipy.stats import spearmanr
 import weightscope as ws
 from analyses.inputs import out_option
 from weightscope.cli.command import EndsInOneLine
-from weightscope.detok.first_layer import FirstLayer, position_terms
-from weightscope.detok.page import AUROC_BY_FREQUENCY
-from weightscope.detok.positions import PositionTerms, recency
-from weightscope.files import OutputFolder
-from weightscope.pages.style import COLUMN, head_style, in_our_style, save, subplots
-from weightscope.tables import Column, Table
+from weightscope.core.files import OutputFolder
+from weightscope.core.tables import Column, Table
+from weightscope.heads.detok.first_layer import FirstLayer, position_terms
+from weightscope.heads.detok.page import AUROC_BY_FREQUENCY
+from weightscope.heads.detok.positions import PositionTerms, recency
+from weightscope.report.pages.style import COLUMN, head_style, in_our_style, save, subplots
 
 # Recent past (485-499) and self (500) of heads 0 to 11: gokamoda/lm-detokenization, notes/gpt2.md, "Attention
 # destinations from position 500".

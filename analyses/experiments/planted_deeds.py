@@ -43,8 +43,8 @@ from analyses.experiments.deed_families import (
 from analyses.experiments.deed_gguf import GgufContainer
 from analyses.inputs import out_option
 from weightscope.cli.command import EndsInOneLine
-from weightscope.files import Folder, scratch_folder
-from weightscope.tables import Table
+from weightscope.core.files import Folder, scratch_folder
+from weightscope.core.tables import Table
 
 ALL_CONTAINERS: dict[str, Container | GgufContainer] = CONTAINERS | {
     f"GGUF, {kind}": GgufContainer(f"GGUF, {kind}", kind) for kind in ("Q8_0", "Q4_0")

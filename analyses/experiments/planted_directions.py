@@ -18,15 +18,15 @@ import numpy as np
 
 import weightscope as ws
 from analyses.inputs import out_option
-from weightscope.audit.removed_directions import FOUND, Matrix, Side, centred_norms, judge, sides
-from weightscope.changes.rounding import CASTS
 from weightscope.cli.command import EndsInOneLine
-from weightscope.compute.cores import one_blas_thread
-from weightscope.files import Files, Folder
-from weightscope.pages.style import in_our_style, save, subplots
-from weightscope.progress import bar
-from weightscope.sources import folder_names
-from weightscope.tables import Table
+from weightscope.core.compute.cores import one_blas_thread
+from weightscope.core.files import Files, Folder
+from weightscope.core.progress import bar
+from weightscope.core.tables import Table
+from weightscope.heads.audit.removed_directions import FOUND, Matrix, Side, centred_norms, judge, sides
+from weightscope.model.sources import folder_names
+from weightscope.pairs.changes.rounding import CASTS
+from weightscope.report.pages.style import in_our_style, save, subplots
 
 GROUP = 32  # weights that share a scale, as in GGUF's Q8_0 and Q4_0
 COLUMNS = (

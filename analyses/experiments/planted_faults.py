@@ -19,25 +19,24 @@ import numpy as np
 
 import weightscope as ws
 from analyses.inputs import out_option
-from weightscope.architectures import read_as
-from weightscope.attention.layer import Layer
-from weightscope.attention.maps import Affine
-from weightscope.audit.audit import AuditOptions, measured_layer
-from weightscope.audit.duplicates import duplicates
-from weightscope.audit.factor_findings import factor_findings, looks_random, untrained
-from weightscope.audit.findings import embedding_rows, findings_of, head_findings
-from weightscope.audit.measure import Arrays, MeasuredHeads
-from weightscope.audit.reference import OWN, Reference, Standing
-from weightscope.checkpoint import Checkpoint, Tensor
-from weightscope.checkpoint.checkpoint import DerivedTensor, WholeTensor
+from weightscope.checkpoint.checkpoint import Checkpoint, DerivedTensor, Tensor, WholeTensor
 from weightscope.cli.command import EndsInOneLine
-from weightscope.files import Folder
-from weightscope.findings import Findings
-from weightscope.model import Opened
-from weightscope.progress import bar
-from weightscope.sources import folder_names
-from weightscope.tables import Table
-from weightscope.tensors.findings import offset_findings, scale_findings
+from weightscope.core.files import Folder
+from weightscope.core.progress import bar
+from weightscope.core.tables import Table
+from weightscope.heads.audit.audit import AuditOptions, measured_layer
+from weightscope.heads.audit.duplicates import duplicates
+from weightscope.heads.audit.factor_findings import factor_findings, looks_random, untrained
+from weightscope.heads.audit.findings import embedding_rows, findings_of, head_findings
+from weightscope.heads.audit.measure import Arrays, MeasuredHeads
+from weightscope.heads.audit.reference import OWN, Reference, Standing
+from weightscope.heads.tensors.findings import offset_findings, scale_findings
+from weightscope.model.config.reading import read_as
+from weightscope.model.layers.layer import Layer
+from weightscope.model.layers.maps import Affine
+from weightscope.model.model import Opened
+from weightscope.model.sources import folder_names
+from weightscope.report.findings import Findings
 
 FACTORS = ("q", "k", "v")
 OPTIONS = AuditOptions(deltas=(0,), directions=0)

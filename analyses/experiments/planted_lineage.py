@@ -31,12 +31,12 @@ from analyses.experiments.derivations import averaged, drifted, redrawn, same_sp
 from analyses.experiments.named_parts import Weights, read_weights, write_gguf, write_weights
 from analyses.inputs import out_option
 from weightscope.cli.command import EndsInOneLine
-from weightscope.files import Folder, regular_file, scratch_folder
-from weightscope.metrics.auroc import weighted_auroc
-from weightscope.pages.style import COLOURS, in_our_style, save, subplots
-from weightscope.progress import bar
-from weightscope.sources import folder_names
-from weightscope.tables import Table
+from weightscope.core.files import Folder, regular_file, scratch_folder
+from weightscope.core.progress import bar
+from weightscope.core.tables import Table
+from weightscope.model.metrics.auroc import weighted_auroc
+from weightscope.model.sources import folder_names
+from weightscope.report.pages.style import COLOURS, in_our_style, save, subplots
 
 SEEDS = 3  # of a tiny family that are given as bases
 OF_LARGE = ("4 bits, groups of 32", "drift 10 %", "rank 8, queries and values", "depth upscaled",

@@ -16,14 +16,14 @@ from safetensors.numpy import save_file
 
 import weightscope as ws
 from analyses.inputs import out_option
-from weightscope.audit.removed_directions import removed_directions, sides
-from weightscope.changes.all_tensors import compare_tensors
-from weightscope.changes.rounding import CASTS
 from weightscope.cli.command import EndsInOneLine
-from weightscope.files import Folder, scratch_folder
-from weightscope.progress import bar
-from weightscope.sources import folder_names
-from weightscope.tables import Table
+from weightscope.core.files import Folder, scratch_folder
+from weightscope.core.progress import bar
+from weightscope.core.tables import Table
+from weightscope.heads.audit.removed_directions import removed_directions, sides
+from weightscope.model.sources import folder_names
+from weightscope.pairs.changes.all_tensors import compare_tensors
+from weightscope.pairs.changes.rounding import CASTS
 
 FORMATS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"float32": lambda w: w, "bfloat16": CASTS["BF16"]}
 STRENGTHS = ("0.1", "0.5", "0.8", "1", "1.3", "2", "kernel", "1, by layer")

@@ -16,9 +16,9 @@ from analyses.experiments.derivations import random_for, redrawn
 from analyses.experiments.named_parts import Weights, read_weights, write_weights
 from analyses.inputs import out_option
 from weightscope.cli.command import EndsInOneLine
-from weightscope.files import Folder, scratch_folder
-from weightscope.sources import folder_names
-from weightscope.tables import Table
+from weightscope.core.files import Folder, scratch_folder
+from weightscope.core.tables import Table
+from weightscope.model.sources import folder_names
 
 TAKEN = {
     "attention": ("q", "k", "v", "o"), "feed_forward": ("gate", "up", "down"), "tokens": ("tokens",),

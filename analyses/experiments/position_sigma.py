@@ -15,11 +15,11 @@ import numpy as np
 import weightscope as ws
 from analyses.inputs import out_option
 from weightscope.cli.command import EndsInOneLine
-from weightscope.detok.first_layer import FirstLayer, position_terms
-from weightscope.detok.positions import near_mass
-from weightscope.files import OutputFolder
-from weightscope.pages.style import COLOURS, COLUMN, DASHES, in_our_style, save, subplots
-from weightscope.tables import Column, Table
+from weightscope.core.files import OutputFolder
+from weightscope.core.tables import Column, Table
+from weightscope.heads.detok.first_layer import FirstLayer, position_terms
+from weightscope.heads.detok.positions import near_mass
+from weightscope.report.pages.style import COLOURS, COLUMN, DASHES, in_our_style, save, subplots
 
 SPREADS = (0.04, 0.06, 0.08, 0.1, 0.12, 0.14, 0.16, 0.2, 0.25, 0.3, 0.4)
 DRAWN = (0.04, 0.08, 0.14, 0.3)

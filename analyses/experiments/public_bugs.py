@@ -20,10 +20,10 @@ import weightscope as ws
 from analyses.experiments.bug_versions import RELEASES, Release, run
 from analyses.inputs import out_option
 from weightscope.cli.command import EndsInOneLine
-from weightscope.errors import CheckpointError
-from weightscope.files import Folder, scratch_folder
-from weightscope.progress import bar
-from weightscope.tables import Table
+from weightscope.core.errors import CheckpointError
+from weightscope.core.files import Folder, scratch_folder
+from weightscope.core.progress import bar
+from weightscope.core.tables import Table
 
 Weights = dict[str, np.ndarray]
 LAYERS, WIDTH, HEADS, KV_HEADS, HEAD_DIM, EXPERTS = 3, 64, 8, 4, 8, 4

@@ -15,10 +15,10 @@ import click
 
 import weightscope as ws
 from analyses.inputs import out_option
-from weightscope.circuits.relations import LEVEL, relation
 from weightscope.cli.command import EndsInOneLine
-from weightscope.files import OutputFolder
-from weightscope.tables import Table
+from weightscope.core.files import OutputFolder
+from weightscope.core.tables import Table
+from weightscope.heads.circuits.relations import LEVEL, relation
 
 RELATIONS = Path(__file__).parents[1] / "relations"
 WAYS = {"maps": "", "suppresses": "_suppressed"}

@@ -15,12 +15,12 @@ import numpy as np
 
 import weightscope as ws
 from analyses.inputs import out_option
-from weightscope.circuits.names import FirstTokenSinks, first_token_sinks, token_scores
 from weightscope.cli.command import EndsInOneLine
-from weightscope.files import OutputFolder
-from weightscope.metrics.auroc import weighted_auroc
-from weightscope.sinks.bias import PREDICTORS, SINKS_ABOVE
-from weightscope.tables import Column, Table
+from weightscope.core.files import OutputFolder
+from weightscope.core.tables import Column, Table
+from weightscope.heads.circuits.names import FirstTokenSinks, first_token_sinks, token_scores
+from weightscope.heads.sinks.bias import PREDICTORS, SINKS_ABOVE
+from weightscope.model.metrics.auroc import weighted_auroc
 
 FIGURES = Path(__file__).parents[2] / "figures"
 LABELS = FIGURES / "sink-bias"

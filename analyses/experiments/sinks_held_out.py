@@ -17,17 +17,17 @@ from scipy.stats import spearmanr
 
 import weightscope as ws
 from analyses.inputs import out_option
-from weightscope.circuits.names import first_token_sinks
 from weightscope.cli import options
 from weightscope.cli.command import EndsInOneLine
-from weightscope.files import OutputFolder
-from weightscope.metrics.auroc import weighted_auroc
+from weightscope.core.files import OutputFolder
+from weightscope.core.tables import Column, Table
+from weightscope.heads.circuits.names import first_token_sinks
+from weightscope.heads.sinks.bias import SINKS_ABOVE
+from weightscope.heads.sinks.strength import sink_strength
+from weightscope.model.metrics.auroc import weighted_auroc
+from weightscope.model.text.sequences import read_texts, token_windows
 from weightscope.runner import Activations, open_runner
 from weightscope.runner.framing import framing_of
-from weightscope.sinks.bias import SINKS_ABOVE
-from weightscope.sinks.strength import sink_strength
-from weightscope.tables import Column, Table
-from weightscope.text.sequences import read_texts, token_windows
 
 TEXTS, LENGTH = 24, 128
 STRONGEST = 4  # the strongest of so many heads

@@ -18,16 +18,16 @@ import numpy as np
 
 import weightscope as ws
 from analyses.inputs import out_option
-from weightscope.circuits.names import FirstTokenSinks, SuperWeight, first_token_sinks
 from weightscope.cli import options
 from weightscope.cli.command import EndsInOneLine
-from weightscope.files import OutputFolder
+from weightscope.core.files import OutputFolder
+from weightscope.core.tables import Column, Table
+from weightscope.heads.circuits.names import FirstTokenSinks, SuperWeight, first_token_sinks
+from weightscope.heads.sinks.bias import perplexity
+from weightscope.heads.sinks.strength import sink_strength
+from weightscope.model.text.sequences import Framing, read_texts, token_windows
 from weightscope.runner import Activations, Runner, open_runner
 from weightscope.runner.framing import framing_of
-from weightscope.sinks.bias import perplexity
-from weightscope.sinks.strength import sink_strength
-from weightscope.tables import Column, Table
-from weightscope.text.sequences import Framing, read_texts, token_windows
 
 TEXTS, LENGTH = 6, 128
 CONTROLS = 4  # entries of each kind

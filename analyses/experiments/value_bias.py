@@ -18,14 +18,14 @@ import weightscope as ws
 from analyses.inputs import out_option
 from weightscope.cli import options
 from weightscope.cli.command import EndsInOneLine
-from weightscope.files import OutputFolder
+from weightscope.core.files import OutputFolder
+from weightscope.core.tables import Column, Table
+from weightscope.heads.sinks.bias import PAPER
+from weightscope.heads.sinks.updates import Stack, decompose, influence, normalised_variance, spectral_ratio
+from weightscope.model.text.sequences import read_texts, token_windows
 from weightscope.runner import open_runner
 from weightscope.runner.framing import framing_of
 from weightscope.runner.runner import Activations
-from weightscope.sinks.bias import PAPER
-from weightscope.sinks.updates import Stack, decompose, influence, normalised_variance, spectral_ratio
-from weightscope.tables import Column, Table
-from weightscope.text.sequences import read_texts, token_windows
 
 TEXTS = 12
 

@@ -5,12 +5,12 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
-from weightscope.detok.first_layer import FirstLayer
-from weightscope.errors import CheckpointError
-from weightscope.formulas import plain
-from weightscope.pages.page import Filed, Section
-from weightscope.tables import Column, Table
-from weightscope.text.tokenizer import Tokenizer
+from weightscope.core.errors import CheckpointError
+from weightscope.core.formulas import plain
+from weightscope.core.tables import Column, Table
+from weightscope.heads.detok.first_layer import FirstLayer
+from weightscope.model.text.tokenizer import Tokenizer
+from weightscope.report.pages.page import Filed, Section
 
 TOP = 10  # ranks in Tables 1 and 3
 HEADS_OF_TABLES = (1, 3, 4, 5, 7, 10)

@@ -20,18 +20,18 @@ from analyses.recipes.detok_tables import neighbour_section, printed_ranks, sing
 from weightscope import CheckpointError
 from weightscope.cli import options
 from weightscope.cli.command import EndsInOneLine
-from weightscope.detok.first_layer import FirstLayer, position_terms, ranked
-from weightscope.detok.heads import counts_for, measure_heads, roc_curves
-from weightscope.detok.on_text import TextCheck, run_on_texts
-from weightscope.detok.page import auroc_sections, is_of_paper, position_section, present, text_section
-from weightscope.embedded import FOLDER
-from weightscope.files import OutputFolder
-from weightscope.formulas import plain
-from weightscope.pages.page import Section, write_page
-from weightscope.tables import Column, Table
-from weightscope.text.bigrams import openwebtext_counts
-from weightscope.text.sequences import Texts, openwebtext, read_texts
-from weightscope.text.tokenizer import Tokenizer
+from weightscope.core.embedded import FOLDER
+from weightscope.core.files import OutputFolder
+from weightscope.core.formulas import plain
+from weightscope.core.tables import Column, Table
+from weightscope.heads.detok.first_layer import FirstLayer, position_terms, ranked
+from weightscope.heads.detok.heads import counts_for, measure_heads, roc_curves
+from weightscope.heads.detok.on_text import TextCheck, run_on_texts
+from weightscope.heads.detok.page import auroc_sections, is_of_paper, position_section, present, text_section
+from weightscope.model.text.bigrams import openwebtext_counts
+from weightscope.model.text.sequences import Texts, openwebtext, read_texts
+from weightscope.model.text.tokenizer import Tokenizer
+from weightscope.report.pages.page import Section, write_page
 
 EMBEDDED_TOKENS = ("ibility", "ement", "riety", "iamond", "ishop", "'t")
 

@@ -16,8 +16,8 @@ import click
 from analyses.inputs import ENCODERS, first_available, out_option
 from weightscope.cli import options
 from weightscope.cli.command import EndsInOneLine
-from weightscope.norms.measure import study_norms
-from weightscope.text.sequences import read_texts
+from weightscope.heads.norms.measure import study_norms
+from weightscope.model.text.sequences import read_texts
 
 SEQUENCES, LONGEST, SEED = 992, 128, 0  # as in the paper; the seed is ours
 

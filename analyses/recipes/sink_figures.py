@@ -7,10 +7,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from weightscope.formulas import plain
-from weightscope.pages.style import COLOURS, COLUMN, MARKERS, in_our_style, subplots
-from weightscope.sinks.bias import SinkBias
-from weightscope.sinks.figures import MEASURES, measures_along
+from weightscope.core.formulas import plain
+from weightscope.heads.sinks.bias import SinkBias
+from weightscope.heads.sinks.figures import MEASURES, measures_along
+from weightscope.report.pages.style import COLOURS, COLUMN, MARKERS, in_our_style, subplots
 
 # What the paper reports of most layers of its models: Ratio, SpectralRatio and R (sections 3.1 to 3.3).
 IN_THE_PAPER = {"ratio": (0.2, 0.5), "spectral_sink": (0.8, 1.0), "variance_sink_mu": (1e-2, 1e-1)}

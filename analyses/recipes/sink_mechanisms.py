@@ -18,8 +18,8 @@ from analyses.inputs import ENCODERS, first_available, out_option
 from weightscope import CheckpointError, Model, open_model
 from weightscope.cli import options
 from weightscope.cli.command import EndsInOneLine
+from weightscope.heads.sinks.mechanisms import read_inputs, sink_mechanisms
 from weightscope.runner import open_runner
-from weightscope.sinks.mechanisms import read_inputs, sink_mechanisms
 
 TRAINED = Path(__file__).resolve().parents[1] / "toys" / "vit"
 # Folder of the results -> the models to try, in this order

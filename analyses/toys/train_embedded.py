@@ -21,8 +21,8 @@ from safetensors.torch import save
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from weightscope.files import Folder
-from weightscope.text.tokenizer import END_OF_TEXT
+from weightscope.core.files import Folder
+from weightscope.model.text.tokenizer import END_OF_TEXT
 
 CONTEXT = 256
 MICRO_BATCH = 8  # windows whose logits are in memory at once: 1.5 times as fast as 32, which do not fit in the cache

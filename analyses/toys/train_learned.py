@@ -29,7 +29,7 @@ from analyses.inputs import SMOLLM2, out_option
 from analyses.toys.sinks.training import train
 from analyses.toys.train_lineage import write
 from weightscope.cli.command import EndsInOneLine
-from weightscope.files import Folder
+from weightscope.core.files import Folder
 from weightscope.runner.framing import gguf_tokenizer
 from weightscope.runner.loading import load_eager
 

@@ -24,7 +24,7 @@ from analyses.inputs import out_option
 from analyses.toys.sinks.training import train
 from analyses.toys.train_embedded import train_tokenizer
 from weightscope.cli.command import EndsInOneLine
-from weightscope.files import Folder
+from weightscope.core.files import Folder
 
 VOCABULARY, CONTEXT, BATCH = 800, 64, 16
 BOOKS = 12  # the first in the order of their names; the next one is what models are tuned on

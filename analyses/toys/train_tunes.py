@@ -25,10 +25,10 @@ from analyses.toys.sinks.training import train
 from analyses.toys.train_embedded import train_tokenizer
 from analyses.toys.train_lineage import BOOKS, RATE, RECIPES, VOCABULARY, fit, new_model, write
 from weightscope.cli.command import EndsInOneLine
-from weightscope.files import Folder, scratch_folder
-from weightscope.metrics.outliers import known_median
+from weightscope.core.files import Folder, scratch_folder
+from weightscope.core.tables import Table
+from weightscope.model.metrics.outliers import known_median
 from weightscope.runner.loading import load_eager
-from weightscope.tables import Table
 
 HELD_OUT = 0.05  # of every text, its end
 WINDOWS = 24  # of held-out text, on which the loss is measured

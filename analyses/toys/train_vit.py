@@ -25,11 +25,11 @@ from transformers import Dinov2Config, Dinov2Model, Dinov2WithRegistersConfig, D
 
 import weightscope as ws
 from analyses.toys.sinks.training import seeded, train
-from weightscope.files import Folder
-from weightscope.metrics.sinks import MECHANISMS
+from weightscope.core.files import Folder
+from weightscope.core.tables import Table
+from weightscope.heads.sinks.mechanisms import read_inputs, sink_mechanisms
+from weightscope.model.metrics.sinks import MECHANISMS
 from weightscope.runner import open_runner
-from weightscope.sinks.mechanisms import read_inputs, sink_mechanisms
-from weightscope.tables import Table
 
 SIDE, PATCH = 28, 4
 GRID = SIDE // PATCH

@@ -8,7 +8,7 @@ import numpy as np
 from links import ROOT
 from sklearn.metrics import roc_auc_score
 
-from weightscope.circuits.measured import HAD
+from weightscope.heads.circuits.measured import HAD
 
 MODELS = {"gpt2": "GPT-2", "minilm": "MiniLM", "smollm2": "SmolLM2-135M", "vit": "a small ViT"}
 DID = {

@@ -1,4 +1,4 @@
-"""Render formulas between dollar signs as MathML, in the notation of `weightscope.formulas`."""
+"""Render formulas between dollar signs as MathML, in the notation of `weightscope.core.formulas`."""
 
 import re
 
@@ -6,7 +6,7 @@ from markdown import Markdown
 from markdown.extensions import Extension
 from markdown.inlinepatterns import InlineProcessor
 
-from weightscope.formulas import mathml
+from weightscope.core.formulas import mathml
 
 FORMULA = r"(?<![\\$])(\$\$?)(?=[^\s$])(.{1,200}?)(?<![\\\s])\1(?!\d)"
 AFTER_CODE = 185  # Markdown gives code priority 190 and escaped characters 180

@@ -6,14 +6,14 @@ import numpy as np
 from evidence import MODELS, auroc_of_behaviours, heads_of
 
 import weightscope
-from weightscope.architectures.stanzas import FUNCTIONS, all_cells
-from weightscope.architectures.steps import step_classes
-from weightscope.audit.audit import Audit
-from weightscope.audit.measure import Measure, measures_of
-from weightscope.circuits.names import ROLES, ROLES_BY_WIRING
-from weightscope.findings import finding_kinds
-from weightscope.formulas import prose
-from weightscope.tables import Table
+from weightscope.core.formulas import prose
+from weightscope.core.tables import Table
+from weightscope.heads.audit.audit import Audit
+from weightscope.heads.audit.measure import Measure, measures_of
+from weightscope.heads.circuits.names import ROLES, ROLES_BY_WIRING
+from weightscope.model.layers.steps import step_classes
+from weightscope.model.rows.stanzas import FUNCTIONS, all_cells
+from weightscope.report.findings import finding_kinds
 
 CLEAR, FAINT = 0.8, 0.65  # an AUROC to report, and the least one called high; the same below 0.5
 RESULTS = (

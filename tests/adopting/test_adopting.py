@@ -12,10 +12,11 @@ import weightscope as ws
 from tests.census.record import read, tally, write
 from tests.support.commands import run
 from tests.support.tiny_models import FIXTURES, fixture
-from weightscope.architectures import FAMILIES, Family, table
-from weightscope.architectures.stanzas import file_of, read_rows
-from weightscope.architectures.table import standing
-from weightscope.checkpoint import open_checkpoint
+from weightscope.checkpoint.opening import open_checkpoint
+from weightscope.model.rows import table
+from weightscope.model.rows.family import Family
+from weightscope.model.rows.stanzas import file_of, read_rows
+from weightscope.model.rows.table import FAMILIES, standing
 
 pytest.importorskip("torch", reason="tiny models are made by torch, which is not installed")
 transformers = pytest.importorskip("transformers", reason="tiny models are made by transformers, not installed")

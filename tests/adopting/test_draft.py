@@ -11,7 +11,7 @@ import weightscope as ws
 from tests.support.commands import run
 from tests.support.tiny_models import FIXTURES, fixture
 from weightscope.adopting.draft import drafted
-from weightscope.checkpoint import open_checkpoint
+from weightscope.checkpoint.opening import open_checkpoint
 
 CONFIG = {
     "model_type": "zephyrine", "width": 24, "n_blocks": 2, "n_heads": 4, "n_kv_heads": 2, "eps": 1e-5,

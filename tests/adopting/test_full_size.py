@@ -7,8 +7,8 @@ import pytest
 
 import weightscope as ws
 from tests.support.commands import run
-from weightscope.checkpoint import open_checkpoint
 from weightscope.checkpoint.config import digest_of
+from weightscope.checkpoint.opening import open_checkpoint
 
 torch = pytest.importorskip("torch", reason="tiny models are made by torch, which is not installed")
 pytest.importorskip("transformers", reason="tiny models are made by transformers, not installed")
@@ -30,8 +30,8 @@ from tests.adopting.tricks import (  # noqa: E402
 )
 from weightscope.adopting import full_size  # noqa: E402
 from weightscope.adopting.adopt import PROOF, adopt, answer_of  # noqa: E402
-from weightscope.architectures import table  # noqa: E402
-from weightscope.architectures.stanzas import file_of  # noqa: E402
+from weightscope.model.rows import table  # noqa: E402
+from weightscope.model.rows.stanzas import file_of  # noqa: E402
 
 pytestmark = pytest.mark.check
 

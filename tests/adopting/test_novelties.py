@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import weightscope as ws
-from weightscope.checkpoint import open_checkpoint
+from weightscope.checkpoint.opening import open_checkpoint
 
 torch = pytest.importorskip("torch", reason="tiny models are made by torch, which is not installed")
 transformers = pytest.importorskip("transformers", reason="tiny models are made by transformers, not installed")
@@ -31,8 +31,8 @@ from tests.adopting.tricks import PlainConfig, registered, saved, worst  # noqa:
 from weightscope.adopting.adopt import PROOF, adopt  # noqa: E402
 from weightscope.adopting.tiny_models import SIZES  # noqa: E402
 from weightscope.adopting.trial import at_work  # noqa: E402
-from weightscope.architectures import FAMILIES  # noqa: E402
-from weightscope.architectures.stanzas import file_of, read_rows  # noqa: E402
+from weightscope.model.rows.stanzas import file_of, read_rows  # noqa: E402
+from weightscope.model.rows.table import FAMILIES  # noqa: E402
 
 pytestmark = pytest.mark.check
 

@@ -7,15 +7,15 @@ import pytest
 from click.testing import CliRunner
 
 import weightscope as ws
-from weightscope.architectures.table import standing
 from weightscope.cli import main
+from weightscope.model.rows.table import standing
 
 torch = pytest.importorskip("torch", reason="tiny models are made by torch, which is not installed")
 transformers = pytest.importorskip("transformers", reason="tiny models are made by transformers, not installed")
 
 from tests.adopting.newcomer import NewcomerConfig, NewcomerModel  # noqa: E402
 from weightscope.adopting import newcomers  # noqa: E402
-from weightscope.architectures import table  # noqa: E402
+from weightscope.model.rows import table  # noqa: E402
 
 pytestmark = pytest.mark.check
 

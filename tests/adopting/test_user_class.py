@@ -12,10 +12,10 @@ from click.testing import Result
 import weightscope as ws
 from tests.support.commands import run
 from weightscope.adopting.user_class import Order, _carried_out
-from weightscope.architectures.rope import Rope
-from weightscope.checkpoint import open_checkpoint
-from weightscope.errors import CheckpointError
-from weightscope.sources import Source
+from weightscope.checkpoint.opening import open_checkpoint
+from weightscope.core.errors import CheckpointError
+from weightscope.model.config.rope import Rope
+from weightscope.model.sources import Source
 
 torch = pytest.importorskip("torch", reason="the user's class is torch's, which is not installed")
 pytest.importorskip("transformers", reason="tiny models are made by transformers, not installed")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from weightscope.same import VERDICTS
+from weightscope.pairs.same import VERDICTS
 
 TYPES = ("bert", "gpt2", "gpt_neox", "gemma2", "mixtral", "qwen2_vl", "t5", "vit", "whisper")
 

@@ -12,10 +12,10 @@ import weightscope as ws
 from analyses.experiments.held_out import SCALES, best_threshold, held_out, over_models, shares_over_models
 from tests.support.quoted import FIGURES
 from tests.support.weights import package
-from weightscope.circuits import names, stream
-from weightscope.circuits.measured import HAD
-from weightscope.circuits.names import ROLES, ROLES_BY_WIRING, head_names, token_scores
-from weightscope.tables import Column, Table
+from weightscope.core.tables import Column, Table
+from weightscope.heads.circuits import names, stream
+from weightscope.heads.circuits.measured import HAD
+from weightscope.heads.circuits.names import ROLES, ROLES_BY_WIRING, head_names, token_scores
 
 
 def table(name: str) -> Table:

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 import weightscope as ws
 from analyses.experiments import planted_lineage
 from analyses.experiments.named_parts import read_weights
-from weightscope.tables import Column, Table
+from weightscope.core.tables import Column, Table
 
 pytestmark = pytest.mark.check
 TEXTS = ["It was a dark night. The rain fell in torrents.\n" * 400, "Another book says other things. " * 200]

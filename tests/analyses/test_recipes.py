@@ -17,7 +17,7 @@ from analyses import inputs
 from analyses.experiments import head_roles
 from analyses.recipes import gpt2_detok, norm_attention, outlier_dimensions, sink_bias, sink_mechanisms
 from weightscope.cli.command import EndsInOneLine
-from weightscope.compute.device import open_device
+from weightscope.core.compute.device import open_device
 
 pytestmark = pytest.mark.check
 

@@ -17,7 +17,7 @@ from analyses.toys.sinks.__main__ import STAGES, main  # noqa: E402
 from analyses.toys.sinks.diagnosis import strongest_sink  # noqa: E402
 from analyses.toys.sinks.mosaics import CLASSES, NOTHING, PATCHES, mosaics  # noqa: E402
 from analyses.toys.sinks.training import Size  # noqa: E402
-from weightscope.sinks import strength as sinks  # noqa: E402
+from weightscope.heads.sinks import strength as sinks  # noqa: E402
 
 pytestmark = pytest.mark.check
 

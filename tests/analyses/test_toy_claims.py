@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="the toy models need the extra `runner`")
 from analyses.toys.sinks.attention import GATES_AND_REGISTERS, VARIANTS
 from analyses.toys.sinks.broadcast import LONG_TRIALS, TRIALS
 from analyses.toys.sinks.page import PLAIN, steps_to_sink, write_toys_report
-from weightscope.files import Files
+from weightscope.core.files import Files
 
 pytestmark = pytest.mark.check
 

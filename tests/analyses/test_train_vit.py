@@ -18,8 +18,8 @@ from analyses.toys import train_vit  # noqa: E402
 from tests.support.cases import case_of  # noqa: E402
 from tests.support.hub_server import Hub  # noqa: E402
 from tests.support.random_models import random_model  # noqa: E402
+from weightscope.heads.sinks.mechanisms import Inputs  # noqa: E402
 from weightscope.runner import Runner  # noqa: E402
-from weightscope.sinks.mechanisms import Inputs  # noqa: E402
 
 pytestmark = pytest.mark.check
 

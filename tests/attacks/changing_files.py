@@ -19,7 +19,7 @@ import weightscope as ws
 from tests.support.figures import undrawn
 from weightscope.cli import main
 
-SMALL = Path(ws.__file__).parent / "embedded"
+SMALL = Path(ws.__file__).parent / "core" / "embedded"
 COMMANDS = (
     "audit MODEL --out OUT", "audit MODEL --all --resume --out KEPT", "compare MODEL MODEL --all --out OUT",
     "inspect MODEL --check", "inspect MODEL", "neighbours MODEL ibility --head 6", "circuits MODEL --out OUT",

@@ -28,12 +28,13 @@ from tests.attacks.attacks import (
 )
 from tests.support.files import encode
 from tests.support.hub_server import COMMIT, Hub
-from weightscope.architectures import as_published
-from weightscope.checkpoint import http, open_checkpoint, resolve_folder
+from weightscope.checkpoint import http
 from weightscope.checkpoint.hub import Repository
+from weightscope.checkpoint.opening import open_checkpoint, resolve_folder
 from weightscope.checkpoint.storage import LocalFile
-from weightscope.errors import CheckpointError
-from weightscope.text.tokenizer import Tokenizer
+from weightscope.core.errors import CheckpointError
+from weightscope.model.config.reading import as_published
+from weightscope.model.text.tokenizer import Tokenizer
 
 # Each takes under a second of processor time on a laptop. The bound is there for the attack that never ends, or
 # whose cost grows with the square of its size: a slow or busy machine must not fail it.
@@ -209,7 +210,7 @@ def test_memory_of_the_costliest(tmp_path: Path) -> None:
         import sys
         from pathlib import Path
         from weightscope.checkpoint import open_checkpoint
-        from weightscope.errors import CheckpointError
+        from weightscope.core.errors import CheckpointError
         refused = 0
         for folder in Path(sys.argv[1]).iterdir():
             try:

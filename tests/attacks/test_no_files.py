@@ -11,10 +11,10 @@ import pytest
 
 import weightscope as ws
 from tests.support.commands import is_one_line, run
-from weightscope.errors import CheckpointError
-from weightscope.files import regular_file
+from weightscope.core.errors import CheckpointError
+from weightscope.core.files import regular_file
 
-SMALL = Path(ws.__file__).parent / "embedded"
+SMALL = Path(ws.__file__).parent / "core" / "embedded"
 KINDS = ("pipe", "socket", "folder", "/dev/zero", "/proc/self/mem", "/proc/self/pagemap", "/proc/kmsg", "a loop")
 OPTIONS: dict[str, Callable[[str], list[str]]] = {
     "--families": lambda name: ["inspect", "embedded", "--families", name],

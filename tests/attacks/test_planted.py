@@ -15,11 +15,11 @@ from tests.support import tasks
 from tests.support.commands import run
 from tests.support.provenance import without_command
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
-from weightscope.audit import batch
-from weightscope.audit.batch import KEPT, RESULT, FinishedLayers
-from weightscope.errors import CheckpointError
-from weightscope.files import HIDDEN, OutputFolder
-from weightscope.run_identity import RunIdentity
+from weightscope.core.errors import CheckpointError
+from weightscope.core.files import HIDDEN, OutputFolder
+from weightscope.heads.audit import batch
+from weightscope.heads.audit.batch import KEPT, RESULT, FinishedLayers
+from weightscope.model.run_identity import RunIdentity
 
 MANIFEST = f"{HIDDEN}/manifest.json"
 

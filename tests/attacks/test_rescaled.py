@@ -12,7 +12,7 @@ import weightscope as ws
 from tests.support.commands import run, run_undrawn
 from tests.support.figures import undrawn
 
-SMALL = Path(ws.__file__).parent / "embedded"
+SMALL = Path(ws.__file__).parent / "core" / "embedded"
 KEYS, OUTPUTS = "h.1.attn.c_attn.bias", "h.0.attn.c_proj.bias"
 # What is read by `compare` without --all, and by no head's matrix; and what feed-forward networks read, with --all.
 READ = (OUTPUTS, "wte.weight", "wpe.weight", "ln_f.weight", "ln_f.bias", "h.1.ln_2.weight", "h.0.mlp.c_fc.bias")

@@ -21,10 +21,10 @@ from tests.support.figures import undrawn
 from tests.support.hub_server import Hub
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from weightscope.cli import main
-from weightscope.run_identity import _in_words
-from weightscope.text.corpus import read_documents
+from weightscope.model.run_identity import _in_words
+from weightscope.model.text.corpus import read_documents
 
-SMALL = Path(ws.__file__).parent / "embedded"
+SMALL = Path(ws.__file__).parent / "core" / "embedded"
 
 LEFT_OUT = "holds neither"  # by finders that list only what is there: Python 3.12's, and importlib_metadata's
 RECORDS = {

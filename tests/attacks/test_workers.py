@@ -10,15 +10,15 @@ import pytest
 import weightscope as ws
 from tests.support.figures import undrawn
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
-from weightscope.audit.audit import AuditOptions
-from weightscope.audit.batch import Job, audit_all
-from weightscope.circuits.passes import wiring
-from weightscope.detok.first_layer import FirstLayer
-from weightscope.detok.heads import measure_heads
-from weightscope.engine import Cluster, Finished, ThisProcess
-from weightscope.errors import CheckpointError
-from weightscope.sources import Source
-from weightscope.text.counts import Counts
+from weightscope.core.engine import Cluster, Finished, ThisProcess
+from weightscope.core.errors import CheckpointError
+from weightscope.heads.audit.audit import AuditOptions
+from weightscope.heads.audit.batch import Job, audit_all
+from weightscope.heads.circuits.passes import wiring
+from weightscope.heads.detok.first_layer import FirstLayer
+from weightscope.heads.detok.heads import measure_heads
+from weightscope.model.sources import Source
+from weightscope.model.text.counts import Counts
 
 THINGS: dict[str, Callable[[Any], Any]] = {
     "nothing": lambda answer: None,

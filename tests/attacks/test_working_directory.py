@@ -17,7 +17,7 @@ import os, sys
 from pathlib import Path
 sys.path.remove("")
 import numpy as np, scipy.sparse
-from weightscope.metrics import auroc
+from weightscope.model.metrics import auroc
 def run():
     factor, counts = np.eye(2, 3, dtype=np.float32), scipy.sparse.csr_array([[0, 1], [1, 0]])
     return auroc.auroc_by_token(factor, factor, counts)

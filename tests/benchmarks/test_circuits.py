@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from benchmarks import circuits
 from benchmarks.peers import PeerCost
-from weightscope.embedded import FOLDER
+from weightscope.core.embedded import FOLDER
 
 
 def dense_scores(key: str, factors: dict[str, np.ndarray]) -> np.ndarray:

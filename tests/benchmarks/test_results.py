@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from benchmarks.compare import main
 from benchmarks.results import Bench, Measured, comparison, load
-from weightscope.errors import CheckpointError
+from weightscope.core.errors import CheckpointError
 
 
 def bench(*ratios: float, name: str = "AUROC") -> Bench:

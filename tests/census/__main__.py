@@ -23,8 +23,8 @@ import transformers
 from tests.census.census import run
 from tests.census.record import changes, page, read, write
 from weightscope.adopting.newcomers import model_types
-from weightscope.architectures.table import RECORD
-from weightscope.files import new_file
+from weightscope.core.files import new_file
+from weightscope.model.rows.table import RECORD
 
 MOST_MEMORY = 12 << 30
 

@@ -19,7 +19,7 @@ from weightscope.adopting.comparison import Stored, names_at_work
 from weightscope.adopting.newcomers import OutOfTime, limited_time
 from weightscope.adopting.tiny_models import first_line
 from weightscope.adopting.trial import TRIALS, at_work
-from weightscope.files import scratch_folder
+from weightscope.core.files import scratch_folder
 
 ORDER = ("WRONG", "refused", "unseen", "exact")  # of verdicts, the worst first
 CONVOLUTIONS = (
@@ -38,7 +38,7 @@ NOT_COMPARED: Mapping[str, str] = {
     "muse_glimmer_assistant": "its keys and values are of another model's states, and it runs with a cache alone",
     "yoso": "its attention hashes queries and keys, without a softmax",
     "reformer": "its attention hashes queries and keys, and divides by a sum of exponentials of its own",
-    "squeezebert": "its attention has channels before tokens; a tiny model in tests/architectures compares it",
+    "squeezebert": "its attention has channels before tokens; a tiny model in tests/model/rows compares it",
 }
 ATTENTION = re.compile(r"[sS]oftmax\(|scaled_dot_product|ALL_ATTENTION|MultiheadAttention", re.ASCII)
 PARTS = re.compile(r"Auto\w+\.from_config|load_backbone|from \.\.\w+\.modeling_", re.ASCII)

@@ -15,8 +15,8 @@ import weightscope as ws
 from tests.census.judge import readings
 from weightscope.adopting.comparison import Stored, line_of, matched, stack_of
 from weightscope.adopting.tiny_models import build, classes_of
-from weightscope.errors import CheckpointError
-from weightscope.files import scratch_folder
+from weightscope.core.errors import CheckpointError
+from weightscope.core.files import scratch_folder
 
 
 @dataclass(frozen=True)

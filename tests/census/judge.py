@@ -16,10 +16,10 @@ from weightscope.adopting.comparison import (
     stacks,
 )
 from weightscope.adopting.hooks import Observed
-from weightscope.architectures import stacks_of
-from weightscope.architectures.table import title
-from weightscope.checkpoint import open_checkpoint
-from weightscope.errors import CheckpointError
+from weightscope.checkpoint.opening import open_checkpoint
+from weightscope.core.errors import CheckpointError
+from weightscope.model.config.reading import stacks_of
+from weightscope.model.rows.table import title
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,9 @@ from tests.census.layout_record import (
     write,
 )
 from tests.census.record import read
-from weightscope.architectures import FAMILIES
-from weightscope.architectures.family import Family
-from weightscope.architectures.rope import Rope
-from weightscope.architectures.table import title
+from weightscope.model.config.rope import Rope
+from weightscope.model.rows.family import Family
+from weightscope.model.rows.table import FAMILIES, title
 
 ROPE_TYPES = {"NORM": NEIGHBOURS, "NEOX": HALVES, "MROPE": HALVES, "IMROPE": HALVES, "NONE": NONE}
 PERMUTED = re.compile(r"(?<!_torch)\.(_?(reverse_hf|un)?_?permute\w*)\(|\b_unpermute_for_rope\(")

@@ -10,8 +10,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from tests.census.layout_record import Line, disagreements, written
-from weightscope.architectures.table import OF, RECORD, lines
-from weightscope.files import new_file
+from weightscope.core.files import new_file
+from weightscope.model.rows.table import OF, RECORD, lines
 
 SUBJECT = re.compile(
     r"^(its text stack is not read: )?(no row can describe \S+: it |\S+ is not supported: it "
@@ -53,8 +53,8 @@ names its tensors differently. It counts as exact if all are read alike. Configs
 *unproved*. For an architecture that is not listed, see [Adopt an architecture](adopting.md).
 
 `weightscope families` prints the types that are read;
-[architectures.csv](../weightscope/architectures/architectures.csv) has one line per stack.
-`python -m tests.census --out weightscope/architectures/architectures.csv --page docs/architectures.md` makes this page
+[architectures.csv](../weightscope/model/rows/architectures.csv) has one line per stack.
+`python -m tests.census --out weightscope/model/rows/architectures.csv --page docs/architectures.md` makes this page
 again (half an hour, PyTorch); `--against` reports what a newer transformers adds.
 
 ## Roles of tensors

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from weightscope.architectures.reading import ADOPT, WAYS
+from weightscope.model.config.reading import ADOPT, WAYS
 
 pytest.importorskip("torch", reason="tiny models are made by torch, which is not installed")
 transformers = pytest.importorskip("transformers", reason="tiny models are made by transformers, not installed")

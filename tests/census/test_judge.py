@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import weightscope as ws
-from weightscope.architectures import FAMILIES, Family
-from weightscope.architectures.cells import Biases, StoredNorm
-from weightscope.checkpoint import open_checkpoint
+from weightscope.checkpoint.opening import open_checkpoint
+from weightscope.model.rows.cells import Biases, StoredNorm
+from weightscope.model.rows.family import Family
+from weightscope.model.rows.table import FAMILIES
 
 pytest.importorskip("torch", reason="tiny models are made by torch, which is not installed")
 transformers = pytest.importorskip("transformers", reason="tiny models are made by transformers, not installed")

@@ -7,8 +7,7 @@ import pytest
 from tests.census.layout_record import Line, disagreements, written
 from tests.census.layouts import LlamaCpp, Vllm
 from tests.census.record import read
-from weightscope.architectures import FAMILIES
-from weightscope.architectures.table import title
+from weightscope.model.rows.table import FAMILIES, title
 
 ROWS = {title(row): row for row in FAMILIES}
 

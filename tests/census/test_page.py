@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from tests.census.record import mechanism, page, read
-from weightscope.architectures.table import OF, RECORD
+from weightscope.model.rows.table import OF, RECORD
 
 PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import weightscope as ws
 from weightscope.adopting.tiny_models import first_line
-from weightscope.architectures.names import Tensors
-from weightscope.errors import CheckpointError
+from weightscope.core.errors import CheckpointError
+from weightscope.model.rows.names import Tensors
 
 MOST_PLACES = 6  # named of those that lack a role
 

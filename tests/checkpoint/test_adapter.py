@@ -15,8 +15,8 @@ from tests.support.audit import audit_of
 from tests.support.commands import run
 from tests.support.figures import undrawn
 from tests.support.hub_server import Hub
-from weightscope.changes.all_tensors import compare_tensors
-from weightscope.run_identity import RunIdentity
+from weightscope.model.run_identity import RunIdentity
+from weightscope.pairs.changes.all_tensors import compare_tensors
 
 GOLDEN = Path(__file__).parent / "golden" / "adapters"
 NAMES = sorted(path.name for path in GOLDEN.iterdir())

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from weightscope.checkpoint import ggml_blocks
 from weightscope.checkpoint.ggml_blocks import LAYOUTS, NUMBERS, PLAIN, Codebook, dequantise, size_of
-from weightscope.compute.fast import numba_may_run
-from weightscope.errors import CheckpointError
+from weightscope.core.compute.fast import numba_may_run
+from weightscope.core.errors import CheckpointError
 
 WRITTEN = Path(__file__).parent / "fixtures" / "ggml_blocks.npz"  # by the script next to it
 KINDS = sorted(LAYOUTS)

@@ -14,11 +14,11 @@ import pytest
 from tests.support.files import encode, write_shards
 from tests.support.hub_server import COMMIT, Hub
 from tests.support.large_models import GB, shape_of_70b
-from weightscope.checkpoint import http, open_checkpoint, resolve_folder
+from weightscope.checkpoint import http
 from weightscope.checkpoint.hub import Ahead, BlockCache, Repository
-from weightscope.checkpoint.opening import downloaded
-from weightscope.errors import CheckpointError
-from weightscope.text.tokenizer import Tokenizer
+from weightscope.checkpoint.opening import downloaded, open_checkpoint, resolve_folder
+from weightscope.core.errors import CheckpointError
+from weightscope.model.text.tokenizer import Tokenizer
 
 RANDOM = np.random.default_rng(0)
 LAYERS = 8

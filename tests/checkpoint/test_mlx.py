@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 import weightscope as ws
 from tests.support.files import write
-from weightscope.checkpoint import open_checkpoint
+from weightscope.checkpoint.opening import open_checkpoint
 from weightscope.checkpoint.packings.mlx import MODES
 from weightscope.checkpoint.packings.packed import FIELD, unpacked
 

@@ -14,9 +14,9 @@ from safetensors.numpy import load_file, save_file
 import weightscope as ws
 from tests.support.commands import is_one_line, run
 from tests.support.figures import undrawn
-from weightscope.changes.counterparts import counterparts
 from weightscope.checkpoint.adapters import adapter_file, is_adapter
-from weightscope.learned.changed_matrices import intruders_of
+from weightscope.pairs.changes.counterparts import counterparts
+from weightscope.pairs.learned.changed_matrices import intruders_of
 
 GOLDEN = Path(__file__).parent / "golden"
 OTHERS = GOLDEN / "other_adapters"

@@ -14,8 +14,8 @@ import pytest
 
 import weightscope as ws
 from tests.support.commands import run
-from weightscope.checkpoint import open_checkpoint
-from weightscope.errors import CheckpointError
+from weightscope.checkpoint.opening import open_checkpoint
+from weightscope.core.errors import CheckpointError
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 FOLDERS = sorted(path.parent for path in FIXTURES.glob("*/*/expected.json"))

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 
 from tests.support.files import encode, write
 from tests.support.hub_server import Hub
-from weightscope.checkpoint import Checkpoint, open_checkpoint
+from weightscope.checkpoint.checkpoint import Checkpoint
+from weightscope.checkpoint.opening import open_checkpoint
 from weightscope.checkpoint.packings.bitsandbytes import blockwise
 from weightscope.checkpoint.packings.scaled import decode_fp8
-from weightscope.errors import CheckpointError
+from weightscope.core.errors import CheckpointError
 
 GOLDEN = Path(__file__).parent / "golden" / "bitsandbytes.safetensors"
 RANDOM = np.random.default_rng(0)

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from tests.support.files import bfloat16, encode, write, write_shards
-from weightscope.checkpoint import open_checkpoint
-from weightscope.compute.half import CHECKED_AT_ONCE, Half
-from weightscope.errors import CheckpointError
+from weightscope.checkpoint.opening import open_checkpoint
+from weightscope.core.compute.half import CHECKED_AT_ONCE, Half
+from weightscope.core.errors import CheckpointError
 
 GIB = 1 << 30
 

@@ -13,7 +13,7 @@ import weightscope as ws
 from tests.support.commands import run_undrawn
 from tests.support.hub_server import Hub
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
-from weightscope.checkpoint import open_checkpoint
+from weightscope.checkpoint.opening import open_checkpoint
 
 WEIGHT = "h.0.attn.c_attn.weight"
 LONE, INDEX = "model.safetensors", "model.safetensors.index.json"

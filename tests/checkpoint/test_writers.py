@@ -18,8 +18,8 @@ import weightscope as ws
 from tests.fuzz.checkpoints import repaired
 from tests.fuzz.mutate import mutated_value
 from tests.support.rounding import rounded
-from weightscope.checkpoint import open_checkpoint
-from weightscope.errors import CheckpointError
+from weightscope.checkpoint.opening import open_checkpoint
+from weightscope.core.errors import CheckpointError
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 WRITERS = ("compressed_tensors", "gpt_oss", "llmcompressor", "modelopt")

@@ -13,8 +13,8 @@ from tests.fuzz.checkpoints import repaired
 from tests.fuzz.mutate import mutated_bytes, mutated_value
 from weightscope.checkpoint.formats import ADAPTER, ADAPTER_WEIGHTS
 from weightscope.checkpoint.lora import PREFIX
-from weightscope.errors import CheckpointError
-from weightscope.model import open_model
+from weightscope.core.errors import CheckpointError
+from weightscope.model.model import open_model
 
 GOLDEN = Path(__file__).parents[1] / "checkpoint" / "golden" / "adapters"
 KINDS = ("gpt2", "llama", "qwen2", "embeddings")

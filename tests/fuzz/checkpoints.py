@@ -12,11 +12,12 @@ import numpy as np
 from tests.attacks.attacks import CONFIGS, GGUFS, HEADERS, INDEXES, gguf_tensor, key, llama, text
 from tests.fuzz.mutate import mutated_bytes, mutated_value
 from tests.support.files import encode
-from weightscope.architectures import FAMILIES, as_published
-from weightscope.checkpoint import open_checkpoint
+from weightscope.checkpoint.opening import open_checkpoint
 from weightscope.checkpoint.storage import BITS
-from weightscope.errors import CheckpointError
-from weightscope.model import open_model
+from weightscope.core.errors import CheckpointError
+from weightscope.model.config.reading import as_published
+from weightscope.model.model import open_model
+from weightscope.model.rows.table import FAMILIES
 
 LARGEST_SEED = 20_000  # of the attacks; the large ones are slow and their own test
 GOLDEN = Path(__file__).parents[1] / "checkpoint" / "golden" / "bitsandbytes.safetensors"

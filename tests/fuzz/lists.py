@@ -5,8 +5,8 @@ import random
 from pathlib import Path
 
 from tests.fuzz.mutate import mutated_bytes
-from weightscope.errors import CheckpointError
-from weightscope.sources import RESERVED, Source, folder_names, read_list
+from weightscope.core.errors import CheckpointError
+from weightscope.model.sources import RESERVED, Source, folder_names, read_list
 
 LINES = (
     "gpt2", "openai-community/gpt2@main", "# a run", "/models/step1000", "/models/step2000/", "../x", "..", ".", "/", "~",

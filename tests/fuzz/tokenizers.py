@@ -8,10 +8,10 @@ from typing import Any
 
 from tests.attacks.attacks import TOKENIZERS
 from tests.fuzz.mutate import mutated_bytes, mutated_value
-from weightscope.errors import CheckpointError
-from weightscope.text.bigrams import Piece, encode
-from weightscope.text.kinds import text_tokens
-from weightscope.text.tokenizer import Tokenizer, safe_cut
+from weightscope.core.errors import CheckpointError
+from weightscope.model.text.bigrams import Piece, encode
+from weightscope.model.text.kinds import text_tokens
+from weightscope.model.text.tokenizer import Tokenizer, safe_cut
 
 TEXTS = ("the cats sat", "", "a", "naïve 東京 \N{GRINNING FACE}", "ab" * 40, " \n\t ", "[CLS]", "\0")
 WORDS = (

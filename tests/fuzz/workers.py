@@ -14,13 +14,13 @@ import numpy as np
 
 from tests.fuzz.mutate import VALUES
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
-from weightscope.audit.audit import AuditOptions, conclude, measure_task
-from weightscope.audit.batch import FinishedLayers, Job, Outcome, Report, arrays_of, report_of, summary_of
-from weightscope.errors import CheckpointError
-from weightscope.files import Files, Folder
-from weightscope.model import open_model
-from weightscope.run_identity import RunIdentity
-from weightscope.sources import Source
+from weightscope.core.errors import CheckpointError
+from weightscope.core.files import Files, Folder
+from weightscope.heads.audit.audit import AuditOptions, conclude, measure_task
+from weightscope.heads.audit.batch import FinishedLayers, Job, Outcome, Report, arrays_of, report_of, summary_of
+from weightscope.model.model import open_model
+from weightscope.model.run_identity import RunIdentity
+from weightscope.model.sources import Source
 
 NAMES = (
     "../x", "/tmp/x", "a/../../x", "", ".", "..", "a/..", ".weightscope/lock", "a\\b", "a\0b", "\x1b[2J", "x.csv",

@@ -8,7 +8,7 @@ import pytest
 
 import weightscope as ws
 from tests.support.weights import package
-from weightscope.embedded import FOLDER
+from weightscope.core.embedded import FOLDER
 
 pytest.importorskip("transformers", reason="the runner needs the extra `runner`")
 

@@ -4,7 +4,7 @@ import pytest
 
 import weightscope as ws
 from tests.support.hub_server import Hub
-from weightscope.embedded import FOLDER
+from weightscope.core.embedded import FOLDER
 
 pytest.importorskip("torch", reason="the runner needs the extra `runner`")
 pytest.importorskip("transformers", reason="the runner needs the extra `runner`")

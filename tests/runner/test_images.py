@@ -11,15 +11,15 @@ from PIL import Image
 import weightscope as ws
 from tests.support.cases import VIT
 from tests.support.hub_server import Hub
-from weightscope.architectures import FAMILIES
-from weightscope.architectures.family import Family
+from weightscope.model.rows.family import Family
+from weightscope.model.rows.table import FAMILIES
 from weightscope.runner.images import DESCRIPTION, TOGETHER, image_processor, photographs, read_images
 
 transformers = pytest.importorskip("transformers", reason="the image processors are transformers'")
 
 pytestmark = pytest.mark.check
 
-FIXTURES = Path(__file__).parent.parent / "architectures" / "fixtures"
+FIXTURES = Path(__file__).parents[1] / "model" / "rows" / "fixtures"
 PHOTOGRAPH = np.random.default_rng(0).integers(0, 256, size=(53, 41, 3)).astype(np.uint8)
 PROCESSORS = {
     "vit": ("ViTImageProcessor", {"size": {"height": 12, "width": 12}, "image_mean": [0.1, 0.2, 0.3]}),

@@ -9,9 +9,9 @@ import pytest
 
 import weightscope as ws
 from tests.support.weights import package
-from weightscope.checkpoint import open_checkpoint
 from weightscope.checkpoint.config import without_code
-from weightscope.embedded import FOLDER
+from weightscope.checkpoint.opening import open_checkpoint
+from weightscope.core.embedded import FOLDER
 
 pytest.importorskip("torch", reason="the runner needs the extra `runner`")
 transformers = pytest.importorskip("transformers", reason="the runner needs the extra `runner`")

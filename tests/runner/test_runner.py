@@ -13,9 +13,9 @@ torch = pytest.importorskip("torch", reason="the runner needs the extra `runner`
 transformers = pytest.importorskip("transformers", reason="the runner needs the extra `runner`")
 
 from tests.support.random_models import inputs_of, random_model  # noqa: E402
-from weightscope.attention.maps import Affine  # noqa: E402
-from weightscope.compute.device import Device  # noqa: E402
-from weightscope.embedded import FOLDER as EMBEDDED  # noqa: E402
+from weightscope.core.compute.device import Device  # noqa: E402
+from weightscope.core.embedded import FOLDER as EMBEDDED  # noqa: E402
+from weightscope.model.layers.maps import Affine  # noqa: E402
 from weightscope.runner import Activations, Runner, open_runner  # noqa: E402
 from weightscope.runner.hooks import tower_of  # noqa: E402
 from weightscope.runner.runner import batches  # noqa: E402
@@ -180,7 +180,7 @@ def test_one_token_does_not_count_as_a_check(embedded: Runner) -> None:
 
 
 def test_a_checkpoint_without_all_parameters_is_not_run() -> None:
-    folder = Path(__file__).parent.parent / "architectures" / "fixtures" / "llama"
+    folder = Path(__file__).parents[1] / "model" / "rows" / "fixtures" / "llama"
     with pytest.raises(ws.CheckpointError, match=r"llama: lacks \d+ parameters, '.*' the first"):
         open_runner(ws.open_model(folder))
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from weightscope.tables import Column, Link, Table
+from weightscope.core.tables import Column, Link, Table
 
 MIXED = Table(  # what tables of results hold: empty cells among numbers, links, names that are no UTF-8
     [

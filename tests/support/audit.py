@@ -6,7 +6,7 @@ from click.testing import Result
 
 from tests.support.commands import run
 from tests.support.figures import undrawn
-from weightscope.files import HIDDEN
+from weightscope.core.files import HIDDEN
 
 
 def audit_of(source: object, out: Path, *options: str) -> Result:

@@ -2,11 +2,11 @@
 
 from functools import cache
 
-from weightscope.embedded import FOLDER
-from weightscope.text.bigrams import count_bigrams
-from weightscope.text.counts import Counts
-from weightscope.text.sequences import works
-from weightscope.text.tokenizer import Tokenizer
+from weightscope.core.embedded import FOLDER
+from weightscope.model.text.bigrams import count_bigrams
+from weightscope.model.text.counts import Counts
+from weightscope.model.text.sequences import works
+from weightscope.model.text.tokenizer import Tokenizer
 
 
 @cache

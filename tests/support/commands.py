@@ -1,4 +1,4 @@
-"""Every command that reads weights, as a user types it, over the fixtures of tests/architectures."""
+"""Every command that reads weights, as a user types it, over the fixtures of tests/model/rows."""
 
 import shutil
 from collections.abc import Callable

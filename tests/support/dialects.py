@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from typing import Any
 
-from weightscope.architectures.config import KEYS
+from weightscope.model.config.config import KEYS
 
 Values = dict[str, Any]
 THETA = 37000.0  # no class's own

@@ -13,7 +13,7 @@ import weightscope as ws
 @lru_cache(None)
 def real() -> dict[str, np.ndarray]:
     """The attention of the checkpoint that comes with weightscope, which was trained: two layers of eight heads."""
-    weights = load_file(Path(ws.__file__).parent / "embedded" / "model.safetensors")
+    weights = load_file(Path(ws.__file__).parent / "core" / "embedded" / "model.safetensors")
     return {
         name.removeprefix("transformer."): values.astype(np.float32)
         for name, values in weights.items()

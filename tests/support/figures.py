@@ -15,9 +15,9 @@ import pytest
 from matplotlib.figure import Figure
 
 import weightscope
-from weightscope.files import Files
-from weightscope.pages import style
-from weightscope.pages.style import Drawing
+from weightscope.core.files import Files
+from weightscope.report.pages import style
+from weightscope.report.pages.style import Drawing
 
 ROOT = Path(weightscope.__file__).parent
 
@@ -25,8 +25,9 @@ ROOT = Path(weightscope.__file__).parent
 @cache
 def figure_modules() -> tuple[ModuleType, ...]:
     """Every figures.py of the package. Pages are imported too: some import a figure by name."""
-    paths = sorted(path for pattern in ("figures", "page") for path in ROOT.glob(f"*/*{pattern}.py"))
-    modules = [import_module(f"weightscope.{path.parent.name}.{path.stem}") for path in paths]
+    paths = sorted(path for pattern in ("figures", "page") for path in ROOT.rglob(f"*{pattern}.py"))
+    names = (".".join(path.relative_to(ROOT.parent).with_suffix("").parts) for path in paths)
+    modules = [*map(import_module, names)]
     return tuple(module for module in modules if module.__name__.endswith("figures"))
 
 

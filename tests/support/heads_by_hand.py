@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from weightscope.attention.layer import Head, Layer
-from weightscope.attention.maps import Affine
-from weightscope.attention.norms import Norm
+from weightscope.model.layers.layer import Head, Layer
+from weightscope.model.layers.maps import Affine
+from weightscope.model.layers.norms import Norm
 
 
 def layer_of(

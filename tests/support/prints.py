@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from weightscope.lineage.sketches import POINTS, Sketches
+from weightscope.pairs.lineage.sketches import POINTS, Sketches
 
 
 def sketches_of(values, *, d_model=64, name="a", tokens=None, spectra=None):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import weightscope
-from weightscope.files import REPORT
+from weightscope.core.files import REPORT
 
 ENVELOPE = {"lead", "version", "command", "date", "sources"}
 DATE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")

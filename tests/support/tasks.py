@@ -12,17 +12,17 @@ from pathlib import Path
 import numpy as np
 from threadpoolctl import threadpool_info
 
-from weightscope.audit import batch
-from weightscope.audit.audit import AuditOptions, conclude
-from weightscope.audit.batch import Job, Report
-from weightscope.audit.measure import Arrays
-from weightscope.compute.cores import usable_cores
-from weightscope.engine import open_engine
-from weightscope.errors import CheckpointError
-from weightscope.files import Files
-from weightscope.model import Model
-from weightscope.provenance import Provenance
-from weightscope.sources import Source
+from weightscope.checkpoint.provenance import Provenance
+from weightscope.core.compute.cores import usable_cores
+from weightscope.core.engine import open_engine
+from weightscope.core.errors import CheckpointError
+from weightscope.core.files import Files
+from weightscope.heads.audit import batch
+from weightscope.heads.audit.audit import AuditOptions, conclude
+from weightscope.heads.audit.batch import Job, Report
+from weightscope.heads.audit.measure import Arrays
+from weightscope.model.model import Model
+from weightscope.model.sources import Source
 
 
 def doubled(number: int) -> int:

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 import weightscope as ws
 from tests.support.cases import CASES, Case, case_of
 
-FIXTURES = Path(__file__).parent.parent / "architectures" / "fixtures"
+FIXTURES = Path(__file__).parents[1] / "model" / "rows" / "fixtures"
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from weightscope.checkpoint.packages import packaged
-from weightscope.errors import CheckpointError
+from weightscope.core.errors import CheckpointError
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def shared(name: str) -> Path:

@@ -16,20 +16,21 @@ from weightscope.adopting.search import Found, Search
 from weightscope.adopting.shapes import Derived
 from weightscope.adopting.tiny_models import first_line
 from weightscope.adopting.trial import TRIALS, Tiny, at_work, nearness, proved, tiny_models
-from weightscope.architectures import FAMILIES, Family, LayerTensors
-from weightscope.architectures.cells import Inputs
-from weightscope.architectures.config import KEYS
-from weightscope.architectures.family import Unless, When
-from weightscope.architectures.layer import read_layer
-from weightscope.architectures.reading import WAYS, prefixes_of
-from weightscope.architectures.rope import Rope
-from weightscope.architectures.stanzas import ROOTS, file_of, row_changes, stanza_of, written
-from weightscope.architectures.steps.bounds import Clip, Softcap
-from weightscope.checkpoint import Checkpoint, open_checkpoint
+from weightscope.checkpoint.checkpoint import Checkpoint
 from weightscope.checkpoint.config import digest_of, without_code
-from weightscope.errors import CheckpointError
-from weightscope.files import scratch_folder
-from weightscope.model import Model, numbers_read
+from weightscope.checkpoint.opening import open_checkpoint
+from weightscope.core.errors import CheckpointError
+from weightscope.core.files import scratch_folder
+from weightscope.model.config.config import KEYS
+from weightscope.model.config.reading import WAYS, prefixes_of
+from weightscope.model.config.rope import Rope
+from weightscope.model.layers.read_layer import read_layer
+from weightscope.model.layers.steps.bounds import Clip, Softcap
+from weightscope.model.model import Model, numbers_read
+from weightscope.model.rows.cells import Inputs, LayerTensors
+from weightscope.model.rows.family import Family, Unless, When
+from weightscope.model.rows.stanzas import ROOTS, file_of, row_changes, stanza_of, written
+from weightscope.model.rows.table import FAMILIES
 
 PROOF = f"transformers {transformers.__version__}"
 BOUND = 1.5  # tried as a bound of scores, queries, keys or values

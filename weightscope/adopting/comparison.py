@@ -12,10 +12,10 @@ import numpy as np
 
 import weightscope as ws
 from weightscope.adopting.hooks import NO_SCORE, Observed
-from weightscope.attention.layer import Layer
-from weightscope.attention.maps import Affine
-from weightscope.checkpoint import open_checkpoint
-from weightscope.errors import CheckpointError
+from weightscope.checkpoint.opening import open_checkpoint
+from weightscope.core.errors import CheckpointError
+from weightscope.model.layers.layer import Layer
+from weightscope.model.layers.maps import Affine
 
 TOLERANCE = 1e-4  # of probabilities, and of outputs relative to the largest
 REFUSED = "refused: "  # begins a problem that weightscope names itself

@@ -19,7 +19,7 @@ from typing import Any
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from weightscope.adopting.tiny_models import FILLED, PLANS, Plan, Size
-from weightscope.files import regular_file
+from weightscope.core.files import regular_file
 
 MOST_LAYERS = 6
 

@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from weightscope.architectures import FAMILIES
-from weightscope.architectures.config import KEYS
-from weightscope.architectures.stanzas import read_rows
-from weightscope.checkpoint import Checkpoint
-from weightscope.errors import CheckpointError, printable, printable_lines
-from weightscope.files import new_file, scratch_folder
-from weightscope.model import Model
+from weightscope.checkpoint.checkpoint import Checkpoint
+from weightscope.core.errors import CheckpointError, printable, printable_lines
+from weightscope.core.files import new_file, scratch_folder
+from weightscope.model.config.config import KEYS
+from weightscope.model.model import Model
+from weightscope.model.rows.stanzas import read_rows
+from weightscope.model.rows.table import FAMILIES
 
 Shapes = Mapping[str, tuple[int, ...]]  # of tensors, by name
 

@@ -23,13 +23,12 @@ from weightscope.adopting.hooks import Observed, watch_layers
 from weightscope.adopting.inputs import Inputs
 from weightscope.adopting.tiny_models import SIZES, attention_of, first_line
 from weightscope.adopting.trial import Tiny
-from weightscope.architectures import Family
-from weightscope.attention.layer import Layer
-from weightscope.checkpoint import Checkpoint
-from weightscope.checkpoint.checkpoint import DerivedTensor, WholeTensor
-from weightscope.errors import CheckpointError
-from weightscope.model import Model
-from weightscope.progress import bar
+from weightscope.checkpoint.checkpoint import Checkpoint, DerivedTensor, WholeTensor
+from weightscope.core.errors import CheckpointError
+from weightscope.core.progress import bar
+from weightscope.model.layers.layer import Layer
+from weightscope.model.model import Model
+from weightscope.model.rows.family import Family
 
 TOKENS = 1152  # of a run
 MOST_SCORES = 1 << 26  # of one layer; there are some 26 arrays of them at once, 7 GB of float32

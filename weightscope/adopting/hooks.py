@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from weightscope.adopting.inputs import Inputs
 from weightscope.adopting.tiny_models import Size, first_line
-from weightscope.results import ShowsShapes
+from weightscope.core.results import ShowsShapes
 
 
 @dataclass

@@ -11,8 +11,10 @@ import weightscope as ws
 from weightscope.adopting.comparison import REFUSED, TOLERANCE, line_of
 from weightscope.adopting.tiny_models import mappings_of_heads
 from weightscope.adopting.trial import Tiny, problem_of, tiny_models
-from weightscope.architectures import FAMILIES, stacks_of, table
-from weightscope.errors import CheckpointError
+from weightscope.core.errors import CheckpointError
+from weightscope.model.config.reading import stacks_of
+from weightscope.model.rows import table
+from weightscope.model.rows.table import FAMILIES
 
 SECONDS = 100  # of a processor, for a type
 

@@ -13,12 +13,12 @@ from typing import Any
 
 from weightscope.adopting.shapes import Derived
 from weightscope.adopting.trial import NOWHERE, Nearness, Tiny, nearness, slopes_seen
-from weightscope.architectures import rules
-from weightscope.architectures.cells import QkNorm
-from weightscope.architectures.config import KEYS
-from weightscope.architectures.distances import GeometricSlopes, StoredSlopes
-from weightscope.architectures.family import Family, turning
-from weightscope.architectures.layouts import (
+from weightscope.core.progress import bar
+from weightscope.model.config import rules
+from weightscope.model.config.config import KEYS
+from weightscope.model.config.rope import Rope
+from weightscope.model.layers.distances import GeometricSlopes, StoredSlopes
+from weightscope.model.layers.layouts import (
     ORDERS,
     StackedAs,
     grouped,
@@ -26,14 +26,14 @@ from weightscope.architectures.layouts import (
     in_four_blocks,
     stacked,
 )
-from weightscope.architectures.rope import Rope
-from weightscope.architectures.stanzas import as_toml
-from weightscope.architectures.steps import Step
-from weightscope.architectures.steps.bounds import Softcap
-from weightscope.architectures.steps.multipliers import FACTORS, HeadFactors
-from weightscope.architectures.steps.sinks import OuterSinks, Sinks
-from weightscope.architectures.steps.temperature import OfPosition
-from weightscope.progress import bar
+from weightscope.model.layers.steps import Step
+from weightscope.model.layers.steps.bounds import Softcap
+from weightscope.model.layers.steps.multipliers import FACTORS, HeadFactors
+from weightscope.model.layers.steps.sinks import OuterSinks, Sinks
+from weightscope.model.layers.steps.temperature import OfPosition
+from weightscope.model.rows.cells import QkNorm
+from weightscope.model.rows.family import Family, turning
+from weightscope.model.rows.stanzas import as_toml
 
 FUSED = (stacked, grouped, in_four_blocks, grouped_with_loose_biases, *map(StackedAs, ORDERS))  # of one tensor
 # What is an architecture's mathematics, whatever its modules are called.

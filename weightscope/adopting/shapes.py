@@ -19,7 +19,14 @@ from weightscope.adopting.config_keys import EPSILON, VARIED, inside, unnamed
 from weightscope.adopting.hooks import Observed
 from weightscope.adopting.tiny_models import parameters_of
 from weightscope.adopting.trial import Tiny
-from weightscope.architectures.cells import (
+from weightscope.model.config.config import KEYS
+from weightscope.model.config.reading import prefixes_of
+from weightscope.model.config.rope import Rope
+from weightscope.model.layers.gathered import GATES
+from weightscope.model.layers.layouts import conv1d_fused, keys_beside_values, keys_with_values, packed, separate
+from weightscope.model.layers.steps.gates import Gate
+from weightscope.model.layers.steps.norms import SubNorm
+from weightscope.model.rows.cells import (
     Biases,
     FromConfig,
     Heads,
@@ -31,15 +38,8 @@ from weightscope.architectures.cells import (
     Scores,
     StoredNorm,
 )
-from weightscope.architectures.config import KEYS
-from weightscope.architectures.family import Family
-from weightscope.architectures.layouts import conv1d_fused, keys_beside_values, keys_with_values, packed, separate
-from weightscope.architectures.reading import prefixes_of
-from weightscope.architectures.rope import Rope
-from weightscope.architectures.stanzas import common_start
-from weightscope.architectures.steps.gates import Gate
-from weightscope.architectures.steps.norms import SubNorm
-from weightscope.attention.gathered import GATES
+from weightscope.model.rows.family import Family
+from weightscope.model.rows.stanzas import common_start
 
 NAMED = {"query": r"(?:^|[._])(?:w?q|to_q|q_\w+|query\w*)$", "key": r"(?:^|[._])(?:w?k|to_k|k_\w+|key\w*)$",
          "value": r"(?:^|[._])(?:w?v|to_v|v_\w+|value\w*)$"}  # fmt: skip

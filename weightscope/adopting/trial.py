@@ -22,11 +22,12 @@ from weightscope.adopting.comparison import (
 from weightscope.adopting.config_keys import tiny_config, varied
 from weightscope.adopting.hooks import Observed, observe
 from weightscope.adopting.tiny_models import PLANS, SIZES, Size, build, classes_of, first_line
-from weightscope.architectures import Family
-from weightscope.checkpoint import Checkpoint, open_checkpoint
-from weightscope.errors import CheckpointError
-from weightscope.files import scratch_folder
-from weightscope.model import Model
+from weightscope.checkpoint.checkpoint import Checkpoint
+from weightscope.checkpoint.opening import open_checkpoint
+from weightscope.core.errors import CheckpointError
+from weightscope.core.files import scratch_folder
+from weightscope.model.model import Model
+from weightscope.model.rows.family import Family
 
 EXACT = 1e-5  # of probabilities, and of outputs relative to the largest
 MOST_CLASSES = 3  # built in the search for one that attends

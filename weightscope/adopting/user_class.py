@@ -26,11 +26,11 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from weightscope.adopting.adopt import adopt, answer_of
 from weightscope.adopting.tiny_models import first_line
-from weightscope.compute.cores import end_with_parent
-from weightscope.errors import CheckpointError
-from weightscope.files import new_file, regular_file, scratch_folder
-from weightscope.progress import progress_shown
-from weightscope.sources import Source
+from weightscope.core.compute.cores import end_with_parent
+from weightscope.core.errors import CheckpointError
+from weightscope.core.files import new_file, regular_file, scratch_folder
+from weightscope.core.progress import progress_shown
+from weightscope.model.sources import Source
 
 ANSWER = "answer.json"
 

@@ -1,7 +1,5 @@
-"""Checkpoint files to NumPy tensors, without PyTorch. Knows nothing of attention."""
+"""Bytes to tensors, without PyTorch: safetensors, GGUF, packings, adapters, folders, HTTP and the Hub.
 
-from weightscope.checkpoint.checkpoint import Checkpoint, Tensor
-from weightscope.checkpoint.config import read_json
-from weightscope.checkpoint.opening import open_checkpoint, resolve_folder
-
-__all__ = ["Checkpoint", "Tensor", "open_checkpoint", "read_json", "resolve_folder"]
+Read `storage` (a file and its header), `checkpoint` (named tensors), then `opening` (from a SOURCE to an open
+checkpoint); `packings` has a quantised format a module, `provenance` says what was read. Knows nothing of attention.
+"""

@@ -30,7 +30,7 @@ from weightscope.checkpoint.lora import (
 )
 from weightscope.checkpoint.opening import adapter_in, existing
 from weightscope.checkpoint.storage import LocalFile
-from weightscope.errors import CheckpointError
+from weightscope.core.errors import CheckpointError
 
 OF_DIFFUSERS = "pytorch_lora_weights.safetensors"
 WHOLE = {"I64": "<i8", "I32": "<i4"}  # dtypes of an alpha that is no float: diffusers writes whole numbers

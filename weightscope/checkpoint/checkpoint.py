@@ -19,8 +19,8 @@ import numpy as np
 from weightscope.checkpoint.config import Config
 from weightscope.checkpoint.formats import ADAPTER, ADAPTER_WEIGHTS, SAFETENSORS
 from weightscope.checkpoint.storage import Storage, TensorEntry, check_readable, decode, half
-from weightscope.compute.half import Weights
-from weightscope.errors import CheckpointError, counted, printable
+from weightscope.core.compute.half import Weights
+from weightscope.core.errors import CheckpointError, counted, printable
 
 
 class Tensor(ABC):

@@ -15,8 +15,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from weightscope.errors import CheckpointError
-from weightscope.files import regular_file
+from weightscope.core.errors import CheckpointError
+from weightscope.core.files import regular_file
 
 MAX_BYTES = 16_000_000
 MAX_OBJECTS = 50_000  # a header has one per tensor
@@ -141,12 +141,12 @@ class Config(Mapping[str, Any]):
 
     Examples
     --------
-    >>> config = Config({"n_head": 12, "n_embd": "many"}, "config.json")
+    >>> config = Config({"n_head": 12, "n_embd": "?"}, "config.json")
     >>> config.size("num_attention_heads", "n_head")
     12
     >>> config.size("n_embd")
     Traceback (most recent call last):
-    weightscope.errors.CheckpointError: config.json: 'n_embd' is many; a whole number from 1 to 10000000 was expected
+    weightscope.core.errors.CheckpointError: config.json: 'n_embd' is ?; a whole number from 1 to 10000000 was expected
     """
 
     raw: Mapping[str, Any] = field(repr=False)

@@ -8,8 +8,8 @@ from pathlib import Path
 from shlex import quote
 
 from weightscope.checkpoint.config import read_json, refuse_pointer
-from weightscope.errors import CheckpointError
-from weightscope.files import regular_file
+from weightscope.core.errors import CheckpointError
+from weightscope.core.files import regular_file
 
 INDEX = "model.safetensors.index.json"
 LONE = "model.safetensors"

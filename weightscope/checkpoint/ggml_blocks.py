@@ -19,8 +19,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weightscope.compute.fast import numba_may_run
-from weightscope.errors import CheckpointError
+from weightscope.core.compute.fast import numba_may_run
+from weightscope.core.errors import CheckpointError
 
 Scales = tuple[np.ndarray, np.ndarray | None]  # (n, G) of the groups of each block; what is subtracted, if anything
 NUMBA = "weightscope.checkpoint.ggml_numba"

@@ -14,7 +14,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from weightscope.checkpoint.ggml_blocks import Codebook, Layout, Plane, Ternary, Unpack, digits_of_bytes, signs_of_bytes
-from weightscope.compute.compiled import compiled, in_wide_vectors
+from weightscope.core.compute.compiled import compiled, in_wide_vectors
 
 LANES = 16
 

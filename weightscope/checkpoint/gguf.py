@@ -30,7 +30,7 @@ from weightscope.checkpoint.ggml_blocks import (
     size_of,
 )
 from weightscope.checkpoint.storage import MAX_OFFSET, HeaderDigest, OpenFile, TensorEntry
-from weightscope.errors import CheckpointError
+from weightscope.core.errors import CheckpointError
 
 MAX_HEADER_BYTES = 64_000_000  # the header has the vocabulary and merges: 20 MB for 256,000 tokens
 MAX_KEYS = 10_000

@@ -16,7 +16,7 @@ from threading import Event, Thread
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
-from weightscope.errors import CheckpointError
+from weightscope.core.errors import CheckpointError
 
 MAX_REDIRECTS = 5
 REDIRECTS = {301, 302, 303, 307, 308}

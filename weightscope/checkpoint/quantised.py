@@ -24,7 +24,7 @@ from weightscope.checkpoint.packings import (
     torchao,
 )
 from weightscope.checkpoint.packings.packed import Find
-from weightscope.errors import CheckpointError
+from weightscope.core.errors import CheckpointError
 
 SETTINGS = (mlx.KEY, "quantization_config", "compression_config")  # keys of config.json, or of its text_config
 # Ends of names that only quantised weights have.

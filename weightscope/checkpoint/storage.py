@@ -23,9 +23,9 @@ from safetensors import SafetensorError, safe_open
 
 from weightscope.checkpoint.config import MAX_BYTES, parse_json
 from weightscope.checkpoint.formats import START, refuse_other_format
-from weightscope.compute.half import Half
-from weightscope.errors import CheckpointError
-from weightscope.files import open_regular
+from weightscope.core.compute.half import Half
+from weightscope.core.errors import CheckpointError
+from weightscope.core.files import open_regular
 
 WHOLE = 64 << 20  # bytes of a file that is known by all of its content; of a larger one by samples and its inode
 READ, SAMPLE = 1 << 20, 4096  # bytes read at a time for that, and of a sample

@@ -11,7 +11,7 @@ import click
 from weightscope.cli import options
 from weightscope.cli.command import command
 from weightscope.cli.terminal import end_with, headline, print_json, show, write_text
-from weightscope.errors import CheckpointError
+from weightscope.core.errors import CheckpointError
 
 FORMATS = ("cyclonedx", "spdx")
 
@@ -53,15 +53,15 @@ def lineage_command(
     folder of fingerprint files; those most like the suspect are compared. --attest and --sbom read all files whole, for
     their digests.
     """
-    from weightscope.claims.claim import Options, statement
-    from weightscope.claims.digests import refuse_several_folders
-    from weightscope.claims.sbom import FILES, sbom_of
-    from weightscope.claims.verify import signatures
-    from weightscope.files import OutputFolder
-    from weightscope.lineage.lineage import RESULTS, lineage
-    from weightscope.lineage.sketches import is_fingerprint
-    from weightscope.lineage.verdict import prints_in
-    from weightscope.sources import Source
+    from weightscope.core.files import OutputFolder
+    from weightscope.model.sources import Source
+    from weightscope.pairs.claims.claim import Options, statement
+    from weightscope.pairs.claims.digests import refuse_several_folders
+    from weightscope.pairs.claims.sbom import FILES, sbom_of
+    from weightscope.pairs.claims.verify import signatures
+    from weightscope.pairs.lineage.lineage import RESULTS, lineage
+    from weightscope.pairs.lineage.sketches import is_fingerprint
+    from weightscope.pairs.lineage.verdict import prints_in
 
     digest = digest or attest is not None or sbom is not None
     if sign_key is not None and attest is None:
@@ -95,8 +95,8 @@ def lineage_command(
 
 def _refuse_prints(suspect: str, bases: Sequence[str]) -> None:
     """Refuse what a claim or an SBOM cannot be about."""
-    from weightscope.claims.digests import refuse_nameless
-    from weightscope.lineage.sketches import is_fingerprint
+    from weightscope.pairs.claims.digests import refuse_nameless
+    from weightscope.pairs.lineage.sketches import is_fingerprint
 
     if is_fingerprint(suspect):
         problem = "is a fingerprint; --attest and --sbom are about files, so the suspect's weights are needed"
@@ -123,11 +123,11 @@ def fingerprint_command(named: Any, source: str, out: Path, probe_key: Path | No
 
     SOURCE may be a text file (.txt) that lists one source per line; the fingerprints then go into the folder --out.
     """
-    from weightscope.errors import counted
-    from weightscope.lineage.probes import PUBLIC, keyed_probes
-    from weightscope.lineage.sketches import SUFFIX, fingerprint
-    from weightscope.lineage.verdict import make_prints
-    from weightscope.sources import folder_names, is_list, read_list
+    from weightscope.core.errors import counted
+    from weightscope.model.sources import folder_names, is_list, read_list
+    from weightscope.pairs.lineage.probes import PUBLIC, keyed_probes
+    from weightscope.pairs.lineage.sketches import SUFFIX, fingerprint
+    from weightscope.pairs.lineage.verdict import make_prints
 
     probes = keyed_probes(probe_key) if probe_key else PUBLIC
     if not is_list(source):
@@ -176,10 +176,10 @@ def verify_command(
     CLAIM is what `weightscope lineage --attest` wrote, signed or not. A BASE may be a fingerprint file (.wsf): then the
     claim is "indexed", not "verified by weights". Exit status 0 if it holds, 3 if not, 2 if something cannot be read.
     """
-    from weightscope.claims.digests import refuse_nameless
-    from weightscope.claims.verify import read_claim, verify
-    from weightscope.lineage.sketches import is_fingerprint
-    from weightscope.sources import Source
+    from weightscope.model.sources import Source
+    from weightscope.pairs.claims.digests import refuse_nameless
+    from weightscope.pairs.claims.verify import read_claim, verify
+    from weightscope.pairs.lineage.sketches import is_fingerprint
 
     made_with = read_claim(claim)[0].options
     refuse_nameless((suspect, *bases))

@@ -10,17 +10,17 @@ import click
 from weightscope.cli import options
 from weightscope.cli.command import command, in_options
 from weightscope.cli.terminal import end_with, headline, is_quiet, print_json, show, write_sarif, write_text
-from weightscope.errors import CheckpointError
+from weightscope.core.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from weightscope.files import OutputFolder
-    from weightscope.sources import Source
+    from weightscope.core.files import OutputFolder
+    from weightscope.model.sources import Source
 
 
 def _checked(context: click.Context, parameter: click.Parameter, limits: tuple[str, ...]) -> tuple[str, ...]:
     """Check that --fail-on names a severity or a kind of finding before anything is read."""
     if limits:
-        from weightscope.findings import checked_limits
+        from weightscope.report.findings import checked_limits
 
         checked_limits(limits)
     return limits
@@ -98,9 +98,9 @@ def audit_command(
     --baseline or --accept stay in the results, are marked as known, and do not fail. Of a list, the baseline of each
     checkpoint is the folder of the same name within --baseline.
     """
-    from weightscope.audit.audit import AuditOptions
-    from weightscope.audit.batch import Job, audit_all
-    from weightscope.sources import is_list, read_list
+    from weightscope.heads.audit.audit import AuditOptions
+    from weightscope.heads.audit.batch import Job, audit_all
+    from weightscope.model.sources import is_list, read_list
 
     if baseline is not None and baseline.resolve() == out.resolve():
         raise click.UsageError("--baseline and --out are one folder; the audit would overwrite its own baseline")
@@ -131,7 +131,7 @@ def audit_command(
 
 def _failures(findings: Sequence[dict[str, Any]], limits: Sequence[str]) -> str:
     """The findings that fail a gate, in one line; empty if none does."""
-    from weightscope.errors import counted, printable
+    from weightscope.core.errors import counted, printable
 
     if not findings:
         return ""
@@ -158,8 +158,8 @@ def _say(line: str) -> None:
 
 def _by_stack(sources: Sequence[Any]) -> tuple[list[Any], list[str]]:
     """The sources and the names of their folders; with --tower all, one for each stack."""
-    from weightscope.errors import CheckpointError
-    from weightscope.sources import folder_names
+    from weightscope.core.errors import CheckpointError
+    from weightscope.model.sources import folder_names
 
     named_stacks: list[tuple[Any, str]] = []
     for source, name in zip(sources, folder_names([source.source for source in sources]), strict=True):
@@ -179,9 +179,9 @@ def _audit_list(
     """Print one line per source as it ends; exit with status 2 if any failed."""
     from tqdm import tqdm
 
-    from weightscope.audit.batch import audit_list
-    from weightscope.errors import counted
-    from weightscope.provenance import Provenance
+    from weightscope.checkpoint.provenance import Provenance
+    from weightscope.core.errors import counted
+    from weightscope.heads.audit.batch import audit_list
 
     failed = 0
     stopped: list[str] = []
@@ -250,12 +250,12 @@ def compare_command(
 
     With --max-change or --fail-on, the exit status is 3 if a limit is exceeded; the results are still written.
     """
-    from weightscope.changes.settings import first_sentence
     from weightscope.checkpoint.adapters import is_adapter
-    from weightscope.compare.compare import RESULTS, compare
-    from weightscope.errors import printable
-    from weightscope.files import OutputFolder
-    from weightscope.sources import Source
+    from weightscope.core.errors import printable
+    from weightscope.core.files import OutputFolder
+    from weightscope.model.sources import Source
+    from weightscope.pairs.changes.settings import first_sentence
+    from weightscope.pairs.compare.compare import RESULTS, compare
 
     if len(sources) < 2:
         raise click.UsageError("compare needs at least two checkpoints")
@@ -300,9 +300,9 @@ def _tensors_alone(named: Sequence["Source"], folder: "OutputFolder") -> bool:
 
     Gates, --sarif and --json are of heads: with them such checkpoints are refused.
     """
-    from weightscope.changes.all_tensors import compare_tensors
-    from weightscope.errors import printable
-    from weightscope.model import Model
+    from weightscope.core.errors import printable
+    from weightscope.model.model import Model
+    from weightscope.pairs.changes.all_tensors import compare_tensors
 
     a, b = (source.open_tensors() for source in (named[0], named[-1]))
     refusals = dict.fromkeys(opened.refusal for opened in (a, b) if not isinstance(opened, Model))
@@ -332,7 +332,7 @@ def reference_command(listed: Path, all_tensors: bool, out: Path) -> None:
     LIST is a text file with one source per line, or a .csv with the column source and, optionally, name, licence,
     origin and sha256.
     """
-    from weightscope.audit.batch import make_reference
+    from weightscope.heads.audit.batch import make_reference
 
     reference = make_reference(listed, all_tensors)
     reference.save(out)

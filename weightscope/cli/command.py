@@ -19,11 +19,11 @@ from typing import Any, NoReturn
 import click
 
 import weightscope
+from weightscope.checkpoint.provenance import COMMAND, now
 from weightscope.cli.terminal import quiet_option
-from weightscope.errors import CheckpointError, one_line, printable
-from weightscope.files import remove_unfinished
-from weightscope.progress import progress_shown
-from weightscope.provenance import COMMAND, now
+from weightscope.core.errors import CheckpointError, one_line, printable
+from weightscope.core.files import remove_unfinished
+from weightscope.core.progress import progress_shown
 
 # Signals: Ctrl-C, SIGTERM, or a closed terminal.
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
+from weightscope.checkpoint.provenance import source_of
 from weightscope.cli import options
 from weightscope.cli.command import command
 from weightscope.cli.terminal import end_with, headline, is_quiet, show, write_text
-from weightscope.errors import CheckpointError, counted
-from weightscope.provenance import source_of
+from weightscope.core.errors import CheckpointError, counted
 
 LONG = 600  # seconds; a run that will take longer says so first
 
@@ -46,8 +46,9 @@ def detok(
     sample: int | None, tokens: tuple[str, ...], token_ids: tuple[int, ...], engine: Any,
 ) -> None:  # fmt: skip
     """Compute the bigram AUROC of every head over the full vocabulary: tables, figures and a report."""
-    from weightscope.detok.first_layer import FirstLayer
-    from weightscope.detok.heads import (
+    from weightscope.core.files import OutputFolder
+    from weightscope.heads.detok.first_layer import FirstLayer
+    from weightscope.heads.detok.heads import (
         ScorerOnWorker,
         counts_for,
         draw_tokens,
@@ -55,7 +56,6 @@ def detok(
         roc_curves,
         seconds_of_all,
     )
-    from weightscope.files import OutputFolder
 
     opened = named(source)
     model = options.opened_model(opened)
@@ -97,8 +97,8 @@ def neighbours(
     delta: int, csv_file: Path | None,
 ) -> None:  # fmt: skip
     """List the previous tokens that each head scores highest for TOKEN (write " Jackson" for a token with a space)."""
-    from weightscope.detok.first_layer import FirstLayer, ranked
-    from weightscope.tables import Table
+    from weightscope.core.tables import Table
+    from weightscope.heads.detok.first_layer import FirstLayer, ranked
 
     if token is None and not token_ids:
         raise click.UsageError("give a TOKEN or --token-id")
@@ -159,13 +159,13 @@ def positions(
     Fig. 3. Where heads rotate or add a bias by distance instead: the mean score by distance of every head of every
     layer, its spread over tokens, and which wavelengths heads use.
     """
-    from weightscope.detok.first_layer import FirstLayer, position_terms
-    from weightscope.detok.on_text import run_on_texts
-    from weightscope.detok.page import position_section, text_section
-    from weightscope.detok.positions import SPREAD
-    from weightscope.files import OutputFolder
-    from weightscope.pages.page import write_page
-    from weightscope.text.sequences import read_texts
+    from weightscope.core.files import OutputFolder
+    from weightscope.heads.detok.first_layer import FirstLayer, position_terms
+    from weightscope.heads.detok.on_text import run_on_texts
+    from weightscope.heads.detok.page import position_section, text_section
+    from weightscope.heads.detok.positions import SPREAD
+    from weightscope.model.text.sequences import read_texts
+    from weightscope.report.pages.page import write_page
 
     if spread is not None and not (unscaled and math.isfinite(spread)):
         problem = "is for --unscaled" if not unscaled else f"{spread} is no standard deviation"
@@ -214,9 +214,9 @@ def _kernels(
     """Scores by distance, of a model without position embeddings."""
     import numpy as np
 
-    from weightscope.circuits.stream import FREQUENT, streams, why_no_stream
-    from weightscope.detok.kernels import position_kernels
-    from weightscope.files import OutputFolder
+    from weightscope.core.files import OutputFolder
+    from weightscope.heads.circuits.stream import FREQUENT, streams, why_no_stream
+    from weightscope.heads.detok.kernels import position_kernels
 
     if misplaced:
         problem = f"{model.family.name} has no position embedding, and scores by distance need no {misplaced[0]}"
@@ -246,7 +246,7 @@ def _kernels(
 
 def _tokens(model: Any, texts: Sequence[str], ids: Sequence[int]) -> tuple[list[str], list[int], Any]:
     """Names and ids of tokens given as text or as ids, and the tokenizer; ids alone do not need one."""
-    from weightscope.text.tokenizer import Tokenizer, token_names
+    from weightscope.model.text.tokenizer import Tokenizer, token_names
 
     tokenizer: Any = None
     try:
@@ -283,8 +283,8 @@ def _say_bare(first: Any) -> None:
 @options.file_to_write("--out", required=True, help="COUNTS.npz to write.")
 def bigrams(corpus: tuple[str, ...], tokenizer: str, out: Path) -> None:
     """Count the bigrams of a corpus: text, JSON lines (.gz, .bz2, .zst) and Parquet files, or folders of them."""
-    from weightscope.text.bigrams import count_bigrams
-    from weightscope.text.tokenizer import Tokenizer
+    from weightscope.model.text.bigrams import count_bigrams
+    from weightscope.model.text.tokenizer import Tokenizer
 
     counts = count_bigrams([Path(path) for path in corpus], Tokenizer.load(tokenizer))
     counts.save(out)

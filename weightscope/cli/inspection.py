@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from weightscope.checkpoint.provenance import source_of
 from weightscope.cli import options
 from weightscope.cli.command import command
 from weightscope.cli.terminal import Listed, headline, is_quiet, print_json, show, write_text
-from weightscope.errors import CheckpointError, counted, printable, printable_lines, sized
-from weightscope.provenance import source_of
+from weightscope.core.errors import CheckpointError, counted, printable, printable_lines, sized
 
 if TYPE_CHECKING:
-    from weightscope.checkpoint import Checkpoint
-    from weightscope.model import Model
-    from weightscope.sources import Source
-    from weightscope.tables import Table
+    from weightscope.checkpoint.checkpoint import Checkpoint
+    from weightscope.core.tables import Table
+    from weightscope.model.model import Model
+    from weightscope.model.sources import Source
 
 
 @command(
@@ -41,7 +41,7 @@ def families_command(csv_file: Path | None, new: bool, families: str | None) -> 
     The last line says how many of the attention stacks in transformers are read exactly. --new tries the architectures
     of the installed transformers that were not counted, each on tiny random models.
     """
-    from weightscope.architectures.table import families_table, standing
+    from weightscope.model.rows.table import families_table, standing
 
     if new:
         _newer()
@@ -132,7 +132,7 @@ def adopt_command(
 
 def _save(answer: Mapping[str, Any]) -> None:
     """Write adopted rows where every command finds them."""
-    from weightscope.architectures.table import own_folder
+    from weightscope.model.rows.table import own_folder
 
     name = answer["model_type"]
     if not name.replace("-", "_").replace(".", "_").isidentifier():
@@ -203,7 +203,7 @@ def inspect(named: Any, source: str, check: bool, by_role: bool, as_json: bool) 
 
 def _list_tensors(source: "Source", as_json: bool) -> None:
     """Print every tensor under its role, as far as a row knows it; the first line says why heads are not read."""
-    from weightscope.provenance import Provenance
+    from weightscope.checkpoint.provenance import Provenance
 
     opened = source.open_tensors()
     tensors = opened.tensors
@@ -218,9 +218,9 @@ def _list_tensors(source: "Source", as_json: bool) -> None:
 
 def checked(source: "Source") -> Iterator["str | Table"]:
     """What is in the file by role, and what stands out; needs no known family."""
-    from weightscope.findings import Findings
-    from weightscope.tensors.findings import tensor_findings
-    from weightscope.tensors.measure import read_everything
+    from weightscope.heads.tensors.findings import tensor_findings
+    from weightscope.heads.tensors.measure import read_everything
+    from weightscope.report.findings import Findings
 
     opened = source.open_tensors()
     checkpoint, roles = opened.checkpoint, opened.tensors.roles
@@ -236,7 +236,7 @@ def checked(source: "Source") -> Iterator["str | Table"]:
 
 
 def _stored(checkpoint: "Checkpoint") -> Iterator[str]:
-    from weightscope.model import empty_tensors
+    from weightscope.model.model import empty_tensors
 
     dtypes = Counter(tensor.dtype for tensor in checkpoint.values())
     yield f"checkpoint  {printable(checkpoint.name)}: {len(checkpoint)} tensors, {sized(checkpoint.nbytes)}"
@@ -251,7 +251,7 @@ def _stored(checkpoint: "Checkpoint") -> Iterator[str]:
 
 def describe(model: "Model") -> Iterator[str | Listed]:
     """Family, sizes, dtypes, embeddings, bytes, and the tensors of the first attention layer."""
-    from weightscope.tensors.tied_head import overwritten_head
+    from weightscope.heads.tensors.tied_head import overwritten_head
 
     checkpoint, config, family = model.checkpoint, model.config, model.family
     yield from _stored(checkpoint)
@@ -310,7 +310,7 @@ def _budget(model: "Model") -> Iterator[str]:
 
 def _first_tensors(model: "Model") -> Listed:
     """Names, dtypes and shapes of the tensors of the first attention layer."""
-    from weightscope.tables import Table
+    from weightscope.core.tables import Table
 
     tensors = model.attention_tensors(model.attention_layers[0])
     stored = model.checkpoint.stored_names

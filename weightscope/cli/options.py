@@ -12,8 +12,8 @@ from click.shell_completion import CompletionItem, get_completion_class
 
 from weightscope.cli.command import command
 from weightscope.cli.terminal import headline
-from weightscope.errors import printable
-from weightscope.files import check_writable
+from weightscope.core.errors import printable
+from weightscope.core.files import check_writable
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -46,7 +46,7 @@ def complete_source(context: click.Context, parameter: click.Parameter, typed: s
 
 def complete_family(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
     """Complete the name of a family."""
-    from weightscope.architectures.table import known_rows
+    from weightscope.model.rows.table import known_rows
 
     return [CompletionItem(name) for name in sorted({row.name for row in known_rows()}) if name.startswith(typed)]
 
@@ -59,7 +59,7 @@ def complete_tower(context: click.Context, parameter: click.Parameter, typed: st
 
 def complete_limit(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
     """Complete a severity or a kind of finding."""
-    from weightscope.findings import SEVERITIES, finding_kinds
+    from weightscope.report.findings import SEVERITIES, finding_kinds
 
     return [CompletionItem(name) for name in (*SEVERITIES, *finding_kinds()) if name.startswith(typed)]
 
@@ -75,7 +75,7 @@ def writable(context: click.Context, parameter: click.Parameter, path: Path | No
 def check_settings_of_figures() -> None:
     """Refuse a matplotlibrc that Matplotlib cannot read; it takes the first, and the working directory's before all."""
     from weightscope.checkpoint.config import MAX_BYTES, read_small
-    from weightscope.errors import CheckpointError
+    from weightscope.core.errors import CheckpointError
 
     named, home = os.environ.get("MATPLOTLIBRC"), os.environ.get("XDG_CONFIG_HOME") or "~/.config"
     folder = os.environ.get("MPLCONFIGDIR") or f"{home}/matplotlib"
@@ -109,7 +109,7 @@ def file_to_write(*names: str, help: str, **more: Any) -> Callable[[Any], Any]:
 def _usable(context: click.Context, parameter: click.Parameter, device: str) -> str:
     """Check the device before anything is read; on a cluster each worker checks its own."""
     if device != "cpu" and context.params.get("engine") != "dask":
-        from weightscope.compute.device import open_device
+        from weightscope.core.compute.device import open_device
 
         open_device(device)
     return device
@@ -206,11 +206,11 @@ def with_source(command: Callable[..., None]) -> Callable[..., None]:
     @digest
     @wraps(command)
     def named(source: str, digest: bool, **options: Any) -> None:
-        from weightscope.sources import HOW, Source
+        from weightscope.model.sources import HOW, Source
 
         how = {name: options.pop(name, None) for name in HOW}
         if how["tokenizer"] is not None:  # fail before anything is computed
-            from weightscope.text.tokenizer import Tokenizer
+            from weightscope.model.text.tokenizer import Tokenizer
 
             Tokenizer.load(how["tokenizer"])
         command(lambda text: Source.named(text, digest=digest, **how), source, **options)
@@ -241,7 +241,7 @@ def with_engine(command: Callable[..., None]) -> Callable[..., None]:
     @number("--jobs", "Number of processes on this machine; default: one, with a thread per core.")
     @wraps(command)
     def engaged(*arguments: Any, engine: str, scheduler: str | None, jobs: int | None, **options: Any) -> None:
-        from weightscope.engine import open_engine
+        from weightscope.core.engine import open_engine
 
         if engine == "dask" and jobs is not None:
             raise click.UsageError(

@@ -9,7 +9,7 @@ import click
 from weightscope.cli import options
 from weightscope.cli.command import command
 from weightscope.cli.terminal import folder_for, hand_over, write_sarif
-from weightscope.same import UP_TO
+from weightscope.pairs.same import UP_TO
 
 
 @command(
@@ -44,8 +44,8 @@ def same_command(
     Exit status 0 up to --up-to, 3 beyond it, 2 if a checkpoint cannot be read.
     """
     from weightscope.checkpoint.adapters import is_adapter
-    from weightscope.same.same import Same, same
-    from weightscope.sources import Source
+    from weightscope.model.sources import Source
+    from weightscope.pairs.same.same import Same, same
 
     if base is not None and not any(map(is_adapter, (a, b))):
         raise click.UsageError("--base is the base of a LoRA adapter, and neither A nor B is one")
@@ -81,8 +81,8 @@ def learned_command(a: str, tuned: tuple[str, ...], exact: bool, out: Path | Non
     TUNED is a checkpoint of BASE's shapes, or a LoRA adapter for it. Of several, the page also says which collide.
     """
     from weightscope.checkpoint.adapters import is_adapter
-    from weightscope.learned.learned import Learned, learned
-    from weightscope.sources import Source
+    from weightscope.model.sources import Source
+    from weightscope.pairs.learned.learned import Learned, learned
 
     folder = folder_for(Learned, out)
     tunes = [Source.named(each, base=a if is_adapter(each) else None, **how) for each in tuned]

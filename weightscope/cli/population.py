@@ -39,7 +39,7 @@ def atlas_command(
     heads.parquet (needs the extra atlas); index.html opens from the disk. Without LIST, an atlas is written again from
     what it has kept, less what is withdrawn.
     """
-    from weightscope.atlas.atlas import AtlasOptions, make_atlas
+    from weightscope.pairs.atlas.atlas import AtlasOptions, make_atlas
 
     if listing is None and not withdraw:
         raise click.UsageError("LIST is missing; only --withdraw works without it")

@@ -8,7 +8,7 @@ import click
 from weightscope.cli import options
 from weightscope.cli.command import command
 from weightscope.cli.terminal import headline, write_text
-from weightscope.rank import BY, TOOLS
+from weightscope.pairs.rank import BY, TOOLS
 
 
 @command(
@@ -42,9 +42,9 @@ def rank_command(
     merge that takes the chosen ones from SOURCE and everything else from BASE. One comment says what the choice rests
     on. Whether it trains better than random layers is another question; see the documentation.
     """
-    from weightscope.provenance import source_of
-    from weightscope.rank.rank import rank
-    from weightscope.sources import Source
+    from weightscope.checkpoint.provenance import source_of
+    from weightscope.model.sources import Source
+    from weightscope.pairs.rank.rank import rank
 
     if tool == "mergekit" and base is None:
         raise click.UsageError("--for mergekit needs --base: everything that is not chosen is taken from it")

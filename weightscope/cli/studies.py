@@ -44,11 +44,11 @@ def circuits_command(
     pairs: Path | None, measure: bool, texts: tuple[Path, ...], device: str, engine: Any,
 ) -> None:  # fmt: skip
     """Name every head by what it does and find which heads read what earlier heads write: tables and a report."""
-    from weightscope.circuits.circuits import circuits
-    from weightscope.circuits.components import read_by
-    from weightscope.circuits.names import GIVEN
-    from weightscope.circuits.relations import relation
-    from weightscope.files import OutputFolder
+    from weightscope.core.files import OutputFolder
+    from weightscope.heads.circuits.circuits import circuits
+    from weightscope.heads.circuits.components import read_by
+    from weightscope.heads.circuits.names import GIVEN
+    from weightscope.heads.circuits.relations import relation
 
     chosen = None if layers is None else options.whole_numbers(layers, "--layers")
     opened = named(source)
@@ -62,7 +62,7 @@ def circuits_command(
             folder.table("relations.csv", mapped.table)
         result = circuits(model, chosen, top, device, counts, engine, on_worker)
         if measure:
-            from weightscope.circuits.measured import measured
+            from weightscope.heads.circuits.measured import measured
 
             result = measured(model, result, texts, device)
         result.write_files(folder)
@@ -115,8 +115,8 @@ def norms(model: Any, out: Path, text: tuple[Path, ...], inputs: int, length: in
 
     Writes tables, figures and report.html to --out.
     """
-    from weightscope.norms.measure import study_norms
-    from weightscope.text.sequences import read_texts
+    from weightscope.heads.norms.measure import study_norms
+    from weightscope.model.text.sequences import read_texts
 
     finish(study_norms(model, read_texts(text), inputs, length, seed, device), out)
 
@@ -144,8 +144,8 @@ def outliers(
 
     Writes tables, figures and report.html to --out. From STS-B's sts-*.csv, the first sentence of each pair is read.
     """
-    from weightscope.outliers.measure import study_outliers
-    from weightscope.text.sequences import read_sentences
+    from weightscope.heads.outliers.measure import study_outliers
+    from weightscope.model.text.sequences import read_sentences
 
     finish(study_outliers(model, read_sentences(text), inputs, sample, length, seed, device), out)
 
@@ -193,8 +193,8 @@ def _bias(
     model: Any, *, text: tuple[Path, ...], inputs: int | None, length: int | None, evaluated: int | None,
     thorough: bool, paper: bool, own_first: bool, device: str,
 ) -> Any:  # fmt: skip
-    from weightscope.sinks.bias import Sizes, sink_bias, sizes_of
-    from weightscope.text.sequences import read_texts
+    from weightscope.heads.sinks.bias import Sizes, sink_bias, sizes_of
+    from weightscope.model.text.sequences import read_texts
 
     usual = sizes_of(thorough=thorough, paper=paper)
     sizes = Sizes(inputs or usual.texts, length or usual.tokens, evaluated or usual.evaluated)
@@ -205,16 +205,16 @@ def _kind(
     model: Any, *, text: tuple[Path, ...], images: Path | None, inputs: int | None, length: int | None,
     seed: int | None, causal: int | None, own_first: bool, device: str,
 ) -> Any:  # fmt: skip
+    from weightscope.heads.sinks.mechanisms import read_inputs, sink_mechanisms
     from weightscope.runner import open_runner
-    from weightscope.sinks.mechanisms import read_inputs, sink_mechanisms
 
     length, seed = length or 256, seed or 0
     chosen = read_inputs(model, text, images, n=inputs or 64, length=length, seed=seed, own_first=own_first)
     if causal is None:
         return sink_mechanisms(open_runner(model, device=device), chosen)
+    from weightscope.heads.sinks.causal import sinks_and_changes
+    from weightscope.model.text.sequences import CHARACTERS_A_TOKEN, read_texts
     from weightscope.runner.framing import framing_of
-    from weightscope.sinks.causal import sinks_and_changes
-    from weightscope.text.sequences import CHARACTERS_A_TOKEN, read_texts
 
     framing_of(model)  # refuses models of images
     texts = read_texts(text, characters=2 * CHARACTERS_A_TOKEN * causal * length)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from weightscope.progress import progress_hidden
+from weightscope.core.progress import progress_hidden
 
 if TYPE_CHECKING:
-    from weightscope.files import OutputFolder
-    from weightscope.tables import Table
+    from weightscope.core.files import OutputFolder
+    from weightscope.core.tables import Table
 
 QUIET = "weightscope.quiet"  # in click's context
 
@@ -43,7 +43,7 @@ def headline(sentence: object) -> None:
 
 def write_text(text: str, file: Path) -> None:
     """Write a file, completely or not at all."""
-    from weightscope.files import new_file
+    from weightscope.core.files import new_file
 
     with new_file(file) as written:
         written.write(text.encode())
@@ -56,7 +56,7 @@ def print_json(value: Any) -> None:
 
 def write_sarif(file: Path, *results: Any) -> None:
     """Write the findings of results, as --json prints them."""
-    from weightscope.pages.sarif import sarif_log
+    from weightscope.report.pages.sarif import sarif_log
 
     write_text(json.dumps(sarif_log(results), indent=1) + "\n", file)
 
@@ -73,7 +73,7 @@ def end_with(result: Any, out: Path, as_json: bool = False, page: str = "report.
 
 def folder_for(result: Any, out: Path | None) -> "OutputFolder | None":
     """The folder for the files of a kind of result, if one is asked for; refused before any work if it is another's."""
-    from weightscope.files import OutputFolder
+    from weightscope.core.files import OutputFolder
 
     if out is None:
         return None

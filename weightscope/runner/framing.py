@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from weightscope.errors import CheckpointError, first_line
-from weightscope.model import Model
+from weightscope.core.errors import CheckpointError, first_line
+from weightscope.model.model import Model
+from weightscope.model.text.sandbox import Loaded
+from weightscope.model.text.sequences import Framing
+from weightscope.model.text.tokenizer import Tokenizer
 from weightscope.runner.loading import NO_CODE, check_gguf, import_torch
-from weightscope.text.sandbox import Loaded
-from weightscope.text.sequences import Framing
-from weightscope.text.tokenizer import Tokenizer
 
 
 def tokenizer_of(model: Model) -> Tokenizer:

@@ -5,9 +5,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from weightscope.architectures.family import Family
-from weightscope.errors import CheckpointError
-from weightscope.model import Model
+from weightscope.core.errors import CheckpointError
+from weightscope.model.model import Model
+from weightscope.model.rows.family import Family
 
 OTHER_TOWER = re.compile(r"vision")  # in module names of towers next to the language model
 

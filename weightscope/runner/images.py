@@ -14,9 +14,9 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from weightscope.checkpoint.config import MAX_BYTES, read_json
-from weightscope.errors import CheckpointError, first_line
-from weightscope.files import regular_file
-from weightscope.model import Model
+from weightscope.core.errors import CheckpointError, first_line
+from weightscope.core.files import regular_file
+from weightscope.model.model import Model
 from weightscope.runner.loading import import_torch
 
 DESCRIPTION = "preprocessor_config.json"

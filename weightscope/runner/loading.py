@@ -9,11 +9,11 @@ from typing import Any
 from weightscope.checkpoint.config import read_json, without_code
 from weightscope.checkpoint.gguf import GgufFile, open_parts
 from weightscope.checkpoint.opening import downloaded
-from weightscope.compute.device import Device, open_device
-from weightscope.errors import CheckpointError, first_line
-from weightscope.files import new_file, scratch_folder
-from weightscope.model import Model
-from weightscope.progress import phase
+from weightscope.core.compute.device import Device, open_device
+from weightscope.core.errors import CheckpointError, first_line
+from weightscope.core.files import new_file, scratch_folder
+from weightscope.core.progress import phase
+from weightscope.model.model import Model
 
 INSTALL = "pip install torch transformers"
 # Code in a checkpoint is never run. Without this, transformers would ask on the terminal.

@@ -10,15 +10,15 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from weightscope.attention.layer import Layer
-from weightscope.compute.cores import one_blas_thread
-from weightscope.compute.device import CPU, Device, open_device
-from weightscope.embeddings import outside
-from weightscope.errors import CheckpointError, counted, first_line
-from weightscope.model import Model, as_model, overflow
-from weightscope.progress import bar, phase
-from weightscope.provenance import Provenance
-from weightscope.results import Result, ShowsShapes
+from weightscope.checkpoint.provenance import Provenance
+from weightscope.core.compute.cores import one_blas_thread
+from weightscope.core.compute.device import CPU, Device, open_device
+from weightscope.core.errors import CheckpointError, counted, first_line
+from weightscope.core.progress import bar, phase
+from weightscope.core.results import Result, ShowsShapes
+from weightscope.model.embeddings import outside
+from weightscope.model.layers.layer import Layer
+from weightscope.model.model import Model, as_model, overflow
 from weightscope.runner.hooks import blocks_of, tower_of, watched
 from weightscope.runner.loading import import_torch, load_eager, room_for, torch_device
 

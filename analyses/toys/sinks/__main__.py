@@ -24,8 +24,8 @@ from analyses.toys.sinks.page import write_toys_report
 from weightscope import CheckpointError
 from weightscope.cli import options
 from weightscope.cli.command import EndsInOneLine
-from weightscope.files import Folder
-from weightscope.tables import Table
+from weightscope.core.files import Folder
+from weightscope.core.tables import Table
 
 Runs = list[dict[str, Any]]
 CHECKPOINTS = "checkpoints"  # in the folder of the results

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from analyses.toys.sinks.training import as_array
-from weightscope.attention.factored import Factored
-from weightscope.attention.norms import fold_layer_norm
+from weightscope.model.layers.factored import Factored
+from weightscope.model.layers.norms import fold_layer_norm
 
 CLIPPED_LOW, CLIPPED_HIGH = -0.03, 1.03  # gamma and zeta, as published with clipped softmax
 POLYNOMIAL_POWER = 3

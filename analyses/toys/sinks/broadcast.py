@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from analyses.toys.sinks.attention import Options, PreNormAttention, Registers, Trace, traces
 from analyses.toys.sinks.diagnosis import attention_shares, diagnose, strongest_sink
 from analyses.toys.sinks.training import WEIGHT_DECAY, Kept, Size, as_array, direction, seeded, train
-from weightscope.metrics.sinks import BROADCAST, NOP
-from weightscope.sinks import strength as sinks
+from weightscope.heads.sinks import strength as sinks
+from weightscope.model.metrics.sinks import BROADCAST, NOP
 
 HELD_OUT = 256  # sequences
 DEFAULT_SIZE = Size(width=16, tokens=16, batch=64, steps=1000, rate=5e-3, every=100)

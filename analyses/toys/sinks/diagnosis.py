@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from weightscope.metrics.sinks import EVENT_SHARE, mechanism
-from weightscope.metrics.spectra import stable_rank
-from weightscope.sinks import strength as sinks
+from weightscope.heads.sinks import strength as sinks
+from weightscope.model.metrics.sinks import EVENT_SHARE, mechanism
+from weightscope.model.metrics.spectra import stable_rank
 
 if TYPE_CHECKING:
     from analyses.toys.sinks.attention import Trace  # needs PyTorch
@@ -22,7 +22,7 @@ class Diagnosis(NamedTuple):
     event: np.ndarray
     ratio: np.ndarray
     rank: np.ndarray
-    mechanism: np.ndarray  # Of `weightscope.metrics.sinks`, or "" where there is no sink event
+    mechanism: np.ndarray  # Of `weightscope.model.metrics.sinks`, or "" where there is no sink event
 
 
 def diagnose(trace: Trace) -> Diagnosis:

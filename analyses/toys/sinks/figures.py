@@ -13,8 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from weightscope.metrics.sinks import BROADCAST_RANK, BROADCAST_RATIO, NOP_RATIO
-from weightscope.pages.style import COLOURS, COLUMN, in_our_style, subplots
+from weightscope.model.metrics.sinks import BROADCAST_RANK, BROADCAST_RATIO, NOP_RATIO
+from weightscope.report.pages.style import COLOURS, COLUMN, in_our_style, subplots
 
 Run = Mapping[str, Any]
 BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BROWN, GREY = COLOURS

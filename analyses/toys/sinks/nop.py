@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from analyses.toys.sinks.attention import Options, PreNormAttention, Registers, Trace, traces
 from analyses.toys.sinks.diagnosis import attention_shares, update_stable_rank
 from analyses.toys.sinks.training import Kept, Size, as_array, direction, seeded, train
-from weightscope.sinks import strength as sinks
+from weightscope.heads.sinks import strength as sinks
 
 HELD_OUT = 256  # sequences
 WATCHED = 64  # sequences of these, for the sink score during training and for the histogram

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from analyses.toys.sinks import figures
-from weightscope.files import Files
-from weightscope.pages.page import Figure, Section, write_page
-from weightscope.pages.style import save
-from weightscope.tables import Table
+from weightscope.core.files import Files
+from weightscope.core.tables import Table
+from weightscope.report.pages.page import Figure, Section, write_page
+from weightscope.report.pages.style import save
 
 Run = Mapping[str, Any]
 PLAIN = "softmax"

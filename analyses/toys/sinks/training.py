@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from weightscope.files import Folder
-from weightscope.progress import bar
+from weightscope.core.files import Folder
+from weightscope.core.progress import bar
 
 WEIGHT_DECAY = 1e-4
 SECONDS_BETWEEN_SAVES = 120

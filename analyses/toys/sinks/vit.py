@@ -19,8 +19,8 @@ from analyses.toys.sinks.broadcast import mlp
 from analyses.toys.sinks.diagnosis import diagnose
 from analyses.toys.sinks.mosaics import CLASSES, PATCH, PATCHES, Mosaics, mosaics
 from analyses.toys.sinks.training import Kept, as_array, seeded, train
-from weightscope.metrics.sinks import MECHANISMS, mechanism
-from weightscope.sinks import strength as sinks
+from weightscope.heads.sinks import strength as sinks
+from weightscope.model.metrics.sinks import MECHANISMS, mechanism
 
 
 @dataclass(frozen=True)

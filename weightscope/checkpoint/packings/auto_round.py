@@ -9,7 +9,7 @@ from weightscope.checkpoint.checkpoint import StoredTensor
 from weightscope.checkpoint.config import Config
 from weightscope.checkpoint.packings.gptq import AWQ_ORDER, GroupedTensor
 from weightscope.checkpoint.packings.packed import FLOATS, DequantisedTensor, parts_of, unpacked
-from weightscope.errors import CheckpointError
+from weightscope.core.errors import CheckpointError
 
 # How much the stored zero is below the one that is meant, by packing_format; None: AWQ's order.
 ZERO_OFFSETS = {"auto_round:auto_gptq": 1, "auto_round": 0, "auto_round:gptqmodel": 0, "auto_round:auto_awq": None}

@@ -8,7 +8,7 @@ import numpy as np
 from weightscope.checkpoint.checkpoint import StoredTensor
 from weightscope.checkpoint.config import Config
 from weightscope.checkpoint.packings.packed import FLOATS, DequantisedTensor, parts_of
-from weightscope.errors import CheckpointError
+from weightscope.core.errors import CheckpointError
 
 DIVIDES, MULTIPLIES = "bitlinear", "autobitlinear"  # linear_class: what each does with the scale
 

@@ -12,7 +12,7 @@ from weightscope.checkpoint.config import LARGEST, Config
 from weightscope.checkpoint.packings.fp4 import Fp4Tensor
 from weightscope.checkpoint.packings.packed import FLOATS, DequantisedTensor, parts_of, stated_weights, unpack_columns
 from weightscope.checkpoint.packings.scaled import FP8, ScaledTensor
-from weightscope.errors import CheckpointError
+from weightscope.core.errors import CheckpointError
 
 FORMATS = (
     "pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp6-pack-quantized", "mxfp8-quantized",

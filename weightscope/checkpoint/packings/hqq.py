@@ -9,7 +9,7 @@ import numpy as np
 from weightscope.checkpoint.checkpoint import StoredTensor
 from weightscope.checkpoint.config import Config
 from weightscope.checkpoint.packings.packed import FLOATS, DequantisedTensor, parts_of
-from weightscope.errors import printable
+from weightscope.core.errors import printable
 
 # By `packing`: NumPy's type of a word, bits of a code, and codes in a word: rows of the first part in the highest bits.
 # 3bit_32 leaves two bits of a word free, and fills the last words with zeros.

@@ -23,7 +23,7 @@ from weightscope.checkpoint.config import Config
 from weightscope.checkpoint.packings.fp4 import E2M1, FP4_GRID
 from weightscope.checkpoint.packings.packed import FLOATS, DequantisedTensor, parts_of, unpacked
 from weightscope.checkpoint.packings.scaled import decode_fp8, fp8_grid
-from weightscope.errors import CheckpointError
+from weightscope.core.errors import CheckpointError
 
 KEY = "quantization"  # of config.json
 PARTS = ("scales", "biases", "global_scale")

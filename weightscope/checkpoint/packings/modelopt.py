@@ -8,7 +8,7 @@ from weightscope.checkpoint.config import Config
 from weightscope.checkpoint.packings.fp4 import Fp4Tensor
 from weightscope.checkpoint.packings.packed import DequantisedTensor, parts_of
 from weightscope.checkpoint.packings.scaled import FP8, ScaledTensor
-from weightscope.errors import CheckpointError
+from weightscope.core.errors import CheckpointError
 
 KEY, SETTINGS_FILE = "quantization_config", "hf_quant_config.json"  # the settings: a key of config.json, or a file
 ALGORITHMS = (

@@ -1,0 +1,74 @@
+"""Every result has a sentence, a notebook's view and a figure, and writes the files that it names."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from markupsafe import escape
+from matplotlib.figure import Figure
+
+import weightscope
+import weightscope as ws
+from tests.support.bigram_counts import embedded_counts
+from tests.support.tiny_models import fixture
+from weightscope.core.files import Files
+from weightscope.core.results import Result, function_at
+from weightscope.heads.detok.kernels import position_kernels
+from weightscope.heads.norms.measure import study_norms
+from weightscope.heads.outliers.measure import study_outliers
+from weightscope.heads.sinks.bias import Sizes, sink_bias
+from weightscope.heads.sinks.mechanisms import read_inputs, sink_mechanisms
+from weightscope.model.text.sequences import read_sentences, read_texts
+from weightscope.runner.runner import Study
+
+MODEL = ws.open_model("embedded")
+RESULTS: dict[str, Callable[[], Result]] = {
+    "Audit": lambda: ws.audit("embedded", layers=[0], directions=0),
+    "Comparison": lambda: ws.compare("embedded", "embedded"),
+    "Lineage": lambda: ws.lineage("embedded", "embedded"),
+    "Same": lambda: ws.same("embedded", "embedded"),
+    "Learned": lambda: ws.learned("embedded", "embedded"),
+    "Circuits": lambda: ws.circuits("embedded"),
+    "BigramAuroc": lambda: ws.bigram_auroc("embedded", embedded_counts(), sample=100),
+    "PositionTerms": lambda: ws.first_layer("embedded").positions(),
+    "PositionKernels": lambda: position_kernels(fixture("llama").model),
+}
+STUDIES: dict[str, Callable[[], Study]] = {  # they run the model
+    "NormAnalysis": lambda: study_norms(MODEL, read_texts(), 2, 16),
+    "OutlierAnalysis": lambda: study_outliers(MODEL, read_sentences(), 3, 2, 16),
+    "SinkBias": lambda: sink_bias(MODEL, read_texts(), Sizes(2, 16, 1)),
+    "SinkMechanisms": lambda: sink_mechanisms(ws.open_runner(MODEL), read_inputs(MODEL, n=2, length=16)),
+}
+
+
+def test_every_result_is_tried_here() -> None:
+    sources = "\n".join(path.read_text() for path in Path(weightscope.__file__).parent.rglob("*.py"))
+    # A verification has no figure and no page, an atlas a site: tests/pairs has theirs.
+    for base, tried in {"Result": {*RESULTS, "Study", "Verification", "Atlas"}, "Study": {*STUDIES}}.items():
+        assert {*re.findall(rf"^class (\w+)\(.*\b{base}\):", sources, re.M)} == tried
+
+
+@pytest.mark.parametrize("name", [*RESULTS, *(pytest.param(name, marks=pytest.mark.check) for name in STUDIES)])
+def test_a_result_says_shows_draws_and_writes_itself(name: str) -> None:
+    if name in STUDIES:
+        pytest.importorskip("transformers", reason="the runner needs the extra `runner`")
+    result = (RESULTS | STUDIES)[name]()
+    assert type(result).__name__ == name and repr(result).startswith(f"{name}(")
+    assert result.lead.endswith(".") and "nan" not in result.lead.split()
+    html = result._repr_html_()
+    assert "<table" in html and html.startswith(f"<p>{escape(result.lead)}")
+    assert isinstance(result.plot(), Figure)
+    source = "llama" if name == "PositionKernels" else "embedded"  # which has position embeddings
+    assert result.provenance.envelope(result.lead)["sources"][0]["name"].endswith(source)
+    if not result.PAGE:
+        return
+    assert callable(function_at(result.PAGE))
+    files = Files()
+    result.write_files(files)
+    written = set(files.contents)
+    if isinstance(result, Study):
+        assert result.source in result.lead and all(line in result.lead for line in result.printed()[:1])
+    where_shown = {f"directions.{kind}" for kind in ("json", "csv", "npz")}
+    where_shown |= {name for name, content_of in result.TABLES.items() if content_of(result) is None}
+    assert {*result.TABLES} - where_shown <= written and "report.html" in written

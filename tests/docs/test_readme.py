@@ -1,0 +1,75 @@
+"""What README and CONTRIBUTING tell a newcomer to do is done: commands, code, and files that have to be there."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import weightscope as ws
+from tests.support.commands import run
+from tests.support.figures import undrawn
+from weightscope.heads.audit import measure
+
+pytestmark = pytest.mark.docs
+
+ROOT = Path(__file__).parents[2]
+README, CONTRIBUTING = ((ROOT / name).read_text() for name in ("README.md", "CONTRIBUTING.md"))
+MAKEFILE = (ROOT / "Makefile").read_text()
+
+
+def blocks(page: str, language: str = "") -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+
+
+COMMANDS = [line.split("#")[0].split() for block in blocks(README) for line in block.splitlines()]
+SHOWN = [block for block in blocks(README) if block.startswith("$ ")]
+
+
+@pytest.mark.parametrize("words", [words for words in COMMANDS if words[:1] == ["weightscope"]], ids=" ".join)
+def test_a_command_of_the_readme(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    embedded = ["embedded" if word in {"SOURCE", "A", "B"} else word for word in words[1:]]
+    with undrawn():
+        result = run(*embedded)
+    assert result.exit_code == 0, result.output
+    if "--out" in words:
+        assert (Path(words[-1]) / "report.html").exists()
+
+
+@pytest.mark.parametrize("block", SHOWN, ids=lambda block: block.splitlines()[0])
+def test_a_command_prints_what_the_readme_shows(block: str) -> None:
+    command, _, printed = block.partition("\n")
+    assert run(*command.split()[2:]).stdout == printed
+
+
+def test_the_readmes_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (code,) = blocks(README, "python")
+    monkeypatch.chdir(tmp_path)
+    known: dict[str, Any] = {}
+    with undrawn():
+        exec(code, known)
+    assert repr(known["head"].qk) in code and Path("out/report.html").exists()
+
+
+@pytest.mark.parametrize("target", sorted(set(re.findall(r"(?m)(?:^|`)make ([a-z0-9-]+)", README + CONTRIBUTING))))
+def test_a_target_of_make_is_there(target: str) -> None:
+    assert re.search(rf"^{target}:", MAKEFILE, re.MULTILINE)
+
+
+def test_what_contributing_names_is_there() -> None:
+    named = re.findall(r"(?:`|\s)((?:weightscope|tests|docs|analyses|figures)/[\w./-]*|[a-z]+\.py)", CONTRIBUTING)
+    assert len(named) > 15
+    for path in named:
+        assert any((folder / path.rstrip(".")).exists() for folder in (ROOT, ROOT / "weightscope" / "norms")), path
+
+
+def test_a_row_is_all_that_a_measure_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    (code,) = blocks(CONTRIBUTING, "python")
+    row = eval(code, {"Measure": measure.Measure})
+    monkeypatch.setattr(measure, "_SPECTRUM", (*measure._SPECTRUM, row))
+    audit = ws.audit(ws.open_model("embedded"), directions=0)
+    for name in ("qk", "vo"):
+        sums = audit.measured.spectra()[f"{name}_singular_values"].sum(axis=-1)
+        np.testing.assert_allclose(audit.heads[f"{name}_nuclear"], sums.ravel())

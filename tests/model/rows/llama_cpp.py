@@ -1,0 +1,151 @@
+"""Convert tiny random models with llama.cpp's own converter: one folder for each type that transformers and it know.
+
+    python -m tests.model.rows.llama_cpp CONVERTER OUT [TYPE ...]
+
+CONVERTER is the folder of convert_hf_to_gguf.py. A folder OUT/TYPE has the checkpoint as transformers saves it and
+model.gguf, or reason.txt, which says why there is none. The converter's choice of a tokenizer is replaced, since tiny
+models have none; tensors and all other keys are its own.
+"""
+
+import json
+import logging
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from weightscope.adopting.config_keys import tiny_config
+from weightscope.adopting.tiny_models import PLANS, SIZES, build, classes_of, first_line
+
+# What no key of a GGUF file says, by type: tiny models have the values that llama.cpp takes for granted.
+EVERY_FOURTH = ["sliding_attention"] * 3 + ["full_attention"]
+EVERY_SIXTH = ["sliding_attention"] * 5 + ["full_attention"]
+AMONG_LINEAR = {"layer_types": ["linear_attention"] * 3 + ["full_attention"], "num_hidden_layers": 4}
+ASSUMED: Mapping[str, Mapping[str, Any]] = {
+    "afmoe": {"layer_types": EVERY_FOURTH, "num_hidden_layers": 4},
+    "cohere2": {"layer_types": EVERY_FOURTH, "num_hidden_layers": 4},
+    "smollm3": {"no_rope_layers": [1, 1, 1, 0], "num_hidden_layers": 4},
+    "gemma2": {"query_pre_attn_scalar": 32},
+    "gemma3": {"query_pre_attn_scalar": 32, "layer_types": EVERY_SIXTH, "num_hidden_layers": 6},
+    "gemma3_text": {"query_pre_attn_scalar": 32, "layer_types": EVERY_SIXTH, "num_hidden_layers": 6},
+    **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe", "minicpmv4_6"), AMONG_LINEAR),
+    **{f"{kind}_text": AMONG_LINEAR for kind in ("qwen3_5", "qwen3_5_moe")},
+    "apertus": {
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 1.2e7,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        }
+    },
+    "ernie4_5_moe": {"intermediate_size": 264},  # shared experts as wide as this over the number of key-value heads
+    "falcon": {"ffn_hidden_size": 768},  # four times as wide as the model
+    "mt5": {"relative_attention_max_distance": 128},
+    "t5": {"relative_attention_max_distance": 128},
+    "glm": {"rms_norm_eps": 1e-5},  # the converter writes this whatever config.json says
+    "llama4": {"floor_scale": 8192, "attn_scale": 0.1},
+    "llama4_text": {"floor_scale": 8192, "attn_scale": 0.1},
+    "modernbert": {"layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]},
+}
+# Keys that published config.json files have, that the converter needs, and that transformers no longer writes.
+PUBLISHED: Mapping[str, Mapping[str, Any]] = {
+    "gpt2": {"n_ctx": 64}, "gpt-sw3": {"n_ctx": 64}, "gpt_neox": {"rotary_pct": 0.25}, "cohere2": {"rotary_pct": 1.0},
+    "solar_open": {"partial_rotary_factor": 1.0}, "minimax_m2": {"rotary_dim": 32}, "falcon": {"num_kv_heads": 1},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
+}  # fmt: skip
+AS_WIDE_AS_ITS_HEADS, UNGROUPED = PLANS[2], PLANS[3]
+# The converter of these takes d / H for the width of a head, or as many keys as queries.
+PLAN = {
+    "glm": AS_WIDE_AS_ITS_HEADS,
+    "cohere2": AS_WIDE_AS_ITS_HEADS,
+    "nemotron": AS_WIDE_AS_ITS_HEADS,
+    "phi": UNGROUPED,
+}
+
+
+def main(converter: str, out: str, *kinds: str) -> None:
+    """Build and convert every type, or those named."""
+    sys.path[:0] = [converter, str(Path(converter) / "gguf-py")]
+    logging.disable(logging.CRITICAL)
+    transformers.logging.set_verbosity_error()
+    from conversion import TEXT_MODEL_MAP
+
+    torch.set_num_threads(1)
+    for kind, classes in known_to_both(TEXT_MODEL_MAP):
+        if not kinds or kind in kinds:
+            folder = Path(out) / kind
+            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                tiny(kind, classes).save_pretrained(folder)
+                convert(folder, kind)
+            except Exception as error:  # whatever transformers or the converter raise
+                (folder / "reason.txt").write_text(first_line(error))
+
+
+def known_to_both(converted: Mapping[str, str]) -> Iterator[tuple[str, list[Any]]]:
+    """Every model_type that has a class which the converter names, and its classes."""
+    for kind in CONFIG_MAPPING:
+        try:
+            classes = [each for each in classes_of(CONFIG_MAPPING[kind]()) if each.__name__ in converted]
+        except Exception:  # needs packages that are not there
+            continue
+        if classes:  # those with a language-model head first
+            yield kind, sorted(classes, key=lambda each: not each.__name__.endswith("ForCausalLM"))
+
+
+def tiny(kind: str, classes: Sequence[Any]) -> Any:
+    """A tiny model of a type, by the first size and plan that it can be built with."""
+    problem: Exception | None = None
+    for size in (SIZES[1], SIZES[0], SIZES[2]):
+        for plan in (PLAN[kind],) if kind in PLAN else PLANS:
+            try:
+                config = tiny_config(CONFIG_MAPPING[kind](), size, plan)
+                for part in (config, getattr(config, "text_config", None)):
+                    for key, value in ASSUMED.get(kind, {}).items():
+                        if hasattr(part, key):
+                            setattr(part, key, value)
+                return build(config, 0, classes)
+            except Exception as error:
+                problem = problem or error
+    raise ValueError(f"cannot be built: {problem}")
+
+
+def convert(folder: Path, kind: str) -> None:
+    """Write model.gguf, as convert_hf_to_gguf.py does with --outtype f32."""
+    import gguf
+    from conversion import ModelBase, ModelType, get_model_architecture, get_model_class
+
+    values = json.loads((folder / "config.json").read_text())
+    n_tokens = values.get("vocab_size") or values.get("text_config", {}).get("vocab_size") or 200
+    vocabulary = {"model": {"vocab": {f"t{i}": i for i in range(n_tokens)}}, "added_tokens": []}
+    (folder / "tokenizer.json").write_text(json.dumps(vocabulary))
+    loaded = ModelBase.load_hparams(folder, False) | PUBLISHED.get(kind, {})
+    try:
+        named = get_model_class(get_model_architecture(loaded, ModelType.TEXT))
+        tokenizer = "bert" if named.set_vocab.__qualname__.startswith("BertModel") else "gpt2"
+
+        def set_vocab(model: Any) -> None:
+            model.gguf_writer.add_tokenizer_model(tokenizer)
+            model.gguf_writer.add_token_list([f"t{i}" for i in range(n_tokens)])
+
+        replaced: dict[str, Any] = {"set_vocab": set_vocab, "model_arch": named.model_arch}
+        if named.supports_mtp_export:
+            replaced["no_mtp"] = True  # tiny models have no layers that predict further tokens
+        model = type(named.__name__, (named,), replaced)
+        with torch.inference_mode():
+            model(folder, gguf.LlamaFileType.ALL_F32, folder / "model.gguf", hparams=loaded).write()
+    except BaseException:
+        (folder / "model.gguf").unlink(missing_ok=True)
+        raise
+    finally:
+        (folder / "tokenizer.json").unlink()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,30 @@
+"""Bugs of converters that were reported in public: `same` calls each a difference, by its name."""
+
+from pathlib import Path
+
+import pytest
+
+from analyses.experiments.bug_versions import RELEASES, Release
+from analyses.experiments.public_bugs import BUGS, Bug, before_and_after, enact
+from weightscope.core.errors import CheckpointError
+
+pytest.importorskip("transformers", reason="tiny models are built by transformers: pip install '.[runner]'")
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: f"{bug.tool}-{bug.report.rpartition('/')[2]}")
+def test_a_public_bug_is_named(bug: Bug, tmp_path: Path) -> None:
+    verdict, deeds, lead = enact(bug, tmp_path)
+    assert verdict == "different", lead
+    assert bug.named in deeds
+
+
+@pytest.mark.check
+@pytest.mark.parametrize("release", RELEASES, ids=lambda release: release.tool)
+def test_a_tool_before_and_after_the_fix(release: Release, tmp_path: Path) -> None:
+    """The version with the bug is different, by its name, and the version with the fix has the same values."""
+    try:
+        rows = [*before_and_after(release, tmp_path)]
+    except CheckpointError as error:
+        pytest.skip(f"the tool does not run here: {error}")
+    assert [row[-1] for row in rows] == [True, True], rows

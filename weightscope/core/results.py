@@ -1,0 +1,128 @@
+"""Results: what each one says, shows, draws and writes, and how objects with arrays show themselves."""
+
+from base64 import b64encode
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from importlib import import_module
+from pathlib import Path
+from reprlib import Repr
+from typing import Any, ClassVar
+
+from markupsafe import Markup
+
+from weightscope.core.files import REPORT, Files, OutputFolder
+from weightscope.core.tables import templates
+
+SPECTRA = "model.layers.figures:spectrum_figure"  # draws singular values of maps by name
+
+
+def function_at(place: str) -> Callable[..., Any]:
+    """The function at "module:function" of weightscope: figures and pages are imported when they are needed."""
+    module, _, name = place.partition(":")
+    function: Callable[..., Any] = getattr(import_module(f"weightscope.{module}"), name)
+    return function
+
+
+def notebook(lead: str, *tables: Any, picture: bytes = b"") -> str:
+    """A result as a notebook's HTML: a sentence, a picture where there is one, and tables."""
+    html = [Markup(table._repr_html_()) for table in tables]
+    template = templates().get_template("notebook.html")
+    return template.render(lead=lead, tables=html, picture=b64encode(picture).decode())
+
+
+class ShowsShapes:
+    """Base of dataclasses that hold arrays: their repr shows the shapes of the arrays.
+
+    Arrays cannot be compared to one truth value, so these classes are declared with `@dataclass(eq=False, repr=False)`:
+    an object equals only itself, and can be a key.
+    """
+
+    def __repr__(self: Any) -> str:
+        values = (f"{field.name}={SHAPES.repr(getattr(self, field.name))}" for field in fields(self) if field.repr)
+        return f"{type(self).__name__}({', '.join(values)})"
+
+
+class _Shapes(Repr):
+    """Short reprs; the shape of whatever has one."""
+
+    def repr1(self, x: Any, level: int) -> str:
+        shape = getattr(x, "shape", ())
+        return str(tuple(shape)) if shape else super().repr1(x, level)
+
+
+SHAPES = _Shapes()
+
+
+class Result:
+    """Base of results. They are data: what draws them and writes their page is imported when it is needed."""
+
+    FIGURE: ClassVar[str] = ""  # the function that draws the result, as "module:function" of weightscope
+    PAGE: ClassVar[str] = ""  # the function that draws all figures and writes report.html
+    # Files, and what gives the table, the arrays by name or the JSON that each holds; None is left out.
+    TABLES: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
+    FILES: ClassVar[tuple[str, ...]] = REPORT  # by which a folder is known to hold such a result
+
+    @property
+    def lead(self) -> str:
+        """The result in a sentence or a few."""
+        raise NotImplementedError
+
+    @property
+    def about(self) -> str:
+        """The checkpoint, and how much was measured or found, in a few words."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.about})"
+
+    def __str__(self) -> str:
+        return "\n".join(part if isinstance(part, str) else part.text() for part in self.printed())
+
+    def printed(self) -> Sequence[Any]:
+        """What a terminal shows, from top to bottom: lines and tables."""
+        return [self.lead]
+
+    def shown(self) -> Sequence[Any]:
+        """The tables that a notebook shows."""
+        return ()
+
+    def _repr_html_(self) -> str:
+        picture = getattr(self, "_repr_png_", bytes)()
+        return notebook(self.lead, *self.shown(), picture=picture)
+
+    def plot(self) -> Any:
+        """The first figure of the result's page: a matplotlib Figure."""
+        return function_at(self.FIGURE)(self)
+
+    def write(self, out: str | Path) -> None:
+        """Write tables, figures and report.html into a folder, as the command does.
+
+        Raises
+        ------
+        CheckpointError
+            It cannot be written to, or another run is writing into it.
+        """
+        with OutputFolder(Path(out), names=self.FILES) as files:
+            self.write_files(files)
+
+    def write_files(self, files: Files) -> None:
+        """Write the same into a folder that is open already, or into memory."""
+        self.write_report(files)  # figures come no later than the numbers
+        self.write_tables(files)
+
+    def write_report(self, files: Files, *more: Any) -> None:
+        """Write the figures as PNG and SVG, and report.html."""
+        function_at(self.PAGE)(files, self, *more)
+
+    def write_tables(self, files: Files) -> None:
+        """Write the tables, the arrays and the JSON."""
+        for name, content_of in self.TABLES.items():
+            content = content_of(self)
+            if content is None:
+                continue
+            if name.endswith(".csv"):
+                files.table(name, content)
+            elif name.endswith(".npz"):
+                files.npz(name, **content)
+            else:
+                files.json(name, content)

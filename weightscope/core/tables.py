@@ -1,0 +1,350 @@
+"""A table of results: named columns with symbol, unit and meaning, as CSV, HTML, text, JSON, Arrow or pandas."""
+
+import csv
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from math import isfinite, isnan
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+from markupsafe import Markup
+
+from weightscope.core.errors import expected, nearest, printable
+from weightscope.core.formulas import coded, plain, prose, spoken
+
+SHOWN = 12  # rows that a notebook shows of each end of a long table
+FORMULA_STARTS = ("=", "+", "-", "@", "＝", "＋", "－", "＠")  # spreadsheets obey the full-width forms too
+NUMBERS = (int, float, np.integer, np.floating)
+
+
+@dataclass(frozen=True)
+class Link:
+    """A cell that links to another page by its relative path; a CSV has its text."""
+
+    path: str
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, eq=False)
+class Column:
+    """One column of a table."""
+
+    name: str  # key of the column, and its header in a CSV
+    values: Any = field(default=(), repr=False)  # (n,) numbers as computed; text as objects
+    symbol: str = ""  # heading on pages and terminals, formulas between dollar signs; by default the name
+    unit: str = ""
+    meaning: str = ""  # for the reader
+    format: str = ".4g"  # of floats on a page or terminal; a CSV has six significant digits
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", _array(self.values))
+
+    @property
+    def heading(self) -> str:
+        """Symbol and unit as text."""
+        return self._with_unit(spoken(self.symbol) or self.name)
+
+    def html(self) -> str:
+        """Symbol and unit as HTML, formulas as MathML; a name may break at its underscores."""
+        return self._with_unit(prose(self.symbol) or prose(plain(self.name)).replace("_", Markup("_<wbr>")))
+
+    def _with_unit(self, heading: str) -> str:
+        return heading + f" ({self.unit})" if self.unit else heading
+
+    @property
+    def is_numeric(self) -> bool:
+        """Whether its cells are aligned to the right."""
+        return self.values.dtype.kind in "iuf"
+
+    def shown(self, value: Any) -> str:
+        """A cell as text for a reader; NaN is empty."""
+        if isinstance(value, float | np.floating):
+            return "" if np.isnan(value) else format(float(value), self.format)
+        return printable(value)
+
+
+class Table:
+    """Named columns of one length.
+
+    Parameters
+    ----------
+    columns : sequence of Column
+    caption : str
+
+    Raises
+    ------
+    ValueError
+        The columns differ in length, or two have the same name.
+
+    Examples
+    --------
+    >>> table = Table([Column("head", [0, 1, 2]), Column("auroc", [0.61, 0.805, float("nan")], symbol="AUROC")])
+    >>> table["auroc"][1], len(table)
+    (np.float64(0.805), 3)
+    >>> print(table.csv(), end="")
+    head,auroc
+    0,0.61
+    1,0.805
+    2,
+    >>> print(table.where(table["head"] < 2).text())
+    head  AUROC
+       0   0.61
+       1  0.805
+    """
+
+    def __init__(self, columns: Sequence[Column], caption: str = "") -> None:
+        lengths = {len(column.values) for column in columns}
+        names = [column.name for column in columns]
+        if len(lengths) > 1 or len(set(names)) < len(names):
+            raise ValueError(f"columns of lengths {sorted(lengths)} named {', '.join(names)} make no table")
+        self.columns, self.caption = tuple(columns), caption
+
+    @classmethod
+    def of_rows(cls, header: Sequence[str | Column], rows: Iterable[Sequence[Any]], caption: str = "") -> "Table":
+        """A table from its rows; a Column in the header gives everything but its values."""
+        heads = [Column(head) if isinstance(head, str) else head for head in header]
+        columns = list(zip(*rows, strict=True)) or [()] * len(heads)
+        return cls([replace(head, values=cells) for head, cells in zip(heads, columns, strict=True)], caption)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the columns, in order."""
+        return [column.name for column in self.columns]
+
+    def column(self, name: str) -> Column:
+        """A column by its name.
+
+        Raises
+        ------
+        KeyError
+            No such column; the message lists the columns.
+        TypeError
+            The name is not text.
+        """
+        if not isinstance(name, str):
+            raise expected(name, "column", "a name, as in table['layer']; `take` gives rows, `select` several columns")
+        for column in self.columns:
+            if column.name == name:
+                return column
+        raise KeyError(f"no column {name!r}; there are {', '.join(self.names)}{nearest(name, self.names)}")
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.column(name).values
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+    def __len__(self) -> int:
+        return len(self.columns[0].values) if self.columns else 0
+
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        """The rows in order, as tuples."""
+        return zip(*(column.values for column in self.columns), strict=True)
+
+    def take(self, order: Any) -> "Table":
+        """The rows at these indices, in this order."""
+        indices = np.asarray(order, dtype=int)
+        return Table([replace(column, values=column.values[indices]) for column in self.columns], self.caption)
+
+    def where(self, mask: Any) -> "Table":
+        """The rows for which the mask is true."""
+        return self.take(np.flatnonzero(mask))
+
+    def sorted_by(self, name: str, descending: bool = False) -> "Table":
+        """Rows sorted by a numeric column, NaN last; ties keep their order."""
+        values = np.asarray(self[name])
+        return self.take(np.argsort(-values if descending else values, kind="stable"))
+
+    def select(self, *names: str) -> "Table":
+        """These columns, in this order."""
+        return Table([self.column(name) for name in names], self.caption)
+
+    def csv(self) -> str:
+        """Comma-separated values: floats with six significant digits, NaN empty, no cell a spreadsheet formula."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(self.names)
+        writer.writerows([_csv_cell(value) for value in row] for row in self.rows())
+        return text.getvalue()
+
+    def html(self, on_page: bool = True, file: str = "", changed: int | None = None) -> str:
+        """The table as HTML, every cell escaped.
+
+        Parameters
+        ----------
+        on_page : bool
+            Whether it is for a page, which styles it, sorts it on a click and offers it as a CSV, or for a notebook.
+        file : str
+            The CSV in the page's folder to link to; by default the link contains the CSV.
+        changed : int, optional
+            From this row on nothing changed: a switch, on at first, hides these rows.
+        """
+        few = len(self) if changed is None else changed
+        return templates().get_template("table.html").render(table=self, on_page=on_page, file=file, changed=few)
+
+    def text(self) -> str:
+        """The table for a terminal: numbers aligned right, text left."""
+        cells = [[column.heading, *map(column.shown, column.values)] for column in self.columns]
+        widths = [max(map(len, column)) for column in cells]
+        right = [column.is_numeric for column in self.columns]
+        lines = (
+            "  ".join(cell.rjust(w) if r else cell.ljust(w) for cell, w, r in zip(row, widths, right, strict=True))
+            for row in zip(*cells, strict=True)
+        )
+        return "\n".join(line.rstrip() for line in lines)
+
+    def records(self) -> list[dict[str, Any]]:
+        """The rows as JSON objects, keyed by column name."""
+        return [dict(zip(self.names, as_json(row), strict=True)) for row in self.rows()]
+
+    def as_json(self) -> dict[str, Any]:
+        """Caption, columns and rows, for the JSON of a page."""
+        columns = [
+            {key: getattr(column, key) for key in ("name", "symbol", "unit", "meaning")} for column in self.columns
+        ]
+        return {"caption": self.caption, "columns": columns, "rows": self.records()}
+
+    def to_pandas(self) -> Any:
+        """A pandas DataFrame.
+
+        Raises
+        ------
+        ImportError
+            pandas is not installed.
+        """
+        try:
+            import pandas as pd
+        except ImportError:
+            raise ImportError("to_pandas needs pandas: pip install pandas") from None
+        return pd.DataFrame({column.name: column.values for column in self.columns})
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        """The table for what reads the Arrow PyCapsule interface: `polars.DataFrame(table)`, `pyarrow.table(table)`.
+
+        A number is null where it was not measured. Fields have symbol, unit and meaning as metadata.
+
+        Raises
+        ------
+        ImportError
+            pyarrow is not installed.
+        """
+        try:
+            import pyarrow as pa
+        except ImportError:
+            raise ImportError("a table becomes Arrow with pyarrow: pip install pyarrow") from None
+        arrays, fields = [pa.array(*_arrow_cells(column.values), from_pandas=True) for column in self.columns], []
+        for column, array in zip(self.columns, arrays, strict=True):
+            about = {"symbol": column.symbol, "unit": column.unit, "meaning": column.meaning}
+            fields.append(
+                pa.field(column.name, array.type, metadata={key: text for key, text in about.items() if text})
+            )
+        schema = pa.schema(fields, {"caption": self.caption} if self.caption else None)
+        return pa.Table.from_arrays(arrays, schema=schema).__arrow_c_stream__(requested_schema)
+
+    def __repr__(self) -> str:
+        names = ", ".join(self.names[:6]) + (", ..." if len(self.columns) > 6 else "")
+        return f"Table({len(self)} rows: {names})"
+
+    def _repr_html_(self) -> str:
+        if len(self) <= 2 * SHOWN:
+            return self.html(on_page=False)
+        ends = self.take([*range(SHOWN), *range(len(self) - SHOWN, len(self))])
+        return f"{ends.html(on_page=False)}<p>the first and the last {SHOWN} of {len(self):,} rows</p>"
+
+
+def crossed(**labels: Any) -> list[Column]:
+    """Label columns of a table with one row per combination of labels, the last label changing fastest.
+
+    Examples
+    --------
+    >>> print(Table([*crossed(layer=[0, 3], head=[0, 1]), Column("sigma", [0.5, 1.0, 2.0, 1.5])]).csv(), end="")
+    layer,head,sigma
+    0,0,0.5
+    0,1,1
+    3,0,2
+    3,1,1.5
+    """
+    columns = [Column(name, values) for name, values in labels.items()]
+    grids = np.indices([len(column.values) for column in columns])
+    return [replace(column, values=column.values[grid.ravel()]) for column, grid in zip(columns, grids, strict=True)]
+
+
+def _array(values: Any) -> np.ndarray:
+    """Numbers of one kind as an array of that kind, anything else as objects, so that no cell changes its type."""
+    if isinstance(values, np.ndarray) and values.dtype.kind in "biufO":
+        return values
+    cells = list(values)
+    for kinds in ((bool, np.bool_), (int, np.integer), (float, np.floating)):
+        if cells and all(
+            isinstance(cell, kinds) and not (kinds[0] is int and isinstance(cell, bool)) for cell in cells
+        ):
+            return np.asarray(cells)
+    array = np.empty(len(cells), object)
+    array[:] = cells
+    return array
+
+
+def csv_safe(text: object) -> str:
+    """Untrusted text for a CSV cell: a leading ' keeps spreadsheets from taking it for a formula.
+
+    Control characters are spelled out as in `printable`: a leading tab or carriage return starts a formula too.
+    """
+    shown = printable(text)
+    return "'" + shown if shown.startswith(FORMULA_STARTS) else shown
+
+
+def as_json(value: Any) -> Any:
+    """A value for JSON: NaN as null, infinities as text, arrays and tuples as lists, other objects as text."""
+    if isinstance(value, Mapping):
+        return {str(key): as_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | np.ndarray):
+        return [as_json(item) for item in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not isfinite(value):
+        return None if isnan(value) else str(value)
+    return value if isinstance(value, str | int | float | None) else str(value)
+
+
+def _arrow_cells(values: np.ndarray) -> tuple[Any, str | None]:
+    """Cells and type of an Arrow array: numbers, with None for empty cells among them; anything else as text."""
+    if values.dtype != object:
+        return values, None
+    cells = [None if isinstance(cell, str) and not cell else cell for cell in values]
+    filled = [cell for cell in cells if cell is not None]
+    if filled and all(isinstance(cell, NUMBERS) and not isinstance(cell, bool) for cell in filled):
+        if all(isinstance(cell, int | np.integer) and abs(int(cell)) < 2**63 for cell in filled):
+            return cells, "int64"
+        return [None if cell is None else float(cell) for cell in cells], "float64"
+    return ["" if cell is None else printable(cell) for cell in cells], "string"
+
+
+def _csv_cell(value: Any) -> str:
+    if isinstance(value, float | np.floating):
+        return "" if np.isnan(value) else f"{value:.6g}"
+    return csv_safe(value) if isinstance(value, str | Link) else str(value)
+
+
+@cache
+def templates() -> Any:
+    """The HTML templates of pages/; every value is escaped and printable."""
+    from jinja2 import Environment, PackageLoader
+
+    environment = Environment(
+        loader=PackageLoader("weightscope", "report/pages"),
+        autoescape=True,
+        finalize=lambda value: value if isinstance(value, Markup) else printable(value),
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}  # for the filter tojson
+    environment.tests |= {"link": lambda x: isinstance(x, Link), "numeric": lambda x: isinstance(x, NUMBERS)}
+    environment.filters |= {"quoted": quote, "exact": lambda x: f"{float(x):.17g}"}
+    environment.filters |= {"prose": prose, "coded": coded, "spoken": spoken}
+    return environment

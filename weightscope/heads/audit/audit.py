@@ -1,0 +1,556 @@
+"""An audit: every attention head of a checkpoint measured from the weights alone, and what stands out."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from weightscope.checkpoint.checkpoint import Checkpoint
+from weightscope.checkpoint.provenance import Provenance
+from weightscope.core.compute.cores import one_blas_thread
+from weightscope.core.compute.device import open_device
+from weightscope.core.errors import CheckpointError, counted, printable, sized, wholes
+from weightscope.core.files import HIDDEN, REPORT, OutputFolder
+from weightscope.core.progress import bar, progress_shown
+from weightscope.core.results import Result
+from weightscope.core.tables import Column, Table, as_json
+from weightscope.heads.audit.directions import HeadDirections, directions_of, how_many_read, with_tokens
+from weightscope.heads.audit.findings import findings_of, positions_of, with_roles
+from weightscope.heads.audit.known_findings import Entry, read_entries, unmatched, with_known
+from weightscope.heads.audit.measure import UNSCALED, Arrays, MeasuredHeads, measure_layer
+from weightscope.heads.audit.reference import OWN, ComparableMatrices, Reference, Standing
+from weightscope.heads.audit.removed_directions import Removed, removed_directions, removed_findings
+from weightscope.heads.circuits.names import FirstTokenSinks, Roles, affordable_names, first_token_sinks
+from weightscope.heads.tensors.findings import beside_findings, name_findings, other_gains, tensor_findings
+from weightscope.heads.tensors.matrices import Matrices, read_matrices
+from weightscope.heads.tensors.untrained_parts import untrained_parts
+from weightscope.heads.tensors.unused_neurons import network_findings
+from weightscope.model.layers.kernel import FAST, NEAR
+from weightscope.model.layers.layer import Layer
+from weightscope.model.layers.logits import LogitBounds
+from weightscope.model.metrics.sinks import EVENT_WEIGHT, MECHANISMS, Massive
+from weightscope.model.model import Model, as_model, distinct
+from weightscope.report.findings import Finding, Findings, indexed
+
+END = -1  # follows the last layer: what is read after the layers
+BASELINE = "findings.csv"  # in the folder of an earlier audit
+LONGEST_WINDOW = 131_072  # distances: each is rotated and summed by itself, and no model was trained on longer texts
+ALL_PAIRS = 4e11  # multiply-adds of the scores of all pairs of tokens in the first layer: a few seconds
+A_SCORE = 64  # multiply-adds in the time that a score takes besides its products
+MOST_DELTAS = 256  # distances, each with spectra of its own for every head
+SUMMARY = ("qk_sigma1", "qk_effective_rank", "vo_sigma1", "vo_copying_score")  # measures that summarise a checkpoint
+
+# What an audit writes. Figures: the function of figures.py that draws them, the file with their numbers, a description.
+FIGURES = {
+    "heads": ("head_maps", "heads.csv", "six measures of every head"),
+    "spectra": ("spectra", "spectra.csv", "singular values of every head"),
+    "depth": ("depth", "heads.csv", "measures by depth"),
+}
+TABLES: dict[str, Callable[["Audit"], Any]] = {
+    "heads.csv": lambda audit: audit.heads,
+    "percentiles.csv": lambda audit: audit.percentiles,
+    "findings.csv": lambda audit: audit.findings.table,
+    "spectra.npz": lambda audit: audit.measured.spectra(),
+    "findings.json": lambda audit: audit.findings.as_json(),
+    "directions.json": lambda audit: [head.as_json() for head in audit.directions] or None,
+    "matrices.csv": lambda audit: None if audit.everything is None else audit.everything.table,
+}
+RESULTS = (
+    *TABLES, *REPORT, "spectra.csv",
+    *(f"{name}.{kind}" for name in (*FIGURES, "matrices") for kind in ("png", "svg")),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class AuditOptions:
+    """The options of an audit; see `audit`."""
+
+    layers: Sequence[int] | None = None
+    deltas: Sequence[int] = (0, 1)
+    window: int = 64
+    directions: int | None = None
+    device: str = "cpu"
+    all_tensors: bool = False
+    reference: str | Path | None = None
+    baseline: str | Path | None = None
+    accept: str | Path | None = None
+    sinks: bool | None = None
+    exact: bool = False
+    clip: float | None = None
+
+    def __post_init__(self) -> None:
+        plain: dict[str, Any] = {
+            "layers": None if self.layers is None else wholes(self.layers, "layers"),
+            "deltas": wholes(self.deltas, "deltas"),
+        }
+        for name in ("reference", "baseline", "accept"):
+            plain[name] = None if getattr(self, name) is None else str(getattr(self, name))
+        for name, value in plain.items():  # values that compare, pickle and are written as JSON
+            object.__setattr__(self, name, value)
+        if self.layers == ():
+            raise CheckpointError("layers is empty: there is nothing to audit")
+        if not 1 <= self.window <= LONGEST_WINDOW:
+            raise CheckpointError(f"window is {self.window}; an average is of 1 to {LONGEST_WINDOW} distances")
+        if len(self.deltas) > MOST_DELTAS:
+            raise CheckpointError(f"deltas are {len(self.deltas)} distances; at most {MOST_DELTAS} are measured")
+        if self.clip is not None and not 0 < self.clip < np.inf:
+            raise CheckpointError(f"clip is {self.clip}; it is the largest logit to allow, a number above 0")
+        if self.directions is not None and self.directions < 0:
+            raise CheckpointError(f"directions is {self.directions}; it is how many to read")
+        if self.reference is not None:
+            Reference.load(self.reference)  # an unreadable one is refused before the work starts
+
+    def of_folder(self, name: str) -> "AuditOptions":
+        """Options for one audit of a list: its baseline is the folder of this name; none where only others have one."""
+        folder = Path(self.baseline or "")
+        if self.baseline is not None and (folder / name / BASELINE).is_file():
+            return replace(self, baseline=folder / name)
+        of_others = self.baseline is not None and any(folder.glob(f"*/{BASELINE}"))
+        return replace(self, baseline=None) if of_others and not (folder / BASELINE).is_file() else self
+
+    @property
+    def lists(self) -> dict[str, Path]:
+        """The files of known findings."""
+        lists = {"baseline": None if self.baseline is None else Path(self.baseline) / BASELINE}
+        lists["accept"] = None if self.accept is None else Path(self.accept)
+        return {name: path for name, path in lists.items() if path is not None}
+
+    def entries(self) -> dict[str, list[Entry]]:
+        """The known findings in each list; what somebody has accepted comes first."""
+        whys = {"accept": "accepted", "baseline": "in the baseline"}
+        entries = {name: read_entries(self.lists[name], why) for name, why in whys.items() if name in self.lists}
+        if self.baseline is not None and not OutputFolder(Path(self.baseline)).recorded(BASELINE):
+            problem = f"does not match {HIDDEN}/manifest.json; copy the whole folder of an audit"
+            problem += ", or give a list of your own as `accept`"
+            raise CheckpointError(problem, file=self.lists["baseline"])
+        return entries
+
+    def layers_of(self, model: Model) -> list[int]:
+        """The layers to measure."""
+        return list(distinct(model.attention_layers if self.layers is None else self.layers, model))
+
+
+def audit(
+    model: Model | str | Path,
+    layers: Sequence[int] | None = None,
+    deltas: Sequence[int] = (0, 1),
+    window: int = 64,
+    directions: int | None = None,
+    device: str = "cpu",
+    all_tensors: bool = False,
+    reference: str | Path | None = None,
+    progress: bool = False,
+    baseline: str | Path | None = None,
+    accept: str | Path | None = None,
+    sinks: bool | None = None,
+    exact: bool = False,
+    clip: float | None = None,
+) -> "Audit":
+    """Measure every head, and report what stands out.
+
+    Memory grows with one layer's attention tensors, not with the model. Values that are not finite are not an error:
+    they make the measures of their heads NaN, and are a finding.
+
+    Parameters
+    ----------
+    model : Model, str or Path
+        A model, or what `open_model` opens.
+    layers : sequence of int, optional
+        Layers to measure; all that have attention by default.
+    deltas : sequence of int
+        Distances i - j at which a rotated W_QK is measured; 0 is always included.
+    window : int
+        Distances 0 .. window - 1 over which a rotated W_QK is averaged.
+    directions : int, optional
+        Singular directions of each map to read through the tokens; by default two where that takes seconds, else none.
+    device : {"cpu", "cuda"}
+        Where Gram matrices and other products of whole factors are computed.
+    all_tensors : bool
+        Also read every tensor of the checkpoint, attention or not; see `read_matrices`.
+    reference : path, optional
+        Other checkpoints to compare the heads with, a file that `weightscope reference` wrote; by default the one that
+        comes with the package.
+    progress : bool
+        Show a bar.
+    baseline : path, optional
+        Folder of an earlier audit: its findings are marked as known, unless they are worse by a tenth.
+    accept : path, optional
+        A file of reviewed findings, also marked as known: findings.json or rows of findings.csv. Location cells may be
+        left empty to match everything; `reason` may say why.
+    sinks : bool, optional
+        Follow random tokens through the feed-forward networks, and measure what heads do with the first token; by
+        default where these are on this machine and have at most 2 GB.
+    exact : bool
+        With `all_tensors`, compute every spectrum in full; by default those of matrices whose smaller side is above
+        2,048 are sketches.
+    clip : float, optional
+        Largest logit tau that QK-Clip allows: heads get a column of the smallest factor by which it may multiply their
+        scores.
+
+    Raises
+    ------
+    CheckpointError
+        An argument is invalid, a layer does not exist, or its tensors are missing or have the wrong shape.
+
+    Examples
+    --------
+    >>> import weightscope as ws
+    >>> audit = ws.audit("embedded", directions=0)
+    >>> audit
+    Audit(embedded: 2 layers of 8 heads, 2 findings)
+    >>> audit.heads["qk_sigma1"].shape
+    (16,)
+    """
+    opened = as_model(model)
+    options = AuditOptions(
+        layers, deltas, window, directions, device, all_tensors, reference, baseline, accept, sinks, exact, clip
+    )
+    options.entries()  # read before the work starts
+    with progress_shown(progress):
+        indices = options.layers_of(opened)
+        steps = bar(pairwise((*indices, END)), "layers", "layer", total=len(indices))
+        measured = {index: measure_task(lambda: opened, index, options, following) for index, following in steps}
+        return conclude(opened, measured, options)
+
+
+def measure_task(
+    get_model: Callable[[], Model], index: int, options: AuditOptions, following: int | None = None
+) -> dict[str, np.ndarray]:
+    """The task that an audit consists of: read and measure one layer of one checkpoint.
+
+    Meanwhile, what follows it in this process is fetched from a server or disk: a layer, or at the END the embeddings.
+    """
+    model = get_model()
+    with one_blas_thread():
+        unchecked = model.unchecked()  # a copy, because a model caches its last layer
+        layer = unchecked.layer(index)
+        directions = how_many_read(model, options.layers_of(model), options.directions)
+        with model.checkpoint.prefetching(read_next(model, following, bool(directions))):
+            forms, bounds = measured_forms(model, options), logit_bounds(unchecked, index)
+            measured = measured_layer(layer, forms, options, directions, bounds)
+            broken = sorted(unchecked.checkpoint.noted or ())  # in the layer; embeddings are judged by themselves
+            measured["qk_token_logit"] = token_logits(unchecked, index, bounds)
+        return measured | {"broken": np.array(broken, dtype=str)}
+
+
+def read_next(model: Model, index: int | None, tokens_read: bool) -> Iterator[str]:
+    """Names of the tensors of a layer or, at the END, of what is read after the layers; lazy, as it may be refused."""
+    if index == END:
+        yield from (*tensors_of_heads(model, (), tokens_read), *other_gains(model))
+    elif index is not None:
+        yield from (tensor.name for tensor in model.attention_tensors(index))
+
+
+def logit_bounds(model: Model, index: int) -> LogitBounds:
+    """The bounds on the logits of a layer's heads, for the sequences that a model takes."""
+    return LogitBounds(model.normed_layer(index), model.config.n_positions)
+
+
+def token_logits(model: Model, index: int, bounds: LogitBounds) -> np.ndarray:
+    """The largest |score| of each head (H,) of two tokens; NaN where more enters the layer, or they are many."""
+    unknown = np.full(model.config.n_heads, np.nan)
+    try:
+        if index != 0 or model.family.inputs.more or model.positions is not None:
+            return unknown
+        cost = max(model.config.head_dim, A_SCORE)  # of one pair of tokens
+        if model.embeddings.n_tokens**2 * model.config.n_heads * cost > ALL_PAIRS:
+            return unknown
+        with np.errstate(invalid="ignore", over="ignore"):  # broken weights are a finding
+            return LogitBounds(model.layer(0), bounds.length).of_tokens(model.into_stream(model.embeddings.tokens))
+    except CheckpointError:  # no token embedding, or positions that should be there
+        return unknown
+
+
+def measured_layer(
+    layer: Layer,
+    forms: Sequence[str],
+    options: AuditOptions,
+    directions: int = 0,
+    bounds: LogitBounds | None = None,
+) -> dict[str, np.ndarray]:
+    """Everything that an audit keeps of a layer."""
+    between = layer.qk_forms(options.deltas, options.window)
+    device = open_device(options.device)
+    return measure_layer(layer, {form: between[form] for form in forms}, device, directions, bounds)
+
+
+def measured_forms(model: Model, options: AuditOptions) -> list[str]:
+    """The forms of W_QK that are measured besides W_QK itself: those that differ from it in some layer of the model."""
+    rotations = [rotation for rotation in model.rotations.values() if rotation is not None]
+    if not rotations:
+        return []
+    partly = any(len(rotation.turning) < model.config.head_dim for rotation in rotations)
+    distances = [f"delta{delta}" for delta in options.deltas if delta]
+    return [*distances, f"mean{options.window}", *(["free", "turning"] if partly else [])]
+
+
+def conclude(model: Model, layers: Mapping[int, Arrays], options: AuditOptions) -> "Audit":
+    """The audit of layers that have been measured: findings, tokens along directions, roles, percentiles."""
+    unchecked = model.unchecked()  # NaN in the embeddings is a finding, not an error
+    sinks = first_token_sinks(model, list(layers), options.sinks)
+    heads = MeasuredHeads(layers, model.config.d_model, sink_columns(sinks))
+    if options.clip is not None:
+        heads.append(clip_column(heads.table["qk_logit_bound"], options.clip))
+    standing = Standing(model, heads, Reference.load(options.reference or OWN))
+    with one_blas_thread():
+        directions, notes = directions_of(unchecked, heads, options.directions)
+        findings = with_tokens(with_massive(findings_of(unchecked, heads, standing), sinks.massive), directions)
+        removed, undecided = removed_directions(unchecked, heads.layers.tolist(), options.all_tensors)
+        of_files = [*beside_findings(model.checkpoint.weight_files), *name_findings(model.checkpoint)]
+        findings = Findings([*findings, *removed_findings(unchecked, removed), *of_files])
+    unread = f"The row of {model.unread}." if model.unread else ""
+    notes = (
+        model.checkpoint.note,
+        model.names_note,
+        model.checkpoint.weight_files.sentence,
+        unread,
+        other_stacks(model),
+        model.sharing,
+        *notes,
+        *undecided,
+        positions_of(unchecked)[1],
+        unbounded_note(heads.unbounded),
+        sinks.note or sink_note(sinks),
+        massive_note(sinks),
+    )
+    read = tensors_of_heads(unchecked, heads.layers.tolist())
+    roles = affordable_names(model)
+    everything = read_matrices(model, options.exact) if options.all_tensors else None
+    if everything is None:
+        with_tokens_read = tensors_of_heads(unchecked, heads.layers.tolist(), tokens_read=bool(directions))
+        coverage = attention_only(model.checkpoint, {*with_tokens_read, *other_gains(model)}, ", embeddings included")
+    else:
+        of_matrices = ComparableMatrices.of(everything).percentiles(standing.reference)
+        everything, coverage = replace(everything, percentiles=tuple(of_matrices)), everything.lead
+        judged = [*read, *(m.name for finding in findings for m in finding.members if m.what == "tensor")]
+        zero = {m.name for finding in findings if finding.kind == "zero_tensor" for m in finding.members}
+        more = [*tensor_findings(everything, judged, model.config.get("pad_token_id"))]
+        more += untrained_parts(unchecked, everything)
+        more += network_findings(unchecked, everything)
+        unsaid = (f for f in more if f.kind != "zero_tensor" or {m.name for m in f.members} - zero)
+        findings = Findings([*findings, *unsaid])
+    lists = options.entries()
+    findings, unused = with_roles(findings, roles), set[int]()
+    if lists:
+        findings, left = with_known(findings, [entry for entries in lists.values() for entry in entries])
+        unused = set(map(id, left))
+    for name, entries in lists.items():
+        notes = (*notes, unmatched(str(options.lists[name]), [entry for entry in entries if id(entry) in unused]))
+    return Audit(
+        name=model.name,
+        family=model.family.called,
+        d_model=model.config.d_model,
+        measured=heads,
+        findings=findings,
+        directions=directions,
+        notes=tuple(filter(None, notes)),
+        standing=standing,
+        removed=removed,
+        coverage=coverage,
+        everything=everything,
+        roles=roles,
+        provenance=Provenance.of(model.checkpoint),
+    )
+
+
+def sink_columns(sinks: FirstTokenSinks) -> tuple[Column, ...]:
+    """The last columns of heads.csv, all of one pass of random tokens."""
+    peak = f"Distance, of 0 to {NEAR - 1}, with the highest mean score of random tokens; NaN as sink_share, and without"
+    fast = f"Share of the product of query and key norms in pairs of dimensions that turn once within {FAST} tokens."
+    share = "Mean attention that the last of five random tokens gives the first; NaN if tokens were not followed."
+    kind = "What a head that gives the first token half of that or more does with it: nop, broadcast or neither."
+    return (
+        Column("kernel_peak", sinks.peak.ravel(), "distance preferred", "tokens", f"{peak} positions in the scores."),
+        Column("fast_share", sinks.fast.ravel(), "fast pairs", meaning=fast),
+        Column("sink_share", sinks.share.ravel(), "attention to token 0", meaning=share),
+        Column("sink_kind", sinks.kind.ravel(), "kind of sink", meaning=kind),
+    )
+
+
+def clip_column(bounds: np.ndarray, tau: float) -> Column:
+    """What QK-Clip would make of heads whose largest logits are their bounds."""
+    meaning = f"The smallest factor by which QK-Clip may multiply scores to keep them below {tau:g}: min(1, τ/bound)."
+    return Column("qk_clip", tau / np.maximum(bounds, tau), "γ", meaning=meaning)
+
+
+def unbounded_note(reasons: Mapping[int, str]) -> str:
+    """Why nothing bounds the logits of some layers, in a sentence; empty where all are bounded."""
+    by_reason: dict[str, list[int]] = {}
+    for layer, reason in reasons.items():
+        by_reason.setdefault(reason, []).append(layer)
+    parts = [f"in {indexed('layer', layers)} {reason}" for reason, layers in by_reason.items()]
+    return f"Nothing bounds the logits: {'; '.join(parts)}." if parts else ""
+
+
+def sink_note(sinks: FirstTokenSinks) -> str:
+    """How many heads give the first token half of their attention, and what they do with it, in a sentence."""
+    known = np.isfinite(sinks.share)
+    if not known.any():
+        return ""
+    sink, heads = known & (np.nan_to_num(sinks.share) >= EVENT_WEIGHT), counted(int(np.count_nonzero(known)), "head")
+    if not sink.any():
+        return f"No head of {heads} gives the first token half of its attention or more (sink_share in heads.csv)."
+    kinds = sinks.kind[sink].tolist()
+    counts = ", ".join(f"{n} {kind}" for kind in MECHANISMS if (n := kinds.count(kind)))
+    return (
+        f"{np.count_nonzero(sink)} of {heads} give the first token half of their attention or more "
+        f"(sink_share in heads.csv{f'; kinds: {counts}' * bool(counts)})."
+    )
+
+
+def with_massive(findings: Findings, massive: Massive | None) -> Findings:
+    """The same findings, those of outlier dimensions with the first token's massive activation, where it has one."""
+    if massive is None:
+        return findings
+
+    def joined(finding: Finding) -> Finding:
+        if finding.kind != "outlier_dimension":
+            return finding
+        named = massive.dimension in [member.index for member in finding.members]
+        which = "one of these" if named else "not one of these"
+        where = f"The first token's massive activation is in dimension {massive.dimension}, {which}."
+        return replace(finding, text=f"{finding.text} {where}")
+
+    return Findings(map(joined, findings))
+
+
+def massive_note(sinks: FirstTokenSinks) -> str:
+    """The massive activation of the first token, in a sentence; empty where it has none."""
+    if (massive := sinks.massive) is None:
+        return ""
+    note = f"The first token has a massive activation: {massive.value:,.0f} in dimension {massive.dimension}, at most "
+    note += f"{massive.times_median:,.0f} times the median of the stream, from layer {massive.layer} on"
+    if (weight := sinks.super_weight) is None:
+        return f"{note}."
+    place = f"({weight.dimension}, {weight.unit}) of layer {weight.layer}'s down-projection, {weight.weight:.3g}"
+    return f"{note}; entry {place}, writes {weight.share:.0%} of what its network adds there.".replace("%", " %")
+
+
+def tensors_of_heads(model: Model, layers: Sequence[int], tokens_read: bool = False) -> list[str]:
+    """Names of the tensors that are read to measure the heads of these layers and the embeddings."""
+    tensors = [tensor for index in layers for tensor in model.attention_tensors(index)]
+    tensors += [*model.embedding_tensors, *(model.output_tensors.values() if tokens_read else ())]
+    return list(dict.fromkeys(tensor.name for tensor in tensors))
+
+
+def other_stacks(model: Model) -> str:
+    """The other attention stacks of a checkpoint, in a sentence; empty where there are none."""
+    unread = {name: stack for name, stack in model.stacks.items() if not model.is_read(stack)}
+    names = [name + " (not read)" * bool(stack.refusal) for name, stack in unread.items()]
+    return f"The file has other attention stacks, each a `tower` of its own: {', '.join(names)}." if names else ""
+
+
+def attention_only(checkpoint: Checkpoint, names: Collection[str], included: str = "") -> str:
+    """How much of the checkpoint was read, in a sentence; empty where it was everything."""
+    if len(names) == len(checkpoint):
+        return ""
+    share = f"{sized(checkpoint.bytes_to_read(names))} of {sized(checkpoint.nbytes)}"
+    return (
+        f"Attention only: {len(names)} of {len(checkpoint)} tensors were read ({share}{included}); "
+        "`weightscope audit --all` and `compare --all` read every tensor."
+    )
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Audit(Result):
+    """The result of an audit. A notebook shows it as a table, `print` as the command does."""
+
+    FIGURE, PAGE = "heads.audit.figures:audit_figure", "heads.audit.page:write_audit_page"
+    TABLES, FILES = TABLES, RESULTS
+
+    name: str
+    family: str
+    d_model: int
+    measured: MeasuredHeads
+    findings: Findings  # the most severe first
+    directions: list[HeadDirections]  # tokens along every head's first directions; empty if not computed
+    notes: tuple[str, ...]  # what was left out, and why, in sentences
+    standing: Standing  # percentiles of the heads among the heads of other checkpoints
+    removed: list[Removed] = field(default_factory=list)  # directions that were removed from what layers write or read
+    coverage: str = ""  # how much was read, in a sentence
+    everything: Matrices | None = None  # all tensors, attention or not, with `all_tensors`
+    roles: Roles = field(default_factory=dict)  # names of heads for what they do, by layer and head
+    provenance: Provenance = field(default_factory=Provenance, repr=False)
+
+    @property
+    def heads(self) -> Table:
+        """One row per head: layer, head, kv_head, and every measure; its csv() is heads.csv."""
+        return self.measured.table
+
+    @property
+    def percentiles(self) -> Table:
+        """One row per head: its percentile in each measure among the heads of other checkpoints; see `Reference`."""
+        return self.standing.table
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """What the numbers leave out of the heads' scores."""
+        return self.measured.caveats
+
+    @property
+    def lead(self) -> str:
+        """What was measured, found and left out, in a few sentences."""
+        heads = self.measured
+        n_kv = int(self.heads["kv_head"].max()) + 1
+        kv = f", {n_kv} key-value heads" if n_kv != heads.n_heads else ""
+        routes = [*self.heads["qk_route"], *self.heads["vo_route"]]
+        by_qr = f"{routes.count('qr')} of {len(routes)} spectra took the accurate QR route." if "qr" in routes else ""
+        sentences = [f"{self.family}, {self._sizes}{kv}, width {self.d_model}.", self.coverage]
+        return " ".join(filter(None, [*sentences, self.findings.headline, by_qr, *self.notes]))
+
+    @property
+    def _sizes(self) -> str:
+        return f"{counted(len(self.measured.layers), 'layer')} of {counted(self.measured.n_heads, 'head')}"
+
+    @property
+    def about(self) -> str:
+        return f"{printable(self.name)}: {self._sizes}, {counted(len(self.findings), 'finding')}"
+
+    def __str__(self) -> str:
+        caveats = [f"not in these numbers: {caveat}" for caveat in self.caveats]
+        findings = [repr(self.findings)] if self.findings else []
+        return "\n".join(
+            [self.lead, *findings, self.ranges().text(), f"W_QK: {UNSCALED[0].lower()}{UNSCALED[1:]}", *caveats]
+        )
+
+    def ranges(self) -> Table:
+        """The spread of the heads in the measures that summarise a checkpoint."""
+        rows = []
+        for measure in self.measured.measures:
+            values = self.heads[measure.name]
+            if measure.name in SUMMARY and np.isfinite(values).any():
+                rows.append((measure.label, *np.percentile(values[np.isfinite(values)], (5, 50, 95))))
+        shares = self.heads["sink_share"] if "sink_share" in self.heads.names else np.empty(0)
+        if np.isfinite(shares).any():
+            rows.append(("attention to token 0", *np.percentile(shares[np.isfinite(shares)], (5, 50, 95))))
+        return Table.of_rows(["measure", *(Column(name, format=".3g") for name in ("5 %", "median", "95 %"))], rows)
+
+    def summary(self) -> dict[str, str | int | float]:
+        """The checkpoint as one row of numbers: its sizes, the number of findings, medians over its heads."""
+        medians = {name: self.heads[name][np.isfinite(self.heads[name])] for name in SUMMARY}
+        return {
+            "family": self.family,
+            "layers": len(self.measured.layers),
+            "heads": self.measured.n_heads,
+            "d_model": self.d_model,
+            "findings": len(self.findings),
+            **{f"{severity}s": count for severity, count in self.findings.severities.items()},
+            "known": sum(bool(finding.known) for finding in self.findings),
+            **{name: float(np.median(known)) if len(known) else np.nan for name, known in medians.items()},
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        """The whole result as `weightscope audit --json` prints it; NaN as null."""
+        texts = {name: getattr(self, name) for name in ("name", "caveats", "notes", "coverage")}
+        tensors = {} if self.everything is None else {"tensors": self.everything.table.records()}
+        result = {"summary": self.summary(), "findings": self.findings.as_json(), "heads": self.heads.records()}
+        return dict(as_json(self.provenance.envelope(self.lead) | texts | tensors | result))
+
+    def shown(self) -> list[Any]:
+        """Findings, and the measures of every head that the maps show."""
+        mapped = [measure.name for measure in self.measured.measures if measure.scale]
+        sinks = [name for name in ("sink_share", "sink_kind") if name in self.heads.names]
+        return [self.findings, self.heads.select("layer", "head", *sinks, *mapped)]

@@ -1,0 +1,264 @@
+"""Heads that read and write, or score, in nearly the same spaces: one finding for each cluster.
+
+A copy also has nearly the same map: of the same sign, and alike in its weakest direction too. Heads with like spaces
+and another map are a note. Where two heads share keys or values, that factor proves nothing: the other is judged.
+
+Sketches of all heads are compared with each other; those that look alike are then compared exactly, unless they are in
+one cluster already, so that equal heads cost one comparison each and not one per pair. Two layers are in memory, and
+comparisons are ordered so that a layer that repeats another is read once for all its heads. Layers that repeat each
+other head by head, as in a model that was made deeper by copying layers, are one finding.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from itertools import groupby
+from typing import NamedTuple
+
+import numpy as np
+from scipy.linalg import solve_triangular
+
+from weightscope.core.compute import lapack
+from weightscope.core.compute.cores import in_threads
+from weightscope.core.errors import counted
+from weightscope.core.results import ShowsShapes
+from weightscope.heads.audit.measure import MeasuredHeads
+from weightscope.model.layers.factored import inner, triangle
+from weightscope.model.layers.layer import Head, Layer
+from weightscope.model.metrics.moves import principal_angles
+from weightscope.model.metrics.spaces import alike
+from weightscope.model.model import Model
+from weightscope.report.findings import Finding, Member, finding, spans
+
+WORTH_A_LOOK = 0.7  # correlation of sketches above which the exact angles are computed; its own error is about 0.06
+PARALLEL = 0.8  # mean squared cosine of principal angles, minus chance, above which two spaces are called parallel
+COPY = 0.9  # Frobenius cosine of two maps above which one is called a copy: they differ by less than half a norm
+FARTHEST = np.radians(60)  # and their largest angle: every direction of one has half its length in the other
+UNLIKE_A_HEAD = 16  # exact comparisons of a head that find nothing before it is given up; the most alike come first
+LAYERS_NAMED = 8  # layers whose heads a text lists; findings.csv has all
+SKETCHES = {"qk": ("q_sketch", "k_sketch"), "vo": ("v_sketch", "o_sketch")}
+
+FACTORS = {"qk": ("W_Q", "W_K"), "vo": ("W_V", "W_O")}  # left and right
+
+Place = tuple[int, int]  # layer and head
+
+
+class Likeness(NamedTuple):
+    """How alike the spaces of two heads' maps are."""
+
+    overlap: float  # mean squared cosine of the principal angles, of the side where it is lower
+    angle: float  # the largest principal angle, radians
+    cosine: float  # Frobenius, of the two maps; of the factor that the heads do not share where they share one
+    unshared: str = ""  # that factor
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether one head is the other, moved a little."""
+        return self.cosine >= COPY and self.angle <= FARTHEST
+
+
+Numbered = tuple[list[int], Likeness]
+Cluster = tuple[list[Place], Likeness]
+
+
+@finding("duplicate_heads", "duplicate heads", severity="warning", rank=160,
+         look_next="Compare the two heads' attention on text; copied layers and unbroken symmetry look like "
+                   "this.")  # fmt: skip
+@finding("alike_heads", "heads with nearly the same spaces", rank=20,
+         look_next="Compare the two heads' attention on text: alike in their spaces, they are not copies.")  # fmt: skip
+def duplicates(model: Model, heads: MeasuredHeads) -> Iterator[Finding]:
+    """One finding per cluster of heads in which each has the spaces of the next."""
+    layers, n_heads = heads.layers.tolist(), heads.n_heads
+    held: dict[int, Layer] = {}
+
+    def heads_of(*numbers: int) -> list[Head]:
+        indices = [layers[number // n_heads] for number in numbers]
+        for index in {*held} - {*indices}:
+            del held[index]  # before another is read
+        for index in {*indices} - {*held}:
+            held[index] = copy(model).layer(index)  # a copy, because a model caches its last layer
+        return [held[index].head(number % n_heads) for index, number in zip(indices, numbers, strict=True)]
+
+    for name, sketches in SKETCHES.items():
+        first, second = (heads.arrays[sketch].reshape(len(layers) * n_heads, -1) for sketch in sketches)
+
+        similar: dict[tuple[int, int], Likeness] = {}
+
+        def copies(
+            a: int, b: int, name: str = name, similar: dict[tuple[int, int], Likeness] = similar
+        ) -> Likeness | None:
+            head_a, head_b = heads_of(a, b)
+            likeness = likeness_of(head_a, head_b, name)
+            if likeness is not None and not likeness.is_copy:
+                similar[a, b] = likeness
+                return None
+            return likeness
+
+        copied = list(clusters(first, second, copies, n_heads))
+        cluster_of = {number: i for i, (numbers, _) in enumerate(copied) for number in numbers}
+        apart = {
+            (a, b): likeness for (a, b), likeness in similar.items() if cluster_of.get(a, -1) != cluster_of.get(b, -2)
+        }
+        for kind, groups in (("duplicate_heads", copied), ("alike_heads", joined(apart))):
+            by_layers: dict[tuple[int, ...], list[Cluster]] = {}
+            for numbers, likeness in groups:
+                places = [(layers[number // n_heads], number % n_heads) for number in numbers]
+                by_layers.setdefault(tuple(layer for layer, _ in places), []).append((places, likeness))
+            for repeated, alike_heads in by_layers.items():
+                # One head of each layer per cluster, for all heads: the layers repeat each other.
+                if len(alike_heads) == n_heads > 1 and len(set(repeated)) == len(repeated):
+                    yield _repeated_layers(kind, name, repeated, alike_heads)
+                else:
+                    yield from (_like_heads(kind, name, *cluster) for cluster in alike_heads)
+
+
+def clusters(
+    first: np.ndarray, second: np.ndarray, compare: Callable[[int, int], Likeness | None], n_heads: int = 1
+) -> Iterator[Numbered]:
+    """Clusters of linked rows with the least likeness of a link: first, second (n, s) sketches of both sides.
+
+    Each of a layer's `n_heads` rows is compared with the one most like it, in the order of their layers, then each with
+    the next.
+    """
+    label = np.arange(len(first))
+    links: dict[int, Likeness] = {}
+    for _, of_layer in groupby(alike(first, second, WORTH_A_LOOK), key=lambda found: found[0] // n_heads):
+        pairs, unlike = [], Counter[int]()
+        for row, candidates, correlations in of_layer:
+            most_alike = candidates[np.argsort(-correlations.round(2), kind="stable")]
+            unlinked = most_alike[label[most_alike] != label[row]].tolist()
+            pairs += [(place, linked // n_heads, row, linked) for place, linked in enumerate(unlinked)]
+        for _, _, row, candidate in sorted(pairs):
+            if label[row] == label[candidate] or unlike[row] == UNLIKE_A_HEAD:
+                continue
+            likeness = compare(row, candidate)
+            if likeness is None:
+                unlike[row] += 1
+                continue
+            kept, merged = int(label[row]), int(label[candidate])
+            links[kept] = least_alike([likeness, *(links[cluster] for cluster in (kept, merged) if cluster in links)])
+            links.pop(merged, None)
+            label[label == merged] = kept
+    for cluster, likeness in sorted(links.items()):
+        yield np.flatnonzero(label == cluster).tolist(), likeness
+
+
+def joined(links: Mapping[tuple[int, int], Likeness]) -> Iterator[Numbered]:
+    """Clusters of rows that are linked, with the least likeness of a link."""
+    groups: list[tuple[set[int], list[Likeness]]] = []
+    for pair, likeness in links.items():
+        touched = [group for group in groups if not group[0].isdisjoint(pair)]
+        groups = [group for group in groups if group[0].isdisjoint(pair)]
+        rows = set(pair).union(*(rows for rows, _ in touched))
+        groups.append((rows, [likeness, *(link for _, known in touched for link in known)]))
+    for rows, likenesses in sorted(groups, key=lambda group: min(group[0])):
+        yield sorted(rows), least_alike(likenesses)
+
+
+def least_alike(likenesses: Iterable[Likeness]) -> Likeness:
+    """The least overlap, the largest angle and the least cosine of several."""
+    overlaps, angles, cosines, unshared = zip(*likenesses, strict=True)
+    return Likeness(min(overlaps), max(angles), min(cosines), unshared[0] if len(set(unshared)) == 1 else "")
+
+
+def likeness_of(a: Head, b: Head, name: str) -> Likeness | None:
+    """How alike the spaces of one map of two heads are; None where they are not parallel."""
+    map_a, map_b = (head.qk if name == "qk" else head.vo for head in (a, b))
+    if np.array_equal(map_a.left, map_b.left) and np.array_equal(map_a.right, map_b.right):
+        return Likeness(1.0, 0.0, 1.0)
+    pairs = (map_a.left, map_b.left), (map_a.right, map_b.right)
+    left, right = in_threads(lambda pair: Side.of(*pair), pairs)
+    cosines = [side.cosines() for side in (left, right)]
+    overlaps = [float((values**2).mean()) for values in cosines]
+    by_chance = map_a.rank_bound / map_a.shape[0], map_a.rank_bound / map_a.shape[1]
+    for overlap, chance in zip(overlaps, by_chance, strict=True):
+        if (overlap - chance) / (1 - chance) < PARALLEL:
+            return None
+    overlap, angle = min(overlaps), float(np.arccos(min(values.min() for values in cosines)))
+    for shared, side, factor in zip(pairs, (right, left), reversed(FACTORS[name]), strict=True):
+        if np.array_equal(*shared):
+            return Likeness(overlap, angle, side.cosine(), factor)
+    length = np.sqrt((left.gram_a * right.gram_a).sum() * (left.gram_b * right.gram_b).sum())
+    return Likeness(overlap, angle, float((left.between * right.between).sum() / length))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Side(ShowsShapes):
+    """The same side of two heads' maps and its inner products, from which angles and norms follow."""
+
+    a: np.ndarray  # (d, r)
+    b: np.ndarray
+    gram_a: np.ndarray  # (r, r): a' a, b' b and a' b
+    gram_b: np.ndarray
+    between: np.ndarray
+
+    @classmethod
+    def of(cls, a: np.ndarray, b: np.ndarray) -> "Side":
+        return cls(a, b, inner(a), inner(b), inner(a, b))
+
+    def cosines(self) -> np.ndarray:
+        """Cosines of the principal angles (r,), the largest angle first; angles below 1e-8 are lost in them."""
+        roots = triangle(self.a, self.gram_a), triangle(self.b, self.gram_b)
+        if any(root.route != "gram" for root in roots):
+            return np.cos(principal_angles(self.a, self.b))[::-1]
+        inside = solve_triangular(roots[0].r, self.between, trans="T")  # Q_a' b
+        inside = solve_triangular(roots[1].r, inside.T, trans="T")  # Q_b' Q_a
+        return np.minimum(lapack.singular_values(inside)[::-1], 1.0)
+
+    def cosine(self) -> float:
+        """The Frobenius cosine of the two factors themselves."""
+        return float(self.between.trace() / np.sqrt(self.gram_a.trace() * self.gram_b.trace()))
+
+
+def _repeated_layers(kind: str, name: str, layers: tuple[int, ...], alike_heads: list[Cluster]) -> Finding:
+    """Layers all of whose heads have a counterpart in each of the others."""
+    likeness = least_alike(likeness for _, likeness in alike_heads)
+    text = (
+        f"{counted(len(layers), 'layer')}, {spans(layers)}, have the same spaces head by head, "
+        f"{counted(len(alike_heads), 'head')} each; the least alike: {_described(likeness)}."
+    )
+    places = sorted(place for places, _ in alike_heads for place in places)
+    return _finding(kind, name, layers[0], None, places, likeness, text)
+
+
+def _like_heads(kind: str, name: str, places: list[Place], likeness: Likeness) -> Finding:
+    (layer, head), (next_layer, next_head), *more = places
+    nearly = "" if kind == "duplicate_heads" else "nearly "
+    if not more:
+        text = f"Its spaces are {nearly}those of layer {next_layer} head {next_head}: {_described(likeness)}."
+    else:
+        same = f"{counted(len(places), 'head')} have {nearly}the same spaces, {_by_layer(places)}"
+        text = f"{same}; the least alike: {_described(likeness)}."
+    return _finding(kind, name, layer, head, places, likeness, text)
+
+
+def _finding(
+    kind: str, name: str, layer: int, head: int | None, places: Sequence[Place], likeness: Likeness, text: str
+) -> Finding:
+    members = tuple(Member("head", h, None if member_layer == layer else member_layer) for member_layer, h in places)
+    return Finding(
+        kind=kind, layer=layer, head=head, map=name, measure="mean_cos2", number=likeness.overlap, text=text,
+        members=members,
+    )  # fmt: skip
+
+
+def _described(likeness: Likeness) -> str:
+    shared = [factor for pair in FACTORS.values() if likeness.unshared in pair for factor in pair]
+    maps = (
+        f"{likeness.unshared} alone, as they share {min({*shared} - {likeness.unshared})}" if shared else "the two maps"
+    )
+    return (
+        f"mean cos² of principal angles {likeness.overlap:.3f}, the largest angle {np.degrees(likeness.angle):.1f}°, "
+        f"Frobenius cosine {likeness.cosine:.3f} of {maps}"
+    )
+
+
+def _by_layer(places: Sequence[Place]) -> str:
+    """Heads by layer: `layer 0 heads 0-3; layer 5 heads 2, 7`."""
+    by_layer: dict[int, list[int]] = {}
+    for layer, head in places:
+        by_layer.setdefault(layer, []).append(head)
+    shown = [f"layer {layer} heads {spans(heads)}" for layer, heads in list(by_layer.items())[:LAYERS_NAMED]]
+    more = len(by_layer) - len(shown)
+    return "; ".join([*shown, *([f"and those of {counted(more, 'layer')} more"] if more else [])])

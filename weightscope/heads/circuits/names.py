@@ -1,0 +1,524 @@
+"""What a head does, judged by its weights: where it looks among random tokens that are followed upwards (`stream`)."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from weightscope.core.compute.cores import in_threads, one_blas_thread
+from weightscope.core.errors import CheckpointError, TooLargeError, sized
+from weightscope.core.progress import bar
+from weightscope.core.results import ShowsShapes
+from weightscope.core.tables import Column, Table
+from weightscope.heads.circuits.passes import multiplications, wiring, wiring_by_keys
+from weightscope.heads.circuits.stream import (
+    ANY,
+    FREQUENT,
+    ShortTexts,
+    down_column,
+    follow_exactly,
+    joining,
+    lacking_first_token,
+    said_once,
+    short_sequences,
+    streams,
+    why_no_stream,
+    why_not_exact,
+)
+from weightscope.heads.circuits.wiring import Wiring
+from weightscope.model.layers.kernel import NEAR, peak_and_fast_share
+from weightscope.model.layers.layer import Head, Layer
+from weightscope.model.metrics.sinks import Massive, first_token_kind, first_token_share, massive_activation
+from weightscope.model.model import Model
+
+RESAMPLES = 400
+AFFORDABLE = 2 * 10**11  # multiplications, seconds; `weightscope circuits` names the heads of larger models
+# A name is given only if at least this share of the heads so named had the role in models left out.
+RIGHT_ENOUGH = 2 / 3
+
+
+def shares_by_distance(attention: np.ndarray, *, causal: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Mean attention to the key at each distance i - j, over queries that have keys at all of them: attention (H, P, P)
+    -> (D,), (H, D)."""
+    n = attention.shape[-1]
+    queries = np.arange(2 * n // 3, n) if causal else np.arange(n // 3, 2 * n // 3)
+    distances = np.arange(0, 2 * n // 3) if causal else np.arange(-(n // 3), n // 3)
+    keys = queries[:, None] - distances  # (queries, D)
+    return distances, attention[:, queries[:, None], keys].mean(axis=1)
+
+
+def interval(of_tokens: np.ndarray, n_tokens: int) -> np.ndarray:
+    """A 95 % bootstrap interval for the mean over all tokens, from the tokens drawn: of_tokens (H, T) ->
+    (2, H)."""
+    n = of_tokens.shape[1]
+    if n >= n_tokens:
+        return np.repeat(of_tokens.mean(axis=1)[None], 2, axis=0)
+    drawn = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), RESAMPLES) / n  # how often each is drawn
+    return np.quantile(of_tokens @ drawn.T, (0.025, 0.975), axis=1)
+
+
+def own_match(scores: np.ndarray) -> np.ndarray:
+    """How far a token's score with itself stands out among its scores with all tokens, in standard deviations: scores
+    (H, T, T) -> (H, T)."""
+    diagonal = np.diagonal(scores, axis1=-2, axis2=-1)  # (H, T)
+    spread = scores.std(axis=-1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(spread == 0, 0.0, (diagonal - scores.mean(axis=-1)) / spread)
+
+
+def identity(layer: Layer) -> np.ndarray:
+    """Cosine of W_VO with the identity on r dimensions, tr(W_VO) / (sqrt(r) |W_VO|_F), from -1 to 1: (H,)."""
+
+    def of_head(head: Head) -> float:
+        w = head.vo
+        size = w.frobenius() * np.sqrt(w.rank_bound)
+        return float(np.einsum("dr,dr->", w.left, w.right, dtype=np.float64)) / size if size else 0.0
+
+    return np.array(list(in_threads(of_head, layer.heads)))
+
+
+# The names of heads: every role's score, its threshold, and how often heads above it had the role when run.
+
+
+class Tried(NamedTuple):
+    """Of the heads named so in models that had no part in setting the threshold, how many had the role when the models
+    were run (figures/head-roles/roles.csv)."""
+
+    right: int
+    named: int
+    models: int  # in which a head is named so
+    low: float  # 95 % interval of the share: models are drawn again, then the heads of each
+    high: float
+    lowest: float  # the share's range where any one model is not counted
+    highest: float
+
+    @property
+    def share(self) -> float:
+        """Of the names, those that were right."""
+        return self.right / self.named
+
+
+@dataclass(frozen=True)
+class Role:
+    """What a head can be called, and by which column."""
+
+    role: str
+    score: str  # The column of roles.csv that decides it
+    least: float  # Threshold for the name. No head of a randomly initialised model comes near it
+    tried: Tried | None = None  # None where attention cannot show the role
+    sign: int = 1  # -1 if the score is at most minus the threshold
+    otherwise: str = ""  # What such a head is called if the name is not right often enough
+
+    @property
+    def is_given(self) -> bool:
+        """Whether heads get this name."""
+        return self.tried is None or self.tried.share >= RIGHT_ENOUGH
+
+    @property
+    def name(self) -> str:
+        """What such a head is called."""
+        return self.role if self.is_given else self.otherwise
+
+    @property
+    def sure(self) -> tuple[float, float, float]:
+        """Share of names that were right, and its interval."""
+        return (np.nan,) * 3 if self.tried is None or not self.is_given else (self.tried.share, *self.tried[3:5])
+
+    @property
+    def often(self) -> str:
+        """How often such a name is right, in words; nothing where it was not tried."""
+        if np.isnan(self.sure[0]):
+            return ""
+        share, low, high = (f"{number:.0%}".replace("%", " %") for number in self.sure)
+        models = 0 if self.tried is None else self.tried.models
+        return f"{share} of heads so named did it when run ({low} to {high} over {models} models)"
+
+    def reached(self, scores: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Which heads have the score: of arrays of any shape."""
+        values = scores[self.score]
+        values = np.abs(values) if self.role == "identity" else self.sign * values
+        return np.asarray(np.nan_to_num(values, nan=-np.inf) >= self.least)
+
+
+# A head above several thresholds gets the first name. Wiring alone never names a previous-token head: being read by
+# keys identifies such heads of GPT-2, SmolLM2 and MiniLM no better than |W_QK| does. Nor does it name a sink: that
+# score is no better than the layer's index.
+ROLES = (
+    Role("previous token", "previous_token", 0.26, Tried(56, 73, 5, 0.51, 0.96, 0.66, 0.83)),
+    Role("induction", "induction", 0.15, Tried(25, 27, 3, 0.50, 1.00, 0.82, 1.00)),
+    Role("duplicate token", "duplicate_token", 0.22, Tried(21, 24, 4, 0.67, 1.00, 0.81, 0.93)),
+    Role("detokenization", "detokenization", 0.65),  # of 17 first-layer heads, one joins words: 0.74, others under 0.56
+    Role("identity", "identity", 0.8),
+    Role("copying", "copying", 1.35, Tried(48, 82, 6, 0.37, 0.77, 0.51, 0.67)),
+    Role("anti-copying", "copying", 1.87, Tried(16, 20, 5, 0.43, 1.00, 0.73, 0.88), sign=-1),
+)
+FEEDS_KEYS = Role("feeds keys", "read_by_keys", 0.4)
+ROLES_BY_WIRING = (
+    Role("induction", "reads_by_keys", 0.24, Tried(25, 44, 5, 0.24, 0.82, 0.43, 0.64), otherwise="keys read a head"),
+    Role("identity", "identity", 0.8),
+    FEEDS_KEYS,
+)
+GIVEN = {role.name: role for role in (*ROLES_BY_WIRING, *ROLES) if role.name}  # by name
+NO_NAME = ""
+NAME = "the best name; empty where no score reaches its threshold"
+SURE = {
+    "sure": (
+        "share of such names that were right",
+        "share of heads so named that did it when run, in models that had no part in setting the threshold",
+    ),
+    "sure_low": (
+        "share that were right, low",
+        "low end of its 95 % interval over models (models drawn again, then heads)",
+    ),
+    "sure_high": ("share that were right, high", "high end of it"),
+}
+LEAST_Z = 20.0  # standard deviations; shares of spaces that random ones could have in common do not count
+SAMPLED = ("previous_token", "duplicate_token", "induction", "copying")  # means over a sample of the vocabulary
+COLUMNS = {
+    "previous_token": (
+        "previous token",
+        "share of attention that tokens, drawn as often as they occur in text, give to the token before",
+    ),
+    "distance": ("distance", "positions back that get most of it"),
+    "duplicate_token": ("duplicate token", "share that any tokens give to where the same token was said first"),
+    "induction": ("induction", "share that goes to the token after that"),
+    "detokenization": (
+        "detokenization",
+        "bigram AUROC of a first-layer head, less what is the same for all current tokens, where counts are given",
+    ),
+    "copying": ("copying", "how far the token itself stands out among tokens in what the head writes for it"),
+    "first_token": ("first token", "share that goes to the first token"),
+    "identity": ("identity", "$tr(W_VO)/(√(r) ‖W_VO‖_F)$: ±1 where the head passes on what it reads, times one number"),
+    "reads_by_keys": (
+        "keys read",
+        "the largest share of what an earlier head writes that the keys read, beyond chance",
+    ),
+    "read_by_keys": (
+        "read by keys",
+        "the largest share of what the head writes that a later head's keys read, beyond chance and beyond its queries",
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class HeadRoles(ShowsShapes):
+    """Scores of every head and the names they give."""
+
+    # (L, H): NaN where a score is unavailable. Scores in `SAMPLED` also have a 95 % interval, _low and _high.
+    scores: dict[str, np.ndarray]
+    names: np.ndarray  # (L, H): Empty for a head without one
+    sure: np.ndarray  # (3, L, H): How often such a name is right, and its interval
+    lacking: str | None  # Why scores that need tokens and feed-forward networks are missing
+
+
+def head_roles(model: Model, wired: Wiring, counts: str | Path | None = None) -> HeadRoles:
+    """Every score that the checkpoint allows, and the names."""
+    scores, lacking = _without_wiring(model, wired.layers, wired.n_heads, counts)
+    scores["reads_by_keys"], scores["read_by_keys"] = by_wiring(wired)
+    return HeadRoles(scores, *assign_names(scores, ROLES if lacking is None else ROLES_BY_WIRING), lacking)
+
+
+def head_names(model: Model) -> np.ndarray:
+    """The names alone, (L, H); the wiring, most of the work, is looked at only where tokens give none, and in part."""
+    scores, lacking = _without_wiring(model, np.array(model.own_layers), model.config.n_heads)
+    if lacking is None:
+        return assign_names(scores, ROLES)[0]
+    if len(model.own_layers) > 1:  # else no head reads what another has written
+        scores["reads_by_keys"], scores["read_by_keys"] = by_wiring(wiring_by_keys(model, _may_feed_keys))
+    return assign_names(scores, ROLES_BY_WIRING)[0]
+
+
+Roles = dict[tuple[int, int], str]  # by layer and head
+
+
+def affordable_names(model: Model) -> Roles:
+    """The names that heads have; none of a large model, or where a tensor is missing or broken."""
+    if model.family.memory is not None or not _is_affordable(model):
+        return {}
+    try:
+        with np.errstate(over="ignore", invalid="ignore"):  # of broken scales, which are findings
+            names = head_names(copy(model))  # a copy, because a model caches its last layer
+    except CheckpointError:
+        return {}
+    return {(model.own_layers[i], int(head)): str(names[i, head]) for i, head in np.argwhere(names != NO_NAME)}
+
+
+def affordable_wiring(model: Model) -> tuple[Wiring, np.ndarray] | None:
+    """The wiring and the names (L, H); None of a large model, or where a tensor is missing or broken."""
+    if not _is_affordable(model):
+        return None
+    model = copy(model)
+    try:
+        with np.errstate(over="ignore", invalid="ignore"):
+            wired = wiring(model)
+            return wired, head_roles(model, wired).names
+    except CheckpointError:  # a finding says what is wrong
+        return None
+
+
+def _is_affordable(model: Model) -> bool:
+    return multiplications(model, len(model.own_layers)) <= AFFORDABLE
+
+
+def _without_wiring(
+    model: Model, layers: np.ndarray, n_heads: int, counts: str | Path | None = None
+) -> tuple[dict[str, np.ndarray], str | None]:
+    """All scores, with NaN for those by wiring, and why scores by tokens are missing."""
+    intervals = [f"{name}_{end}" for name in SAMPLED for end in ("low", "high")]
+    scores = {name: np.full((len(layers), n_heads), np.nan) for name in (*COLUMNS, *intervals)}
+    place = {int(layer): i for i, layer in enumerate(layers)}
+    lacking = why_no_stream(model)
+    if lacking is None:
+        try:
+            by_layer = list(bar(token_scores(model), "roles", "layer", total=len(model.attention_layers)))
+        except CheckpointError as error:  # a later layer lacks what the first has
+            lacking, by_layer = str(error), []
+        for layer, layer_scores in by_layer:
+            for name, values in layer_scores.items():
+                if layer in place:
+                    scores[name][place[layer]] = values
+    for layer, i in place.items():
+        scores["identity"][i] = identity(model.layer(layer))
+    if counts is not None and 0 in place:
+        from weightscope.heads.detok.heads import bigram_auroc  # an audit, which has no counts, never needs it
+
+        scores["detokenization"][place[0]] = bigram_auroc(model, counts).heads["auroc_specific"]
+    return scores, lacking
+
+
+def token_scores(model: Model) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+    """The scores from following random tokens upwards, layer by layer: index, and (H,) arrays by name."""
+    causal = model.family.mlp is None or model.family.mlp.causal  # `why_no_stream` has asked
+    directions = unembedding(model, said_once(model)[FREQUENT])
+    n = len(directions)
+    again = np.arange(n + 1, 2 * n + 1)  # where tokens are said for the second time
+    for stream in streams(model):
+        layer = stream.layer
+        distances, shares = shares_by_distance(stream.attention[FREQUENT], causal=causal)
+        # What each token writes where it is said first, as logits of all of them: (H, N, N)
+        outputs = joining(model, layer, layer.values(stream.first_time)) @ directions.T
+        sampled = {
+            name: stream.attention[FREQUENT if name == "previous_token" else ANY][:, again, again - back]  # (H, N)
+            for name, back in looks_back(n).items()
+            if causal or name != "induction"
+        }
+        sampled["copying"] = own_match(outputs - outputs.mean(axis=1, keepdims=True))
+        scores = {
+            "distance": distances[shares.argmax(axis=1)].astype(float),
+            "first_token": stream.attention[FREQUENT][:, again, 0].mean(axis=1),
+        }
+        for name, of_tokens in sampled.items():
+            scores[name] = of_tokens.mean(axis=1)
+            scores[f"{name}_low"], scores[f"{name}_high"] = interval(of_tokens, model.embeddings.n_tokens)
+        if not all(np.isfinite(values).all() for values in scores.values()):
+            raise TooLargeError(f"following tokens up to layer {layer.index} overflows")
+        yield layer.index, scores
+
+
+def looks_back(n: int) -> dict[str, int]:
+    """How far back a head of each role looks where `n` tokens are said again."""
+    return {"previous_token": 1, "duplicate_token": n, "induction": n - 1}
+
+
+class SuperWeight(NamedTuple):
+    """The entry of a down-projection that writes most of a massive activation."""
+
+    layer: int  # of the network
+    unit: int  # the hidden unit that it reads
+    dimension: int  # the dimension of the stream that it writes
+    weight: float
+    share: float  # of what the network writes there for the first token
+
+
+# Sinks at the first token, which depends on nothing but itself in a causal model.
+
+SHORT = 5  # tokens in a sequence: the last one chooses between the first, three others and itself
+DRAWS = 24  # sequences that begin with the token that the config names, and as many that begin with any
+# Qwen2.5 makes its sink of a text's own first token, not of the one that its config names: that one gets half as much
+# attention there as any token in its place, in SmolLM2 nine tenths, in Gemma 3 four times as much.
+NAMED_AT_LEAST = 3 / 4
+UNASKED = 2 * 10**9  # stored bytes of feed-forward networks that an audit reads without `--sinks`
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FirstTokenSinks(ShowsShapes):
+    """What heads do with the first token of short random texts; NaN where `note` says why."""
+
+    share: np.ndarray  # (L, H) mean attention that the last token gives the first
+    kind: np.ndarray  # (L, H) objects: nop, broadcast, neither; none below half of the attention
+    peak: np.ndarray  # (L, H) distance with the highest mean score of the tokens after the first
+    fast: np.ndarray  # (L, H) share of |q||k| in pairs of dimensions that turn fast
+    note: str = ""
+    massive: Massive | None = None  # the largest coordinate of the first token, if it is massive
+    super_weight: "SuperWeight | None" = None  # the weight that wrote most of it
+
+
+def first_token_sinks(model: Model, layers: Sequence[int], asked: bool | None = None) -> FirstTokenSinks:
+    """Attention to the first token, followed exactly; where it was not `asked` for, of local models of bounded size."""
+    unknown = np.full((len(layers), model.config.n_heads), np.nan)
+    model = model.unchecked()  # non-finite weights are a finding; they show here where tokens reach them
+    try:
+        with one_blas_thread(), np.errstate(over="ignore", invalid="ignore"):  # of broken scales, which are findings
+            problem = _why_no_sinks(model, max(layers), asked)
+            if not problem:
+                return _sinks(model, layers)
+    except CheckpointError as error:
+        problem = str(error)
+    kinds = unknown.astype(object)
+    return FirstTokenSinks(unknown, kinds, unknown, unknown, f"Sinks at the first token are not known: {problem}.")
+
+
+def _why_no_sinks(model: Model, last: int, asked: bool | None) -> str | None:
+    if asked is False:
+        return "they were not asked for"
+    if model.family.memory is not None:
+        return "cross-attention reads what an encoder made"
+    row = model.family.mlp
+    if row is not None and not asked:
+        modules = [module for module in dict.fromkeys((row.up, row.gate, row.down)) if module]
+        names = [f"{model.stem(index)}{module}.weight" for index in range(last + 1) for module in modules]
+        stored, remote = model.checkpoint.bytes_to_read(names), model.checkpoint.bytes_to_fetch(names)
+        if remote or stored > UNASKED:
+            where = "not on this machine" if remote else "read only if asked for"
+            how = "`weightscope audit --sinks` follows tokens through them"
+            return f"{sized(stored)} of feed-forward networks are {where}; {how}"
+    return why_not_exact(model, last) or lacking_first_token(model)
+
+
+def _sinks(model: Model, layers: Sequence[int]) -> FirstTokenSinks:
+    """The measures of both ways to begin a text; the named token counts unless others get far more."""
+    tokens = short_sequences(model, SHORT, DRAWS)
+    starts = [slice(start, start + DRAWS) for start in range(0, len(tokens), DRAWS)]
+    shares, kinds, near = [], [], []  # by layer: (S, H); of near, (2, H)
+    distances = min(NEAR, model.config.n_positions or NEAR)
+    first, medians, hidden = [], [], []  # of the first token by layer: (S, d), (S,), (S, width)
+    for short in bar(follow_exactly(model, tokens, max(layers)), "sinks", "layer", total=max(layers) + 1):
+        shares.append([first_token_share(short.attention[start]) for start in starts])
+        if not np.isfinite(shares[-1]).all():
+            raise CheckpointError(f"what random tokens become up to layer {short.layer.index} is not finite")
+        kinds.append([_kinds(short, start, share) for start, share in zip(starts, shares[-1], strict=True)])
+        following = short.x[:, 1:].reshape(-1, short.x.shape[-1])  # the first is like no other
+        near.append(peak_and_fast_share(short.layer, following, distances))
+        first.append([short.x[start, 0].mean(axis=0) for start in starts])
+        medians.append([np.median(np.abs(short.x[start])) for start in starts])
+        hidden.append([] if short.hidden is None else [short.hidden[start, 0].mean(axis=0) for start in starts])
+    share, kind = np.stack(shares, axis=1), np.stack(kinds, axis=1)  # (S, layers, H)
+    chosen = 0 if share[0].mean() >= NAMED_AT_LEAST * share[-1].mean() else len(starts) - 1
+    massive = massive_activation(np.stack([row[chosen] for row in first]), np.array(medians)[:, chosen])
+    written_by = None
+    if massive is not None and massive.layer > 0:
+        written_by = _super_weight(model, massive, hidden[massive.layer][chosen])
+    asked = list(layers)
+    peak, fast = np.stack(near, axis=1)[:, asked]  # (layers, H) each
+    return FirstTokenSinks(share[chosen][asked], kind[chosen][asked], peak, fast, "", massive, written_by)
+
+
+def _super_weight(model: Model, massive: Massive, hidden: np.ndarray) -> SuperWeight | None:
+    """The weight of the network before that writes most of the activation, given the hidden units (width,)."""
+    layer, dimension = massive.layer - 1, massive.dimension
+    weights = down_column(model, layer, dimension).astype(np.float64)
+    written = hidden * weights  # (width,)
+    unit = int(np.abs(written).argmax())
+    if not written[unit] / written.sum() > 0:
+        return None  # it writes the opposite, or nothing is written
+    return SuperWeight(layer, unit, dimension, float(weights[unit]), float(written[unit] / written.sum()))
+
+
+def _kinds(short: ShortTexts, start: slice, share: np.ndarray) -> np.ndarray:
+    """What every head does with the first token, (H,); NaN where values are not finite or not added up as they are."""
+    layer, kinds = short.layer, np.full(len(share), np.nan, object)
+    if layer.modulated:
+        return kinds
+    x = short.x[start]  # (D, n, d)
+    values = layer.inner_values(x.reshape(-1, x.shape[-1]))  # (G, D n, r_v)
+    for head in layer.heads:
+        updates = (values[head.kv_head] @ head.w_o).reshape(x.shape)
+        if np.isfinite(updates).all():
+            kinds[head.index] = first_token_kind(share[head.index], short.attention[start, head.index], updates)
+    return kinds
+
+
+def by_wiring(wiring: Wiring) -> tuple[np.ndarray, np.ndarray]:
+    """Largest share of a space that keys read, for the reader and for the writer; (L, H) twice.
+
+    Shares are above chance: 0 is the share of random spaces and 1 is the whole space. If queries read a head's output
+    too, it writes what all heads need, so the queries' share is subtracted for the writer.
+    """
+    of_readers, of_writers = np.full(wiring.rank["k"].shape, np.nan), []
+    for spaces in wiring.by_layer:
+        by_keys, by_queries = (_shares(wiring, kind, spaces) for kind in ("k", "q"))
+        of_readers = np.fmax(of_readers, _largest(by_keys, (0, 1)))
+        of_writers.append(_largest(by_keys - by_queries, (2, 3))[0])
+    return of_readers, np.array(of_writers)
+
+
+def _shares(wiring: Wiring, kind: str, layers: slice) -> np.ndarray:
+    """Share beyond chance of what heads read that these layers write; NaN where unknown."""
+    random = wiring.random_pk(kind, layers).mean
+    most = np.minimum(wiring.rank["o"][layers, :, None, None], wiring.rank[kind])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        shares = np.where(most > random, (wiring.pk[kind][layers] - random) / (most - random), np.nan)
+    # Narrow models have large shares by chance: only shares that stand out count.
+    return np.where(wiring.z_of("pk", kind, layers) > LEAST_Z, shares, np.where(np.isnan(shares), np.nan, 0.0))
+
+
+def _may_feed_keys(wiring: Wiring, layers: slice) -> np.ndarray:
+    """Pairs whose queries decide whether the writer feeds keys: to subtract their share makes no other reach that."""
+    return _shares(wiring, "k", layers) >= FEEDS_KEYS.least
+
+
+def _largest(values: np.ndarray, axes: tuple[int, int]) -> np.ndarray:
+    """The largest over two axes, NaN where there is none."""
+    largest = np.where(np.isnan(values), -np.inf, values).max(axis=axes, initial=-np.inf)
+    return np.where(np.isfinite(largest), largest, np.nan)
+
+
+def assign_names(scores: dict[str, np.ndarray], roles: Sequence[Role]) -> tuple[np.ndarray, np.ndarray]:
+    """Names of heads, (L, H), and how sure they are, (3, L, H): scores (L, H)."""
+    shape = next(iter(scores.values())).shape
+    names, sure = np.full(shape, NO_NAME, object), np.full((3, *shape), np.nan)
+    for role in (role for role in reversed(roles) if role.name):
+        reached = role.reached(scores)
+        names[reached] = role.name
+        sure[:, reached] = np.array(role.sure)[:, None]
+    return names, sure
+
+
+def roles_table(wiring: Wiring, roles: HeadRoles) -> Table:
+    """roles.csv: one row per head."""
+    n, h = roles.names.shape
+    layers, heads = np.repeat(wiring.layers, h), np.tile(np.arange(h), n)
+    return Table(
+        [
+            Column("layer", layers),
+            Column("head", heads),
+            Column("kv_head", heads * wiring.n_kv_heads // h),
+            Column("role", roles.names.ravel(), "name", meaning=NAME),
+            *(
+                Column(name, values.ravel(), symbol=symbol, format=".2f", meaning=meaning)
+                for (name, (symbol, meaning)), values in zip(SURE.items(), roles.sure, strict=True)
+            ),
+            *(column for name in COLUMNS for column in _columns(name, roles)),
+        ]
+    )  # fmt: skip
+
+
+def _columns(name: str, roles: HeadRoles) -> Iterator[Column]:
+    """The columns of a score, and of its interval if it has one."""
+    symbol, meaning = COLUMNS[name]
+    yield Column(name, roles.scores[name].ravel(), symbol=symbol, meaning=meaning, format=".2f")
+    for end in ("low", "high") if name in SAMPLED else ():
+        meaning = f"{end} end of a 95 % interval over the tokens that were drawn (bootstrap)"
+        values = roles.scores[f"{name}_{end}"].ravel()
+        yield Column(f"{name}_{end}", values, symbol=f"{symbol}, {end}", meaning=meaning, format=".2f")
+
+
+def unembedding(model: Model, tokens: np.ndarray) -> np.ndarray:
+    """Directions of some tokens' logits in the stream, (T, d); rows of the embedding where there is no unembedding."""
+    try:
+        return model.unembedding.rows(tokens)
+    except CheckpointError:
+        return model.into_stream(model.embeddings.rows(tokens))

@@ -1,0 +1,99 @@
+"""The page of a checkpoint's circuits: an interactive diagram, names, edges, and how well the names hold."""
+
+from typing import Any
+
+import numpy as np
+
+from weightscope.core.files import Files
+from weightscope.core.progress import phase
+from weightscope.heads.circuits.circuits import READS, Circuits
+from weightscope.heads.circuits.figures import KIND_COLOURS, ROLE_COLOURS, UNNAMED, diagram
+from weightscope.heads.circuits.names import COLUMNS, GIVEN
+from weightscope.heads.circuits.wiring import PROJECTIONS, Wiring, strongest
+from weightscope.report.pages.page import write_template
+from weightscope.report.pages.style import save
+
+ON_PAGE = 300  # the most edges of each kind shown at once
+ROWS = 150  # heads listed; a page with thousands takes seconds to open
+OF_A_HEAD = 2  # edges of each kind and direction that a chosen head always shows
+
+MEANINGS = {
+    "previous token": "attends to the token before",
+    "feeds keys": "writes what keys of later heads read, as previous-token heads do for induction heads",
+    "induction": "finds where its own token stood before and looks at what came after it",
+    "duplicate token": "attends to earlier places of its own token",
+    "detokenization": "puts the tokens of a split word together: it looks for what comes before its token in text",
+    "identity": "passes on what it reads, multiplied by one number",
+    "keys read a head": "its keys read much of what one earlier head writes, as the keys of induction heads do",
+    "anti-copying": "lowers the logit of the token it attends to",
+}
+
+
+@phase("drawing figures")
+def write_report(files: Files, circuits: Circuits) -> None:
+    """Write report.html, circuits.png and circuits.svg."""
+    named = circuits.named_heads
+    drawn = save(diagram(circuits), files, "circuits", "edges.csv")
+    shown, edges, accuracy = facts(circuits), circuits.strongest_edges, circuits.accuracy
+    roles = [
+        (role, colour, "; ".join(filter(None, (MEANINGS[role], GIVEN[role].often))),
+         list(zip(circuits.named[role], circuits.scores_of(role), strict=True)))
+        for role, colour in ROLE_COLOURS.items() if role in circuits.named
+    ]  # fmt: skip
+    numbers = {
+        "roles": [{"role": role, "meaning": meaning, "heads": dict(heads)} for role, _, meaning, heads in roles],
+        "wiring": shown,
+        "accuracy": None if accuracy is None else {"text": accuracy.text, "interval": 0.95, **accuracy.table.as_json()},
+        "edges": edges.as_json(),
+        "named": named.as_json(),
+        "columns": COLUMNS,
+    }
+    write_template(
+        files, "report.html", "circuits.html", numbers=numbers, title=f"Circuits of {circuits.name}",
+        lead=circuits.lead, provenance=circuits.provenance, caveats=circuits.caveats, facts=shown, roles=roles,
+        kinds=READS, columns=COLUMNS, kind_colours=KIND_COLOURS, accuracy=accuracy, drawn=drawn, edges=edges,
+        named=named.take(range(min(len(named), ROWS))), found_named=len(named), at_once=ROWS,
+    )  # fmt: skip
+
+
+def facts(circuits: Circuits) -> dict[str, Any]:
+    """The data that the page's script draws, as JSON."""
+    roles, scores = list(ROLE_COLOURS), circuits.roles.scores
+    return {
+        "layers": circuits.wiring.layers.tolist(),
+        "heads": circuits.wiring.n_heads,
+        "roles": roles,
+        "colours": [*ROLE_COLOURS.values(), UNNAMED],
+        "kinds": [{"name": name, "colour": KIND_COLOURS[kind]} for kind, name in READS.items()],
+        "role": [[roles.index(name) if name else -1 for name in row] for row in circuits.roles.names],
+        "often": [GIVEN[role].often for role in roles],
+        "scores": {COLUMNS[name][0]: _json(scores[name]) for name in COLUMNS if np.isfinite(scores[name]).any()},
+        "edges": page_edges(circuits.wiring),
+        "top": int(circuits.edges["rank"].max(initial=0)),
+    }
+
+
+def page_edges(wired: Wiring) -> list[list[Any]]:
+    """Edges for the page, strongest first within a kind: kind, i, a, j, b, PK, z of PK, CS, whether among ON_PAGE."""
+    rows = []
+    n, h = wired.rank["o"].shape
+    for number, kind in enumerate(PROJECTIONS):
+        z = wired.z("pk", kind)
+        among = {edge.pair for edge in strongest(wired, kind, "pk", ON_PAGE)}
+        square = np.nan_to_num(z, copy=False, nan=-np.inf).reshape(n * h, n * h)
+        of_heads = set()
+        for writers, by_head in ((True, square), (False, square.T)):
+            for head, distances in enumerate(by_head):
+                for neighbour in np.argpartition(-distances, min(OF_A_HEAD, n * h - 1))[:OF_A_HEAD]:
+                    if np.isfinite(distances[neighbour]):
+                        place, its = divmod(head, h), divmod(int(neighbour), h)
+                        of_heads.add((*place, *its) if writers else (*its, *place))
+        for pair in sorted(among | of_heads, key=lambda at: -z[at]):
+            pk, cs = wired.pk[kind][pair], wired.cs[kind][pair]
+            numbers = (round(float(pk), 2), round(float(z[pair]), 1), round(float(cs), 4))
+            rows.append([number, *map(int, pair), *numbers, int(pair in among)])
+    return rows
+
+
+def _json(values: np.ndarray) -> list[list[float | None]]:
+    return [[round(float(value), 3) if np.isfinite(value) else None for value in row] for row in values]

@@ -1,0 +1,568 @@
+"""The first attention layer as a function of tokens and positions: six terms (detokenization paper, eq. 14)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from weightscope.checkpoint.provenance import Provenance
+from weightscope.core.compute.cores import in_threads
+from weightscope.core.compute.device import open_device
+from weightscope.core.errors import CheckpointError
+from weightscope.core.progress import bar
+from weightscope.core.results import ShowsShapes
+from weightscope.core.tables import Column, Table
+from weightscope.heads.detok.positions import FEWEST, QUERY, SPREAD, PositionTerms, Spread, in_runs, position_numerators
+from weightscope.heads.detok.sigma import SigmaStatistics, sigma_statistics
+from weightscope.model.embeddings import ids_of
+from weightscope.model.layers.layer import Head, Layer
+from weightscope.model.layers.maps import InnerNorm
+from weightscope.model.metrics.outliers import undertrained_rows
+from weightscope.model.model import Model, as_model, overflow
+from weightscope.model.text.tokenizer import Tokenizer, token_names
+
+TERMS = ("ee", "pp", "pe", "ep", "e", "p")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Parts(ShowsShapes):
+    """What queries or keys are the sum of: a token's part, its position's part, and the bias."""
+
+    # e, p, b: (n, r): e W / sigma, p W / sigma and b for each place of a sequence, turned by its rotation where there
+    # is one.
+    e: np.ndarray
+    p: np.ndarray
+    b: np.ndarray
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SixTerms(ShowsShapes):
+    """Eq. 14 for one head and one sequence, without 1/sqrt(d').
+
+    Rows are the current token i, columns the previous token j; every term is (n, n).
+    """
+
+    ee: np.ndarray  # token with token
+    pp: np.ndarray  # position with position
+    pe: np.ndarray  # position i with token j
+    ep: np.ndarray  # token i with position j
+    e: np.ndarray  # token j by itself: the same in every row unless rotation turns the bias
+    p: np.ndarray  # position j by itself
+    # What eq. 14 has no term for: the keys' bias, constant in j without rotation, and terms by distance as ALiBi's.
+    rest: np.ndarray
+
+    def total(self) -> np.ndarray:
+        """s_ij, the sum of all terms, (n, n)."""
+        return self.ee + self.pp + self.pe + self.ep + self.e + self.p + self.rest
+
+
+def six_terms(query: Parts, key: Parts) -> SixTerms:
+    """Multiply out s_ij = (q_e + q_p + q_b)_i (k_e + k_p + k_b)_j' (eqs 6-8 and 14)."""
+    return SixTerms(
+        ee=query.e @ key.e.T,
+        pp=query.p @ key.p.T,
+        pe=query.p @ key.e.T,
+        ep=query.e @ key.p.T,
+        e=query.b @ key.e.T,
+        p=query.b @ key.p.T,
+        rest=(query.e + query.p + query.b) @ key.b.T,
+    )
+
+
+ROWS = 64  # of the scores taken apart at a time: what is made of them stays in a core's cache
+
+
+class Moved(NamedTuple):
+    """How far attention from each position moves without each term, and the attention by all terms."""
+
+    contributions: dict[str, np.ndarray]  # (n,): c_i of every term, in nats (eqs 15-18)
+    drawn: dict[str, np.ndarray]  # (n,): c_i as the authors' script draws it in Fig. 4
+    attention: np.ndarray  # (n, n), 0 where a key is not visible
+
+
+def term_contributions(terms: SixTerms, scale: float, visible: np.ndarray) -> Moved:
+    """How far attention from position i moves when a term is left out (section 5); visible (n, n).
+
+    P_i is the attention without the term, Q_i with it. Eq. 18 is D_KL(P_i || Q_i) of scores divided by sqrt(d'). What
+    the paper's Fig. 4 shows, by its authors' script, is D_KL(Q_i || P_i) / (i + 1) of scores as they are.
+    """
+    n, total = len(visible), terms.total()
+    contributions, drawn = ({name: np.zeros(n) for name in TERMS} for _ in range(2))
+    attention = np.zeros((n, n))
+    for start in range(0, n, ROWS):
+        rows = slice(start, start + ROWS)
+        keys = slice(int(np.flatnonzero(visible[rows].any(axis=0))[-1]) + 1)
+        seen = visible[rows, keys]
+        scores = np.where(seen, total[rows, keys].astype(np.float64), -np.inf)  # (b, m)
+        attention[rows, keys], log_sum = _softmax(scale * scores)
+        undivided, undivided_log_sum = _softmax(scores)
+        for name in TERMS:
+            term = np.where(seen, getattr(terms, name)[rows, keys], 0.0)
+            without, log_sum_without = _softmax(scale * (scores - term))
+            # log P - log Q = log_sum - log_sum_without - term
+            contributions[name][rows] = log_sum - log_sum_without - scale * (without * term).sum(axis=1)
+            drawn[name][rows] = _softmax(scores - term)[1] - undivided_log_sum + (undivided * term).sum(axis=1)
+    keys_seen = np.arange(1, n + 1)
+    return Moved(contributions, {name: c / keys_seen for name, c in drawn.items()}, attention)
+
+
+def _softmax(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The softmax over the last axis, and the logarithm of what it divides by."""
+    highest = scores.max(axis=-1, keepdims=True)
+    exponentials = np.exp(scores - highest)
+    sums = exponentials.sum(axis=-1, keepdims=True)
+    exponentials /= sums
+    return exponentials, (highest + np.log(sums))[..., 0]
+
+
+PIECE = 512  # rows of the embedding that a thread projects at a time
+SHARE_KEPT = 0.3  # of a device's free memory that token rows may take from one head to the next
+
+
+@dataclass(frozen=True, eq=False)
+class FirstLayer:
+    """Embeddings seen by one layer's heads, sigma taken care of.
+
+    Attributes
+    ----------
+    model : Model
+    layer : int
+        0, unless somebody asks how another layer's heads would see the bare embeddings.
+    delta : int
+        Distance i - j at which token types are compared under rotation; 1 is the token before. Without rotation it
+        makes no difference.
+    device : str
+        Where sigma, the factors of T^ee and what is made of them are computed; see `open_device`.
+
+    Examples
+    --------
+    >>> import weightscope as ws
+    >>> first = ws.FirstLayer(ws.open_model("embedded"))
+    >>> first.query_factor(7).shape, first.key_factor(7).shape
+    ((8000, 32), (8000, 32))
+    """
+
+    model: Model
+    layer: int = 0
+    delta: int = 1
+    device: str = "cpu"
+
+    @cached_property
+    def attention(self) -> Layer:
+        """The layer on embeddings divided by their sigma, whatever norms and projections stand between."""
+        if self.layer == 0 or self.model.family.memory is not None:  # which is refused there
+            return self.model.first_layer
+        return self.model.layer(self.layer)
+
+    @property
+    def bare(self) -> str:
+        """A caveat on scores in layers other than the first; empty for the first."""
+        return bare_embeddings(self.layer)
+
+    @cached_property
+    def heads(self) -> list[Head]:
+        return list(self.attention.heads)
+
+    def head(self, index: int) -> Head:
+        """One of `heads`, with its cached products; a CheckpointError where there is none of this index."""
+        return self.heads[self.attention.head(index).index]
+
+    @cached_property
+    def sigma(self) -> SigmaStatistics:
+        """sigma(e_t + p_j) over all tokens t and positions j.
+
+        Raises
+        ------
+        CheckpointError
+            The model has no learned positions, or no token embedding.
+        """
+        embeddings, positions = self.model.embeddings, self.model.positions
+        if positions is None:
+            problem = f"a {self.model.family.name} has no position embedding, hence no sigma of tokens at positions"
+            raise CheckpointError(problem, file=self.model.checkpoint.name)
+        if embeddings.first_norm is None:
+            return SigmaStatistics.of_no_norm(embeddings.n_tokens, len(positions))
+        with bar(what="sigma", unit="position", total=len(positions)) as done:
+            statistics = sigma_statistics(
+                embeddings.blocks,
+                embeddings.n_tokens,
+                positions,
+                embeddings.first_norm.eps,
+                done.update,
+                open_device(self.device),
+            )
+        self.check_finite("sigma of tokens at positions", statistics.token_mean)
+        return statistics
+
+    @cached_property
+    def divisor(self) -> np.ndarray:
+        """c_t, what each token's embedding is divided by, float32 (vocab,): its sigma, averaged over learned positions.
+
+        This is the paper's code's choice for comparing token types with no position in view.
+        """
+        embeddings = self.model.embeddings
+        if self.model.positions is not None:
+            return self.sigma.token_mean.astype(np.float32)
+        if embeddings.first_norm is None:
+            return np.ones(embeddings.n_tokens, np.float32)
+        sigma = np.concatenate([embeddings.first_norm.sigma(block) for _, block in embeddings.blocks()])
+        self.check_finite("sigma of tokens", sigma)
+        return sigma
+
+    def query_factor(self, head: int, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """E~ W_Q R(delta) of one head, the left factor of T^ee between all token types (eq. 14).
+
+        float32 (vocab, r), or its rows start .. stop - 1 alone.
+        """
+        w, norm = self.head(head).query_at(self.delta)[0], self.attention.q_norm
+        n_tokens = self.model.embeddings.n_tokens
+        if not 0 <= start <= (n_tokens if stop is None else stop) <= n_tokens:
+            raise CheckpointError(f"no tokens {start} to {stop}: the vocabulary has {n_tokens}")
+        factor = self._projected(w, norm and norm.of(head), start, stop)
+        self.check_finite(f"the query side of T^ee of head {head}", factor, self.layer)
+        return factor
+
+    def query_rows(self, head: int, tokens: np.ndarray) -> np.ndarray:
+        """Rows of `query_factor` for some tokens, (n,) ids -> float32 (n, r); no other rows are read."""
+        w, norm = self.head(head).query_at(self.delta)[0], self.attention.q_norm
+        if np.ndim(tokens) != 1:
+            raise ValueError(f"tokens have shape {np.shape(tokens)}; expected (n,)")
+        scaled = self.model.embeddings.rows(tokens) / self.divisor[np.asarray(tokens), None]  # (n, d)
+        factor = scaled @ w  # (n, r)
+        if norm is not None:
+            factor[:, : norm.dims] *= self._scalars(norm.of(head), scaled)[0][:, None]
+        self.check_finite(f"the query side of T^ee of head {head}", factor, self.layer)
+        return factor
+
+    def mean_row(self, tokens: np.ndarray) -> np.ndarray:
+        """The mean over some tokens of their rows divided by `divisor`, 0 of none: (V,) booleans -> float64 (d,)."""
+        total: Any = 0.0
+        for first, block in self.model.embeddings.blocks():
+            rows = slice(first, first + len(block))
+            total = total + (tokens[rows] / self.divisor[rows].astype(np.float64)) @ block
+        return np.asarray(total / max(1, np.count_nonzero(tokens)))
+
+    def mean_query(self, head: int, tokens: np.ndarray, mean_row: np.ndarray) -> np.ndarray:
+        """The mean over some tokens of the rows of `query_factor`: (V,) booleans, their `mean_row` -> float64 (r,).
+
+        Without a norm of queries it is the mean row's query; with one, every query has to be made.
+        """
+        if self.attention.q_norm is None:
+            return mean_row @ self.head(head).query_at(self.delta)[0]
+        total = self.query_factor(head).sum(axis=0, where=tokens[:, None], dtype=np.float64)
+        return np.asarray(total / max(1, np.count_nonzero(tokens)))
+
+    def key_factor(self, kv_head: int) -> np.ndarray:
+        """E~ W_K of one key-value head, float32 (vocab, r): the right factor, shared by the heads of its group."""
+        if not 0 <= kv_head < self.attention.n_kv_heads:
+            raise CheckpointError(f"no key-value head {kv_head}: a layer has {self.attention.n_kv_heads}")
+        w, norm = self.attention.k.of(kv_head)[0], self.attention.k_norm
+        factor = self._projected(w, norm and norm.of(kv_head))
+        self.check_finite(f"the key side of T^ee of key-value head {kv_head}", factor, self.layer)
+        return factor
+
+    def check_finite(self, what: str, values: np.ndarray, layer: int | None = None) -> None:
+        """Refuse values that overflowed: the resulting zeros and NaN would be ranked as scores."""
+        if not np.isfinite(values).all():
+            raise overflow(self.model, what, layer)
+
+    def _scalars(self, norm: InnerNorm, x: np.ndarray) -> np.ndarray:
+        """The factor by which a norm multiplies the queries or keys of x (n, d), (heads, n)."""
+        scalars = norm.scalars(x)
+        self.check_finite("a q/k-norm", 1 / scalars, self.layer)  # of squares that are infinite, which leave nothing
+        return scalars
+
+    def _projected(self, w: np.ndarray, norm: InnerNorm | None, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """Scaled token rows times w (d, r), and times the scalars of a norm of them: (stop - start, r).
+
+        Pieces of fixed size, spread over threads with one BLAS thread each: the same bits on any number of cores.
+        """
+        if self.device != "cpu" and norm is None:
+            return self._projected_there(w, start, stop)
+        embeddings = self.model.embeddings
+        divisor = self.divisor
+        factor = np.empty(((stop or embeddings.n_tokens) - start, w.shape[1]), np.float32)
+
+        def project(piece: tuple[int, np.ndarray]) -> None:
+            first, tokens = piece
+            scaled = tokens / divisor[first : first + len(tokens), None]  # (b, d)
+            rows = slice(first - start, first - start + len(tokens))
+            np.matmul(scaled, w, out=factor[rows])
+            if norm is not None:
+                factor[rows, : norm.dims] *= self._scalars(norm, scaled)[0][:, None]
+
+        pieces = (
+            (first + i, block[i : i + PIECE])
+            for first, block in embeddings.blocks(start, stop)
+            for i in range(0, len(block), PIECE)
+        )
+        deque(in_threads(project, pieces), maxlen=0)
+        return factor
+
+    def _projected_there(self, w: np.ndarray, start: int, stop: int | None) -> np.ndarray:
+        """Scaled token rows times w on the device."""
+        device, stop = open_device(self.device), stop or self.model.embeddings.n_tokens
+        there = device.put(w)
+        if self._rows_kept is None:
+            return np.concatenate([device.get(rows @ there) for rows in self._rows_there(start, stop)])
+        first, parts = 0, []
+        for rows in self._rows_kept:
+            end = first + rows.shape[0]
+            if first < stop and start < end:
+                parts.append(device.get(rows[max(start, first) - first : min(stop, end) - first, :] @ there))
+            first = end
+        return np.concatenate(parts)
+
+    def _rows_there(self, start: int = 0, stop: int | None = None) -> Iterator[Any]:
+        """Scaled token rows on the device, in blocks of (b, d)."""
+        blocks = self.model.embeddings.blocks(start, stop)
+        scaled = ((block / self.divisor[first : first + len(block), None],) for first, block in blocks)
+        return (rows for (rows,) in open_device(self.device).put_ahead(scaled))
+
+    @cached_property
+    def _rows_kept(self) -> list[Any] | None:
+        """All rows, if they are small enough to keep for the next head."""
+        size = 4 * self.model.embeddings.n_tokens * self.model.config.d_model
+        return list(self._rows_there()) if size < SHARE_KEPT * open_device(self.device).free_bytes() else None
+
+    def token_scores(self, token: int) -> np.ndarray:
+        """T^ee of one current token with every previous token type, for every head: float32 (n_heads, vocab)."""
+        layer = self.attention
+        current = self.model.embeddings.rows(np.array([token]))[0] / self.divisor[token]  # (d,)
+        queries = np.stack([current @ head.query_at(self.delta)[0] for head in self.heads])  # (H, r)
+        if layer.q_norm is not None:
+            queries[:, : layer.q_norm.dims] *= self._scalars(layer.q_norm, current[None])
+        if layer.k_norm is not None:  # a scalar a key: keys have to be made before they are compared
+            keys = [self.key_factor(kv_head) for kv_head in range(layer.n_kv_heads)]
+            scores = np.stack([keys[head.kv_head] @ queries[head.index] for head in self.heads])  # (H, V)
+        else:
+            scores = self._scores_of_queries(queries)
+        self.check_finite("T^ee", scores, self.layer)
+        return scores
+
+    def _scores_of_queries(self, queries: np.ndarray) -> np.ndarray:
+        """T^ee of a query a head, (H, r), with every token as a key: (H, vocab)."""
+        embeddings = self.model.embeddings
+        maps = np.stack([head.w_k @ queries[head.index] for head in self.heads], axis=1)  # (d, H)
+        scores = np.empty((embeddings.n_tokens, len(self.heads)), np.float32)  # (V, H)
+        for first, block in embeddings.blocks():
+            rows = slice(first, first + len(block))
+            np.matmul(block / self.divisor[rows, None], maps, out=scores[rows])
+        return scores.T
+
+    def neighbours(self, *tokens: str | int, top: int = 10, heads: Sequence[int] | None = None) -> Table:
+        """The previous tokens that heads score highest for some current tokens, by T^ee (the paper's Tables 1 and 3).
+
+        Parameters
+        ----------
+        *tokens : str or int
+            Each spelled as in a document (" Jackson") or as in the vocabulary, or its id.
+        top : int
+            How many previous tokens a head and current token.
+        heads : sequence of int, optional
+            All by default.
+
+        Raises
+        ------
+        CheckpointError
+            There is no such token, or a text and no tokenizer.
+
+        Examples
+        --------
+        >>> import weightscope as ws
+        >>> first = ws.first_layer(ws.open_model("embedded"))
+        >>> first.neighbours("ibility", top=2, heads=[6])["joined"].tolist()
+        [' responsibility', ' insensibility']
+        """
+
+        named = any(isinstance(token, str) for token in tokens)
+        tokenizer: Any = Tokenizer.load(self.model.tokenizer) if named else Tokenizer.at_hand(self.model)
+        ids = [tokenizer.id_of(token) if isinstance(token, str) else token for token in tokens]
+        return ranked(self, tokenizer, ids, top, heads)
+
+    def positions(
+        self, query: int | None = None, unscaled: bool = False, spread: float = SPREAD
+    ) -> PositionTerms:  # fmt: skip
+        """T^p and T^pp of every head at a query position, as `position_terms` computes them (section 4, Fig. 3)."""
+        return position_terms(self, query, unscaled, spread)
+
+    def terms(self, head: int, tokens: np.ndarray, positions: np.ndarray) -> SixTerms:
+        """The six terms of eq. 14 for one head over a sequence of tokens at given positions.
+
+        They add up to the model's scores before scaling, up to a constant in j, unless the head's caveats name a norm
+        or a cap inside attention.
+
+        Parameters
+        ----------
+        head : int
+        tokens, positions : (n,) int arrays
+
+        Raises
+        ------
+        CheckpointError
+            There is no such head, token or position.
+        ValueError
+            Not as many positions as tokens.
+        """
+        layer, embeddings, learned = self.attention, self.model.embeddings, self.model.positions
+        tokens, positions = ids_of(tokens, "tokens"), ids_of(positions, "positions")
+        if tokens.shape != positions.shape or tokens.ndim != 1:
+            raise ValueError(f"tokens of shape {tokens.shape} at positions of shape {positions.shape}; both are (n,)")
+        sigma = embeddings.sigma(tokens, positions)[:, None]  # (n, 1)
+        e = embeddings.tokens[tokens] / sigma  # (n, d)
+        p = np.zeros_like(e) if learned is None else learned[positions] / sigma  # (n, d)
+
+        def parts(w: np.ndarray, b: np.ndarray) -> Parts:
+            stacked = np.stack([e @ w, p @ w, np.broadcast_to(b, (len(e), len(b)))])  # (3, n, r)
+            return Parts(*(stacked if layer.rotation is None else layer.rotation.rotate(stacked, positions)))
+
+        kv_head = layer.head(head).kv_head
+        terms = six_terms(parts(*layer.q.of(head)), parts(*layer.k.of(kv_head)))
+        self.check_finite(f"a term of head {head}", terms.total(), self.layer)
+        if layer.additive is None:
+            return terms
+        by_distance = layer.position_bias(positions[:, None] - positions)[head] * layer.additive.times / layer.scale
+        return replace(terms, rest=terms.rest + by_distance)
+
+
+def bare_embeddings(layer: int) -> str:
+    """A caveat on a layer's scores of token embeddings; empty for the first layer, which does read them."""
+    if not layer:
+        return ""
+    return (
+        f"These are scores of bare token embeddings, which are not what reaches layer {layer}: "
+        f"{'the layer before it adds' if layer == 1 else f'the {layer} layers before it add'} to them."
+    )
+
+
+def first_layer(model: Model | str | Path, layer: int = 0, delta: int = 1, device: str = "cpu") -> FirstLayer:
+    """A model's first attention layer as a function of token types and positions.
+
+    Parameters
+    ----------
+    model : Model, str or Path
+        A model, or what `open_model` opens.
+    layer, delta, device
+        As in `FirstLayer`.
+
+    Examples
+    --------
+    >>> import weightscope as ws
+    >>> terms = ws.first_layer("embedded").terms(7, [11, 12, 13], [0, 1, 2])
+    >>> terms.ee.shape
+    (3, 3)
+    """
+    return FirstLayer(as_model(model), layer, delta, device)
+
+
+def neighbours(
+    model: Model | str | Path,
+    *tokens: str | int,
+    top: int = 10,
+    heads: Sequence[int] | None = None,
+    layer: int = 0,
+    delta: int = 1,
+) -> Table:
+    """The previous tokens that heads score highest for some current tokens; see `FirstLayer.neighbours`.
+
+    Examples
+    --------
+    >>> import weightscope as ws
+    >>> ws.neighbours("embedded", "ibility", top=2, heads=[6])["joined"].tolist()
+    [' responsibility', ' insensibility']
+    """
+    return first_layer(model, layer, delta).neighbours(*tokens, top=top, heads=heads)
+
+
+def position_terms(
+    first: FirstLayer, query: int | None = None, unscaled: bool = False, spread: float = SPREAD
+) -> PositionTerms:
+    """Compute the position terms of every head of the first layer.
+
+    With `unscaled` no token embedding is read: sigma is that of tokens of standard deviation `spread` over their
+    dimensions, uncorrelated with the positions.
+    """
+    if not 0 < spread < np.inf:
+        raise ValueError(f"a spread of {spread}; a standard deviation above 0 is needed")
+    model, positions = first.model, first.model.positions
+    if positions is None:
+        problem = f"a {model.family.name} has no position embedding, hence no T^p and T^pp"
+        raise CheckpointError(f"{problem}; {_instead(first.heads[0].layer)}", file=model.checkpoint.name)
+    # At the last trained position T^p has a cliff of its own, so that a shorter model is looked at in mid-context.
+    query = min(QUERY, max((len(positions) - 1) // 2, FEWEST - 1)) if query is None else query
+    if not FEWEST - 1 <= query < len(positions):
+        problem = f"query position {query} is outside {FEWEST - 1} .. {len(positions) - 1}, the model's positions"
+        raise CheckpointError(problem, file=model.checkpoint.name)
+    undertrained = undertrained_rows(positions, model.config.initial_std)
+    trained = np.setdiff1d(np.arange(query + 1), undertrained)
+    if len(trained) < FEWEST:
+        problem = f"only {len(trained)} of the positions up to {query} look trained, and a trend needs {FEWEST}"
+        raise CheckpointError(f"{problem}; untrained are {in_runs(undertrained)}", file=model.checkpoint.name)
+    sigma, stand_in = _sigma_without_tokens(model, positions, spread) if unscaled else (first.sigma, None)
+    with np.errstate(over="ignore", invalid="ignore"):  # found and named below
+        numerators = [position_numerators(head.qk, head.qk_bias, positions, query) for head in first.heads]
+    t_p, t_pp = (np.stack(terms).astype(np.float64) for terms in zip(*numerators, strict=True))
+    network, provenance = model.family.mlp, Provenance.of(model.checkpoint)
+    causal = network is not None and network.causal
+    scale = first.heads[0].scale
+    terms = PositionTerms(query, scale, t_p, t_pp, sigma, undertrained, causal, provenance, stand_in)
+    for what, values in (("T^p", terms.t_p), ("T^pp", terms.t_pp)):
+        first.check_finite(what, values, first.layer)
+    return terms
+
+
+def _sigma_without_tokens(
+    model: Model, positions: np.ndarray, spread: float
+) -> tuple[SigmaStatistics, Spread | None]:  # fmt: skip
+    """sigma where a spread stands in for tokens, positions (n, d); 1, with nothing standing in, without a norm."""
+    if model.first_norm is None:
+        return SigmaStatistics.of_no_norm(0, len(positions)), None
+    with np.errstate(over="ignore", invalid="ignore"):  # found and named with the terms
+        stand_in = Spread(spread, model.first_norm.sigma(positions).astype(np.float64) ** 2)
+        return stand_in.sigma, stand_in
+
+
+def _instead(layer: Layer) -> str:
+    """How to see what positions do in a layer that gets none from embeddings."""
+    if layer.rotation is not None:
+        return "it rotates queries and keys: `weightscope positions SOURCE` has its scores by distance"
+    if layer.additive is not None:
+        return "it adds biases by distance to the scores: `weightscope positions SOURCE` has them"
+    return f"layer {layer.index} sees no positions" if not layer.relative else "it has terms of a token and a distance"
+
+
+# The previous tokens that each head scores highest (Tables 1 and 3)
+
+HEADER = (
+    "head",
+    Column("rank", meaning="1 is the highest score in the whole vocabulary"),
+    "token_id",
+    "token",
+    Column("score", meaning="$T^ee$, before 1/√d'", format=".3f"),
+    Column("joined", meaning="what the head would put together: the previous token and the current one"),
+)
+
+
+def ranked(
+    first: FirstLayer,
+    tokenizer: Tokenizer | None,
+    tokens: Sequence[int],
+    top: int = 10,
+    heads: Sequence[int] | None = None,
+) -> Table:
+    """Rank the vocabulary as previous tokens of some current tokens."""
+    rows, name = [], token_names(tokenizer)
+    for token in tokens:
+        scores = first.token_scores(token)  # (H, V)
+        for head in range(len(scores)) if heads is None else [first.head(each).index for each in heads]:
+            best = np.argsort(-scores[head], kind="stable")[:top]
+            for rank, previous in enumerate(best.tolist(), start=1):
+                score = float(scores[head, previous])
+                rows.append((head, rank, previous, name(previous), score, name(previous, token)))
+    return Table.of_rows(HEADER, rows, " ".join(filter(None, ("Tables 1 and 3.", first.bare))))

@@ -1,0 +1,542 @@
+"""Which heads put split words together: T^ee against bigram counts (detokenization paper, section 3).
+
+Where scoring every token takes too long, a stratified sample of tokens gives the mean with a confidence interval.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from weightscope.checkpoint.provenance import Provenance
+from weightscope.core.compute.cores import in_threads, one_blas_thread, usable_cores
+from weightscope.core.compute.device import open_device
+from weightscope.core.engine import Engine, ThisProcess, array_of
+from weightscope.core.errors import CheckpointError, TooLargeError, printable
+from weightscope.core.progress import bar, phase, progress_shown
+from weightscope.core.results import Result, ShowsShapes
+from weightscope.core.tables import Column, Table
+from weightscope.heads.detok.first_layer import FirstLayer, bare_embeddings
+from weightscope.model.metrics.auroc import (
+    auroc_of_one_order,
+    auroc_of_own_scores,
+    auroc_with_specific,
+    mean_auroc,
+    mean_by_frequency,
+    roc_curve,
+)
+from weightscope.model.model import Model, as_model, overflow
+from weightscope.model.run_identity import RunIdentity, file_identity
+from weightscope.model.sources import Source
+from weightscope.model.text.bigrams import count_bigrams
+from weightscope.model.text.counts import Counts, load_counts
+from weightscope.model.text.sequences import works
+from weightscope.model.text.tokenizer import Tokenizer, TokenList
+
+FEWEST = 100  # items of a sample: the interval takes their means for normally distributed
+STRATUM_SIZE = 20  # items
+LEVEL = 0.95
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Stratified(ShowsShapes):
+    """Items drawn at random, without replacement, from strata of a population (Cochran 1977, chapter 5)."""
+
+    items: np.ndarray  # (n,): Ascending
+    stratum: np.ndarray  # (n,) stratum of each item
+    sizes: np.ndarray  # (S,): How many items each stratum has in the population
+
+    @classmethod
+    def draw(cls, items: np.ndarray, by: np.ndarray, how_many: int, seed: int = 0) -> "Stratified":
+        """A sample of `items`, stratified in groups that are near each other in `by`: items (N,), by (N,)."""
+        if how_many < FEWEST:
+            raise CheckpointError(f"a sample of {how_many} is too small for an interval that holds; {FEWEST} will do")
+        rng, how_many = np.random.default_rng(seed), min(how_many, len(items))
+        strata = np.array_split(items[np.argsort(by, kind="stable")], max(1, how_many // STRATUM_SIZE))
+        sizes = np.array([len(members) for members in strata])
+        ends = np.round(np.cumsum(sizes) / max(len(items), 1) * how_many).astype(int)  # as large a part of each
+        drawn = [
+            rng.choice(members, n, replace=False) for members, n in zip(strata, np.diff(ends, prepend=0), strict=True)
+        ]
+        chosen = np.concatenate(drawn)
+        order = np.argsort(chosen)
+        stratum = np.repeat(np.arange(len(strata)), [len(members) for members in drawn])
+        return cls(chosen[order], stratum[order], sizes)
+
+    @property
+    def weights(self) -> np.ndarray:
+        """How many items of the population each drawn one represents, (n,)."""
+        return (self.sizes / np.bincount(self.stratum, minlength=len(self.sizes)))[self.stratum]
+
+    def mean(self, values: np.ndarray) -> tuple[float, float, float]:
+        """An estimate of the population's mean and the ends of its 95 % interval, from the (n,) values of the sample.
+
+        If all items were drawn, the interval has no width; NaN among the values makes all three NaN.
+        """
+        from scipy.special import stdtrit  # SciPy takes a while to import
+
+        n, total = np.bincount(self.stratum, minlength=len(self.sizes)), self.sizes.sum()
+        means = np.bincount(self.stratum, values, len(self.sizes)) / n  # (S,)
+        squares = np.bincount(self.stratum, (values - means[self.stratum]) ** 2, len(self.sizes))
+        variances = np.where(n < self.sizes, squares / np.maximum(n - 1, 1), 0.0)
+        shares = self.sizes / total
+        mean = float(shares @ means)
+        error = np.sqrt((shares**2 * (1 - n / self.sizes) * variances / n).sum())
+        reach = float(stdtrit(max(len(values) - len(n), 1), (1 + LEVEL) / 2) * error)
+        return mean, mean - reach, mean + reach
+
+
+# Sampled tokens
+
+SURELY_SHORT = 1e13  # multiply-adds: minutes on one slow core, so that nothing has to be timed
+BESIDE_PRODUCTS = 1.5  # times the products alone: what ranking the scores adds
+
+
+def draw_tokens(first: FirstLayer, counts: Counts, how_many: int) -> Stratified:
+    """Draw current tokens that follow some token, in strata by frequency."""
+    n_tokens = first.model.embeddings.n_tokens
+    matrix = counts.matrix(n_tokens)
+    n_positives = np.diff(matrix.indptr)
+    scored = np.flatnonzero((n_positives > 0) & (n_positives < n_tokens))
+    return Stratified.draw(scored, counts.padded(n_tokens).occurrences[scored], how_many)
+
+
+def seconds_of_all(first: FirstLayer, counts: Counts) -> float:
+    """Roughly how long scoring every token takes here; 0 if it is surely a few minutes at most."""
+    n_tokens = first.model.embeddings.n_tokens
+    scored = np.count_nonzero(np.diff(counts.matrix(n_tokens).indptr))
+    products = float(len(first.heads)) * scored * n_tokens * first.model.config.head_dim
+    if products < SURELY_SHORT:
+        return 0.0
+    return BESIDE_PRODUCTS * products / products_a_second(first.model.config.head_dim)
+
+
+def products_a_second(r: int) -> float:
+    """Multiply-adds of float32 products of inner size r that all cores together do in a second."""
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((512, r), np.float32), rng.standard_normal((r, 4096), np.float32)
+    pieces = 4 * usable_cores()
+    for _ in range(2):  # the first one wakes the threads
+        started = time.perf_counter()
+        deque(in_threads(lambda _: a @ b, range(pieces)), maxlen=0)
+        taken = time.perf_counter() - started
+    return pieces * a.shape[0] * b.size / taken
+
+
+# ROC curves (Fig. 2)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TokenRoc(ShowsShapes):
+    """ROC curves of one current token (Fig. 2), a pair of arrays a head."""
+
+    text: str
+    curves: list[tuple[np.ndarray, np.ndarray]]  # (false positive rate, true positive rate)
+
+
+@phase("ROC curves")
+def roc_curves(first: FirstLayer, counts: Counts, tokens: Mapping[str, int]) -> list[TokenRoc]:
+    """ROC curves of every head for chosen current tokens (Fig. 2)."""
+    rocs = []
+    for text, token in tokens.items():
+        previous, weights = counts.row(token)
+        if not len(previous):
+            problem = f"{text!r} follows no token in these counts, so it has no ROC curve"
+            raise CheckpointError(problem, file=counts.file)
+        with one_blas_thread():
+            curves = [roc_curve(scores, previous, weights) for scores in first.token_scores(token)]
+        rocs.append(TokenRoc(text, curves))
+    return rocs
+
+
+# AUROC of all heads (Table 2)
+
+PRODUCTS_A_TASK = 50_000_000_000  # multiply-adds of a block of rows: half a second to a second of work
+FEWEST_ROWS = 8192  # rows of a block, so that laying out the keys for it stays below a hundredth of the work
+
+
+TABLES: dict[str, Callable[["BigramAuroc"], Any]] = {
+    "heads.csv": lambda result: result.heads,
+    "tokens.npz": lambda result: result.by_token,
+}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class BigramAuroc(Result):
+    """How well each head's T^ee ranks the previous tokens that occur, for every current token.
+
+    Attributes
+    ----------
+    model : str
+        Its name.
+    layer : int
+    counts : Counts
+        The bigrams that the ranking is held to.
+    auroc : (n_heads, vocab) float64 array
+        NaN where a token follows no token in the counts, and where one was not drawn.
+    specific : (n_heads, vocab) float64 array
+        The same of T^ee less its mean over the current tokens that follow some token: a score of both tokens.
+    constant : (n_heads, vocab) float64 array
+        The same of that mean, a score of the previous token alone.
+    baseline : (vocab,) float64 array
+        The same of how often the previous token occurs before other tokens than the current one: no head is in it.
+    caveats : tuple of str
+        What T^ee leaves out of the heads' scores.
+    sample : Stratified, optional
+        The current tokens that were drawn, where not all are scored.
+    provenance : Provenance
+        What was read, by which command and version, and when.
+    """
+
+    FIGURE, PAGE = "heads.detok.figures:auroc_figure", "heads.detok.page:write_auroc_page"
+    TABLES = TABLES
+
+    model: str
+    layer: int
+    counts: Counts
+    auroc: np.ndarray
+    specific: np.ndarray
+    constant: np.ndarray
+    baseline: np.ndarray
+    caveats: tuple[str, ...]
+    sample: Stratified | None = None
+    provenance: Provenance = field(default_factory=Provenance, repr=False)
+
+    @cached_property
+    def heads(self) -> Table:
+        """Table 2, one row per head; for a sample, with the ends of the 95 % interval."""
+        symbol = "AUROC of bare embeddings" if self.layer else "AUROC"
+        auroc, auroc_paper, scored = zip(*map(mean_auroc, self.auroc), strict=True)
+        occurrences = self.counts.padded(self.auroc.shape[1]).occurrences
+        between: list[Column] = []
+        if self.sample is not None:
+            drawn = self.auroc[:, self.sample.items]
+            auroc, low, high = np.transpose([self.sample.mean(scores) for scores in drawn])
+            auroc_paper = auroc * self.sample.sizes.sum() / self.auroc.shape[1]
+            occurrences = occurrences.astype(float)
+            occurrences[self.sample.items] *= self.sample.weights
+            between = [
+                Column("auroc_low", low, "95 % from", meaning="lower end of the mean's 95 % interval", format=".3f"),
+                Column("auroc_high", high, "to", meaning="upper end", format=".3f"),
+            ]
+        columns = [
+            Column("head", np.arange(len(self.auroc))),
+            Column("auroc", auroc, symbol, meaning="mean over the tokens scored", format=".3f"),
+            *between,
+            Column("auroc_paper", auroc_paper, "AUROC, paper's mean", meaning="mean over all tokens", format=".3f"),
+            Column(
+                "auroc_specific", self._means(self.specific), "AUROC, specific part", format=".3f",
+                meaning="AUROC of T^ee less its mean over current tokens",
+            ),
+            Column(
+                "auroc_constant", self._means(self.constant), "AUROC, constant part", format=".3f",
+                meaning="AUROC of that mean, which is the same for all current tokens",
+            ),
+            Column("tokens_scored", scored, "tokens scored", meaning="those that follow some token in the counts"),
+            Column(
+                "auroc_by_frequency",
+                [mean_by_frequency(scores, occurrences) for scores in self.auroc],
+                "AUROC by frequency",
+                meaning="mean over places in text: each token as often as it occurs",
+                format=".3f",
+            ),
+        ]  # fmt: skip
+        caption = (
+            "Table 2. The paper's mean counts a token that follows no token as 0. By frequency, a frequent token "
+            "counts for more: that is the mean over the places of the text that was counted. T^ee is the sum of its "
+            "mean over current tokens, a score of the previous token alone (constant), and of a score of both tokens "
+            "(specific). Without a head, the previous token's frequency (the current token's counts left out) has "
+            f"AUROC {self.auroc_baseline:.3f}."
+        )
+        return Table(columns, " ".join(filter(None, (caption, self.drawn, bare_embeddings(self.layer)))))
+
+    def _means(self, aurocs: np.ndarray) -> list[float]:
+        """Mean over the tokens scored of each head, estimated from a sample where one was drawn: (n_heads, vocab)."""
+        if self.sample is None:
+            return [mean_auroc(scores).auroc for scores in aurocs]
+        return [self.sample.mean(scores[self.sample.items])[0] for scores in aurocs]
+
+    @property
+    def auroc_baseline(self) -> float:
+        """Mean AUROC of the previous token's frequency, over every token that follows some token."""
+        return mean_auroc(self.baseline).auroc
+
+    @property
+    def controls(self) -> dict[str, float]:
+        """What report.json has beside its sections."""
+        return {"auroc_baseline": self.auroc_baseline}
+
+    @property
+    def by_token(self) -> dict[str, np.ndarray]:
+        """What tokens.npz holds."""
+        names = ("specific", "constant", "baseline")
+        return {"auroc": self.auroc} | {f"auroc_{name}": getattr(self, name) for name in names}
+
+    @property
+    def drawn(self) -> str:
+        """How many tokens were drawn, in a sentence; empty if all are scored."""
+        if self.sample is None:
+            return ""
+        return (
+            f"Means are estimates from {len(self.sample.items):,} current tokens of the {self.sample.sizes.sum():,} "
+            "that follow some token, drawn at random from groups of similar frequency."
+        )
+
+    @property
+    def counted(self) -> str:
+        """What was counted where no counts were given, in a sentence; empty where some were."""
+        if set(self.counts.corpus_files) != {file.name for file in works()}:
+            return ""
+        return (
+            f"Bigrams of {self.counts.tokens:,} tokens were counted, in the {self.counts.documents} works in the "
+            "public domain that come with weightscope; a larger corpus says more (`weightscope bigrams`)."
+        )
+
+    @property
+    def ranked(self) -> Table:
+        """The same, best head first."""
+        return self.heads.sorted_by("auroc", descending=True)
+
+    @property
+    def lead(self) -> str:
+        """The result in a sentence."""
+        head, auroc = self.ranked["head"], self.ranked["auroc"]
+        result = (
+            f"Head {head[0]} ranks previous tokens that occur in text above those that do not with AUROC "
+            f"{auroc[0]:.2f}; head {head[-1]}, the lowest, with {auroc[-1]:.2f}; 0.5 is chance. The previous token's "
+            f"frequency alone has {self.auroc_baseline:.2f}."
+        )
+        specific = self.heads.sorted_by("auroc_specific", descending=True)
+        result += (
+            f" Of scores less what is the same for all current tokens, head {specific['head'][0]} has the highest "
+            f"AUROC, {specific['auroc_specific'][0]:.2f}."
+        )
+        return " ".join(filter(None, (result, self.drawn, self.counted, bare_embeddings(self.layer))))
+
+    def shown(self) -> list[Table]:
+        """Heads, the best first."""
+        return [self.ranked]
+
+    @property
+    def about(self) -> str:
+        best, auroc = self.ranked["head"][0], self.ranked["auroc"][0]
+        sizes = f"{printable(self.model)}, layer {self.layer}: {len(self.auroc)} heads"
+        return f"{sizes}, the best is head {best} with {auroc:.2f}"
+
+    def printed(self) -> list[str | Table]:
+        """What a terminal shows, from above to below."""
+        return [
+            self.ranked,
+            *filter(None, [self.counted]),
+            *(f"not in these numbers: {caveat}" for caveat in self.caveats),
+        ]
+
+
+def bigram_auroc(
+    model: Model | str | Path,
+    counts: Counts | str | Path | None = None,
+    layer: int = 0,
+    delta: int = 1,
+    device: str = "cpu",
+    progress: bool = False,
+    sample: int | None = None,
+) -> BigramAuroc:
+    """AUROC of every head over the full vocabulary: does T^ee rank the tokens that come before a token above others?
+
+    Parameters
+    ----------
+    model : Model, str or Path
+        A model, or what `open_model` opens.
+    counts : Counts or path, optional
+        Bigrams by the model's own tokenizer, or their file. By default the tokenizer counts the works in the public
+        domain that come with weightscope.
+    layer, delta, device
+        As in `FirstLayer`.
+    progress : bool
+        Show a bar.
+    sample : int, optional
+        Score this many randomly drawn current tokens against the full vocabulary: means then have intervals.
+
+    Raises
+    ------
+    CheckpointError
+        No token embedding, counts of another vocabulary or tokenizer, or no counts and no tokenizer that splits texts;
+        a sample of too few tokens.
+
+    Examples
+    --------
+    >>> import weightscope as ws
+    >>> auroc = ws.bigram_auroc(ws.open_model("embedded"))
+    >>> auroc
+    BigramAuroc(embedded, layer 0: 8 heads, the best is head 6 with 0.81)
+    >>> auroc.auroc.shape
+    (8, 8000)
+    """
+    model = as_model(model)
+    with progress_shown(progress):
+        first, counts = FirstLayer(model, layer, delta, device), counts_for(model, counts)
+        return measure_heads(first, counts, sample=None if sample is None else draw_tokens(first, counts, sample))
+
+
+def counts_for(model: Model, counts: Counts | str | Path | None) -> Counts:
+    """The bigram counts, after checking that they are for this model's tokens."""
+    n_tokens = model.embeddings.n_tokens
+    if counts is None:
+        counts = _of_works(model)
+    elif not isinstance(counts, Counts):
+        counts = load_counts(counts)
+    try:
+        tokenizer = Tokenizer.load(model.tokenizer)
+    except CheckpointError:
+        counts.check(n_tokens)
+    else:  # a list of tokens may be padded to the embedding
+        counts.check(n_tokens, None if isinstance(tokenizer, TokenList) else tokenizer.hash)
+    return counts
+
+
+def _of_works(model: Model) -> Counts:
+    """The bigrams, by the model's own tokenizer, of the texts that come with weightscope."""
+    try:
+        return count_bigrams(works(), Tokenizer.load(model.tokenizer))
+    except CheckpointError as error:
+        how = "`weightscope bigrams CORPUS --tokenizer SOURCE --out COUNTS.npz` makes them"
+        raise CheckpointError(f"needs bigram counts ({error}); {how}", file=model.name) from None
+
+
+def measure_heads(
+    first: FirstLayer,
+    counts: Counts,
+    engine: Engine | None = None,
+    on_worker: "Callable[[], Scorer] | None" = None,
+    sample: Stratified | None = None,
+) -> BigramAuroc:
+    """As `bigram_auroc`, in blocks of rows wherever an engine computes."""
+    if engine is None:
+        with ThisProcess() as local_engine:
+            return measure_heads(first, counts, local_engine, sample=sample)
+    n_tokens, scorer = first.model.embeddings.n_tokens, Scorer(first, counts)
+    get_scorer = on_worker if engine.elsewhere else lambda: scorer
+    aurocs = np.full((3, len(first.heads), n_tokens), np.nan)
+    step = max(FEWEST_ROWS, PRODUCTS_A_TASK // (n_tokens * first.model.config.head_dim))
+    n_rows = n_tokens if sample is None else len(sample.items)
+    for head in range(len(first.heads)):
+        for start in range(0, n_rows, step):
+            stop = min(start + step, n_rows)
+            rows = range(start, stop) if sample is None else sample.items[start:stop]
+            engine.submit((head, start, stop), auroc_of_rows, get_scorer, head, rows)
+    with bar(what="AUROC", unit="token", total=len(first.heads) * n_rows, unit_scale=True) as done:
+        while engine.busy:
+            (head, start, stop), values, error = engine.next()
+            if error is not None:
+                raise error
+            place = slice(start, stop) if sample is None else sample.items[start:stop]
+            aurocs[:, head, place] = array_of(values, (3, stop - start), f"head {head}")
+            done.update(stop - start)
+    caveats = (*first.attention.caveats, *counts.caveats)
+    provenance = Provenance.of(first.model.checkpoint)
+    auroc, specific, constant = aurocs
+    baseline = auroc_of_previous_frequency(counts.matrix(n_tokens))
+    return BigramAuroc(
+        first.model.title, first.layer, counts, auroc, specific, constant, baseline, caveats, sample, provenance
+    )
+
+
+def auroc_of_previous_frequency(counts: Any) -> np.ndarray:
+    """AUROC of how often the previous token occurs before other tokens than the current one: counts (V, V) -> (V,)."""
+    frequency = np.bincount(counts.indices, counts.data, counts.shape[1])
+    return auroc_of_own_scores(frequency, frequency[counts.indices] - counts.data, counts)
+
+
+def auroc_of_rows(get_scorer: "Callable[[], Scorer]", head: int, tokens: range | np.ndarray) -> np.ndarray:
+    """The task that Table 2 consists of: one head and a block of rows, whose size depends on sizes alone; (3, n)."""
+    with one_blas_thread():
+        return get_scorer().aurocs(head, tokens)
+
+
+class Scorer:
+    """A layer's heads and bigram counts, from which it computes the AUROC of a head's rows."""
+
+    def __init__(self, first: FirstLayer, counts: Counts) -> None:
+        self._first = first
+        self._matrix = counts.matrix(first.model.embeddings.n_tokens)
+        self._scored = np.diff(self._matrix.indptr) > 0  # (V,)
+        self._keys: tuple[int, np.ndarray] | None = None
+        self._mean_row: np.ndarray | None = None
+        self._mean: tuple[int, np.ndarray] | None = None
+        self._making = Lock()  # a worker may have several threads, and all need the same layer and keys
+
+    def aurocs(self, head: int, tokens: range | np.ndarray) -> np.ndarray:
+        """AUROC of one head for a run of current tokens, or for some of them: of T^ee, of T^ee less its mean over the
+        current tokens that follow some token, and of that mean; float64 (3, n).
+        """
+        with self._making:
+            keys, mean = self._key_factor(self._first.heads[head].kv_head), self._mean_query(head)
+        if isinstance(tokens, range):
+            queries = self._first.query_factor(head, tokens.start, tokens.stop)
+            counts = self._matrix[tokens.start : tokens.stop]
+        else:
+            queries, counts = self._first.query_rows(head, tokens), self._matrix[tokens]
+        try:
+            aurocs = auroc_with_specific(queries, keys, mean, counts, device=open_device(self._first.device))
+            return np.stack((*aurocs, auroc_of_one_order(keys @ mean, counts)))
+        except TooLargeError:
+            raise overflow(self._first.model, f"T^ee of head {head}", self._first.layer) from None
+
+    def _key_factor(self, kv_head: int) -> np.ndarray:
+        """Of the key-value head asked for last, which is kept: rows and heads that share it come one after another."""
+        if self._keys is None or self._keys[0] != kv_head:
+            self._keys = None
+            self._keys = kv_head, self._first.key_factor(kv_head)
+        return self._keys[1]
+
+    def _mean_query(self, head: int) -> np.ndarray:
+        """Of the head asked for last, which is kept: the mean query of the current tokens, float32 (r,)."""
+        if self._mean is None or self._mean[0] != head:
+            if self._mean_row is None:
+                self._mean_row = self._first.mean_row(self._scored)
+            mean = self._first.mean_query(head, self._scored, self._mean_row)
+            self._first.check_finite(f"the query side of T^ee of head {head}", mean, self._first.layer)
+            self._mean = head, mean.astype(np.float32)
+        return self._mean[1]
+
+
+@dataclass(frozen=True)
+class ScorerOnWorker:
+    """How a worker gets a Scorer: it reads the checkpoint and the counts itself, once, and keeps them."""
+
+    source: Source
+    layer: int  # As in `FirstLayer`
+    delta: int
+    counts: Path | None  # COUNTS.npz on a file system that workers share; None as in `bigram_auroc`
+    seen: RunIdentity  # Of that file where the task comes from
+    device: str = "cpu"  # As in `FirstLayer`, on the worker
+
+    @classmethod
+    def of(cls, source: Source, first: FirstLayer, counts: Path | None) -> "ScorerOnWorker":
+        """What `first` is of `source`, and the counts as this machine has them."""
+        path = None if counts is None else counts.absolute()
+        return cls(source.as_seen(first.model), first.layer, first.delta, path, _identity(path), first.device)
+
+    def __call__(self) -> Scorer:
+        with _opening:
+            return _kept(self)
+
+
+_opening = Lock()
+
+
+@lru_cache(maxsize=1)
+def _kept(wanted: ScorerOnWorker) -> Scorer:
+    wanted.seen.refuse_other(_identity(wanted.counts), str(wanted.counts))
+    first = FirstLayer(wanted.source.elsewhere(), wanted.layer, wanted.delta, wanted.device)
+    return Scorer(first, counts_for(first.model, wanted.counts))
+
+
+def _identity(counts: Path | None) -> RunIdentity:
+    return RunIdentity.of(counts=None if counts is None else file_identity(counts))

@@ -1,0 +1,109 @@
+"""The first layer's attention on text, compared with its weights (detokenization paper, section 5 and Fig. 4)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from weightscope.core.compute.cores import in_threads
+from weightscope.core.errors import CheckpointError
+from weightscope.core.files import Files
+from weightscope.core.results import ShowsShapes
+from weightscope.core.tables import Column, Table
+from weightscope.heads.detok.first_layer import TERMS, FirstLayer, Moved, term_contributions
+from weightscope.model.text.sequences import Texts, token_windows
+from weightscope.runner.framing import framing_of
+from weightscope.runner.runner import Activations, Runner, open_runner
+
+PASSAGES = 50  # at most
+BAND = (2.5, 97.5)  # percentiles over texts, as in the authors' Fig. 4
+MOST_DIFFERENCE = 1e-4  # of an attention weight, between the model and the six terms
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TextCheck(ShowsShapes):
+    """What the first layer's heads do on text."""
+
+    query: int  # The position i at which attention is shown
+    n_texts: int
+    source: str  # Where the texts come from
+    attention: np.ndarray  # (n_heads, query + 1): alpha_ij over j, averaged over texts
+    spread: np.ndarray  # (2, n_heads, query + 1): what 2.5 % and 97.5 % of the texts stay below
+    # (n_heads, n): c^ee, c^pp, ... of eq. 18 in nats by position i, averaged over texts.
+    contributions: dict[str, np.ndarray]
+    # (n_heads, n): The same as the paper's own figure has them; see `term_contributions`.
+    drawn: dict[str, np.ndarray]
+    difference: float  # The largest between an attention weight of the model and the softmax of the six terms' sum
+
+    @cached_property
+    def heads(self) -> Table:
+        """One row per head: each term's contribution, averaged over positions; at position 0 there is only one key."""
+        means = {name: c[:, 1:].mean(axis=1) for name, c in self.contributions.items()}
+        columns = [Column(name, mean, f"$c^{name}$", "nats") for name, mean in means.items()]
+        head = Column("head", np.arange(len(self.attention)))
+        return Table([head, *columns], "What each term decides, averaged over positions and texts (eq. 18).")
+
+    def write_tables(self, files: Files) -> None:
+        """Write contributions.csv, one row per head and term, and contributions.npz."""
+        rows = [
+            (head, name, self.heads[name][head], c[head, self.query], self.drawn[name][head, 1:].mean())
+            for head in range(len(self.attention))
+            for name, c in self.contributions.items()
+        ]
+        header = ("head", "term", "mean_over_positions", f"at_{self.query}", "c_paper")
+        files.table("contributions.csv", Table.of_rows(header, rows))
+        arrays = {f"c_{name}": c for name, c in self.contributions.items()}
+        arrays |= {f"c_paper_{name}": c for name, c in self.drawn.items()}
+        files.npz(
+            "contributions.npz", attention=self.attention, spread=self.spread, query=np.array(self.query), **arrays
+        )
+
+
+def run_on_texts(first: FirstLayer, texts: Texts, query: int) -> TextCheck:
+    """Run the first layer of a model with learned positions on passages as long as it takes."""
+    model = first.model
+    if model.positions is None:
+        problem = f"a {model.family.name} has no position embedding to compare attention on text with"
+        raise CheckpointError(problem, file=model.checkpoint.name)
+    runner, n_positions = open_runner(model, device=first.device), len(model.positions)
+    passages = token_windows(framing_of(model), texts.texts, PASSAGES, n_positions)
+    if not passages:
+        raise CheckpointError(f"no text in {texts.source} has {n_positions} tokens, as many as the model has positions")
+    return check_on_text(first, runner, passages, query, texts.source)
+
+
+def check_on_text(
+    first: FirstLayer, runner: Runner, sequences: Sequence[np.ndarray], query: int, source: str = ""
+) -> TextCheck:
+    """Run the first layer on texts and take its scores apart: sequences (n,)."""
+    n_heads, n = len(first.heads), len(sequences[0])
+    positions = np.arange(n)
+    attention: list[np.ndarray] = []  # of each text (n_heads, query + 1)
+    contributions, drawn = ({name: np.zeros((n_heads, n)) for name in TERMS} for _ in range(2))
+    largest = 0.0
+
+    def observe(seen: Activations) -> None:
+        nonlocal largest
+        for index, alpha in zip(seen.inputs, seen.attention, strict=True):
+            attention.append(alpha[:, query, : query + 1].copy())
+            visible = alpha.max(axis=0) > 0  # (n, n): what the mask lets through
+
+            def of_head(head: int, tokens: np.ndarray = sequences[index], visible: np.ndarray = visible) -> Moved:
+                return term_contributions(first.terms(head, tokens, positions), first.heads[head].scale, visible)
+
+            for head, moved in enumerate(in_threads(of_head, range(n_heads))):
+                largest = max(largest, float(np.abs(moved.attention - alpha[head]).max()))
+                if not largest < MOST_DIFFERENCE:
+                    caveats = "; ".join(first.attention.caveats)
+                    problem = f"head {head}'s attention differs from its six terms' by {largest:.1e} ({caveats})"
+                    raise CheckpointError(problem, file=first.model.name)
+                for name in TERMS:
+                    contributions[name][head] += moved.contributions[name]
+                    drawn[name][head] += moved.drawn[name]
+
+    runner.observe(sequences, observe, layers=[0])
+    n_texts = len(sequences)
+    means, as_drawn = ({name: total / n_texts for name, total in c.items()} for c in (contributions, drawn))
+    spread = np.percentile(attention, BAND, axis=0)
+    return TextCheck(query, n_texts, source, np.mean(attention, axis=0), spread, means, as_drawn, largest)

@@ -1,0 +1,356 @@
+"""Every matrix of a checkpoint: its singular values, and how they differ from a random matrix's."""
+
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property, partial, reduce
+from math import nan, prod
+from typing import NamedTuple
+
+import numpy as np
+
+from weightscope.checkpoint.blocks import NATIVE, batches, blocks_of
+from weightscope.checkpoint.checkpoint import Checkpoint, Tensor
+from weightscope.core.compute.cores import in_threads, usable_cores
+from weightscope.core.errors import CheckpointError
+from weightscope.core.progress import bar
+from weightscope.core.tables import Column, Table
+from weightscope.heads.tensors.measure import (
+    TENSOR_COLUMNS,
+    Everything,
+    SharedTensor,
+    TensorFacts,
+    by_role,
+    facts_of_values,
+    read_facts,
+    spread_of,
+    unreadable,
+    with_twins,
+)
+from weightscope.heads.tensors.networks import Network, Networks, Neurons
+from weightscope.model.metrics.matrix_spectra import (
+    Sketch,
+    beyond_edge,
+    condition,
+    power_law,
+    random_edge,
+    signal_to_noise,
+    singular_values,
+    sketched_singular_values,
+)
+from weightscope.model.metrics.spectra import effective_rank, frobenius, stable_rank
+from weightscope.model.model import Model, TensorsOnly
+from weightscope.model.rows.names import NamedTensor, Tensors
+
+ROOM = 1 << 29  # bytes for the matrices that are measured at a time; one alone may need more
+EXACT_SIDE = 2048  # with a larger smaller side the spectrum is a sketch, unless `exact`
+LARGEST_EXACT = (
+    20_000  # whatever is asked for: LAPACK counts the numbers of larger Gram matrices with more than 32 bits
+)
+PROJECTIONS = {"q", "k", "v", "o", "output_gate"}
+HELD = 64 << 20  # values of a matrix that is sketched and kept in memory; a larger one is read for each step
+NUMBERS = tuple[float, ...]
+
+
+def measures(spectrum: Sketch, shape: tuple[int, int]) -> NUMBERS:
+    """The measures of a matrix in the order of `MEASURES`; a sketch does not tell the smallest singular value."""
+    s, error = spectrum
+    if not np.isfinite(s).all():
+        return (nan,) * len(MEASURES)
+    spectral = (s[0], frobenius(s), stable_rank(s), effective_rank(s))
+    random = (random_edge(s, shape), beyond_edge(s, shape), *power_law(s**2), signal_to_noise(s, shape))
+    return (*map(float, spectral), *random, nan if error else condition(s, shape), error)
+
+
+MEASURES = (
+    Column("sigma1", symbol="$σ_1$", meaning="The largest singular value, the spectral norm."),
+    Column("frobenius", symbol="Frobenius norm", meaning="Root of the sum of the squared singular values."),
+    Column("stable_rank", symbol="stable rank", meaning="Squared Frobenius norm over $σ_1^2$."),
+    Column("effective_rank", symbol="effective rank", meaning="Exponential of the entropy of the singular values."),
+    Column("mp_edge", symbol="Marchenko-Pastur edge",
+           meaning="The largest singular value of a random matrix with the same shape and mean square."),
+    Column("beyond_edge", symbol="beyond the edge", meaning="How many singular values are above that edge."),
+    Column("alpha", symbol="$α$", meaning="Exponent of a power law of the largest squared singular values."),
+    Column("alpha_distance", symbol="Kolmogorov distance",
+           meaning="Of these from that law, at the lower steps of their distribution."),
+    Column("snr", symbol="signal to noise",
+           meaning="Spectrum's: singular values above the noise over the others, in sum, over $σ_1$."),
+    Column("condition", symbol="condition number", meaning="$σ_1$ over the smallest singular value; not of a sketch."),
+    Column("rank_error", symbol="error of ranks",
+           meaning="Estimate of how far the share of singular values below any value is off at most: no bound, as "
+                   "clusters and spikes over a bulk may exceed it. 0 where they are exact."),
+)  # fmt: skip
+
+
+class Row(NamedTuple):
+    """A tensor, or a matrix that one of the file fuses or stacks, with its measures."""
+
+    facts: TensorFacts
+    layer: int | None
+    expert: int | None
+    numbers: NUMBERS = (nan,) * len(MEASURES)
+    spectrum: str = ""  # how it was computed; empty where it has none
+    is_part: bool = False  # of a tensor of the file
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Matrices(Everything):
+    """All tensors of a checkpoint in numbers, and all its matrices."""
+
+    rows: Sequence[Row] = ()  # in the order of the file
+    networks: Sequence[Network] = ()  # of the stack that is read
+    percentiles: Sequence[Column] = ()  # of the rows among other checkpoints' matrices; an audit adds them
+
+    @cached_property
+    def table(self) -> Table:
+        """One row per matrix, and per vector; its csv() is matrices.csv."""
+        roles = by_role(row.facts for row in self.rows)
+        spreads = {role: (len(tensors), *spread_of(tensors)) for role, tensors in roles.items()}
+        rows = []
+        for row in self.rows:
+            where = ("" if place is None else place for place in (row.layer, row.expert))
+            name, role, *cells = row.facts.cells
+            rows.append((name, role, *where, *cells, *spreads[role], *row.numbers, row.spectrum))
+        return Table([*Table.of_rows(COLUMNS, rows).columns, *self.percentiles])
+
+    def grids(self, names: Iterable[str]) -> tuple[np.ndarray, list[str], dict[str, np.ndarray]]:
+        """Layers (L,), roles (R,) and measures (L, R) of the matrices in layers; of several in one place the median."""
+        measured = [row for row in self.rows if row.spectrum and row.layer is not None]
+        layers = sorted({row.layer for row in measured if row.layer is not None})
+        roles = [*dict.fromkeys(row.facts.role for row in measured)]
+        known = [column.name for column in MEASURES]
+        grids = {}
+        for name in names:
+            cells: dict[tuple[int, int], list[float]] = defaultdict(list)
+            for row in measured:
+                place = layers.index(row.layer or 0), roles.index(row.facts.role)
+                cells[place].append(row.numbers[known.index(name)])
+            grids[name] = np.full((len(layers), len(roles)), nan)
+            for place, values in cells.items():
+                grids[name][place] = np.median(values)
+        return np.array(layers), roles, grids
+
+
+COLUMNS = (
+    *TENSOR_COLUMNS[:2],
+    Column("layer"), Column("expert"),
+    *TENSOR_COLUMNS[2:],
+    Column("tensors", meaning="How many rows have this role."),
+    Column("rms_median", symbol="median rms", meaning="Of the role."),
+    Column("rms_least", symbol="least rms", meaning="Of the role."),
+    Column("rms_most", symbol="largest rms", meaning="Of the role."),
+    *MEASURES,
+    Column("spectrum", meaning="How singular values were computed: exact or sketch; empty for vectors and integers."),
+)  # fmt: skip
+
+
+def read_matrices(model: Model | TensorsOnly, exact: bool = False) -> Matrices:
+    """Read every tensor of a model once, and measure every matrix; large ones by a sketch, unless `exact`.
+
+    Of feed-forward networks, neurons are judged by the same reading. Memory is two Gram matrices for each matrix that
+    is measured at a time, and all of one that is wider than high, or that is one with others in the file; of a sketch
+    at most 256 MB.
+    """
+    unchecked = model.unchecked()
+    checkpoint, tensors = unchecked.checkpoint, unchecked.tensors
+    unread = unreadable(checkpoint)
+    named = [tensor for tensor in tensors if tensor.name not in unread]
+    networks = Networks(tensors, named)
+    rows, facts = measured_rows(checkpoint, tensors, [*filter(is_matrix, named)], exact, networks)
+    facts |= {name: first.facts for name, (first, *_) in rows.items() if not first.is_part}
+    facts |= read_facts(checkpoint, [tensor.name for tensor in named if tensor.name not in facts])
+    roles = tensors.roles
+    known = [replace(facts[name], known_as=roles.get(name, "")) for name in checkpoint if name in facts]
+    complete = {fact.name: fact for fact in with_twins(checkpoint, known)}
+    in_order = (row for tensor in named for row in _rows_of(tensor, rows.get(tensor.name, []), complete[tensor.name]))
+    return Matrices([*complete.values()], unread, [*in_order], networks.finished())
+
+
+class Measured(NamedTuple):
+    """Matrices that were measured, by name in the file."""
+
+    rows: dict[str, list[Row]]  # one, or one for each matrix that the tensor fuses or stacks
+    facts: dict[str, TensorFacts]  # of tensors that fuse or stack several, where all their values were read
+
+
+def measured_rows(
+    checkpoint: Checkpoint,
+    tensors: Tensors,
+    named: Sequence[NamedTensor],
+    exact: bool,
+    networks: Networks | None = None,
+) -> Measured:
+    """Measure these matrices; `networks` takes what it needs of them."""
+    largest = LARGEST_EXACT if exact else EXACT_SIDE
+    works = [Work(tensor, pieces_of(tensors, tensor), largest) for tensor in named]
+    threads = max(1, min(usable_cores(), ROOM // max((work.room for work in works), default=1)))
+    for matrix in (matrix for work in works for matrix in work.pieces or [work.tensor]):
+        if networks is not None:
+            networks.expect(matrix)
+    measured = Measured({}, {})
+    total = sum(work.tensor.tensor.nbytes for work in works)
+    matrices = _matrices(checkpoint, tensors, works, networks, measured.facts)
+    with bar(what="matrices", unit="B", total=total, unit_scale=True) as done:
+        for row, neurons in in_threads(partial(_measured, largest=largest), matrices, threads):
+            measured.rows.setdefault(row.facts.name, []).append(row)
+            if networks is not None and neurons is not None:
+                networks.add(neurons)
+            done.update(row.facts.nbytes)
+    return measured
+
+
+def _rows_of(tensor: NamedTensor, measured: Sequence[Row], facts: TensorFacts) -> Iterator[Row]:
+    """The rows of one tensor: its parts, or itself with all that is known of it."""
+    for row in measured or [Row(facts, tensor.layer, tensor.expert)]:
+        yield row if row.is_part else row._replace(facts=facts)
+
+
+def is_matrix(tensor: NamedTensor) -> bool:
+    """Whether a tensor is a matrix, or several, of numbers that are not integers."""
+    dtype = tensor.tensor.dtype
+    return sides(tensor.shape) is not None and (dtype == "F64" or dtype not in NATIVE)
+
+
+def sides(shape: tuple[int, ...]) -> tuple[int, int] | None:
+    """The two sides of a matrix, its last axes joined; None for a vector.
+
+    Examples
+    --------
+    >>> sides((768, 3, 16, 16)), sides((1, 768))
+    ((768, 768), None)
+    """
+    sizes = [size for size in shape if size != 1]
+    return (sizes[0], prod(sizes[1:])) if len(sizes) > 1 and 0 not in sizes else None
+
+
+def pieces_of(tensors: Tensors, tensor: NamedTensor) -> list[NamedTensor]:
+    """The matrices that one tensor fuses or stacks; empty where it is one itself."""
+    if tensor.role.endswith(".bias"):
+        return []
+    if experts := tensor.experts if len(tensor.shape) > 2 else ():
+        return [piece for expert in experts for piece in (pieces_of(tensors, expert) or [expert])]
+    return [part for part in tensors.parts(tensor) if sides(part.shape)]
+
+
+class Work(NamedTuple):
+    """A tensor to measure, or the matrices that it fuses or stacks."""
+
+    tensor: NamedTensor
+    pieces: list[NamedTensor]
+    largest: int  # smaller side whose spectrum is exact
+
+    @property
+    def room(self) -> int:
+        """Bytes that one of its matrices needs."""
+        m, n = sides(self.pieces[0].shape if self.pieces else self.tensor.tensor.shape) or (1, 1)
+        if min(m, n) > self.largest:
+            return 4 * (m * n if self.pieces else min(m * n, HELD))
+        return 16 * min(m, n) ** 2 + 4 * m * n * (m < n or bool(self.pieces))
+
+
+class Matrix(NamedTuple):
+    """A matrix to measure; a part of a tensor with its values, (m, n)."""
+
+    tensor: NamedTensor
+    stored: Tensor
+    role: str  # as in the table
+    neurons: Neurons | None  # to add its values to
+    values: np.ndarray | None = None
+
+
+def _matrices(
+    checkpoint: Checkpoint,
+    tensors: Tensors,
+    works: Sequence[Work],
+    networks: Networks | None,
+    facts: dict[str, TensorFacts],
+) -> Iterator[Matrix]:
+    """Every matrix in turn; parts are read here, in one thread, as neighbours share one reading."""
+    sharing, current, shared = _sharing(works), None, dict[str, SharedTensor]()
+
+    def matrix(tensor: NamedTensor, values: np.ndarray | None = None) -> Matrix:
+        neurons = None if networks is None else networks.neurons_of(tensor, values is not None)
+        return Matrix(tensor, shared.get(tensor.name, tensor.tensor), tensors.known_as(tensor), neurons, values)
+
+    for batch in batches(works, lambda work: work.tensor.tensor.nbytes):
+        checkpoint.prefetch([work.tensor.name for work in batch])
+        for tensor, pieces, _ in batch:
+            if (place := (tensor.stack, tensor.layer)) in sharing and place != current:
+                current, shared = place, {name: SharedTensor(*how) for name, how in sharing[place].items()}
+                tensors.read_through(shared)
+            readable = False
+            for piece in pieces:
+                with suppress(CheckpointError):  # the tensor has a row of its own where its parts cannot be told
+                    yield matrix(piece, piece.array())
+                    readable = True
+            if not readable:
+                yield matrix(tensor)
+            elif tensor.name in shared and (all_facts := shared[tensor.name].facts):
+                facts[tensor.name] = all_facts
+
+
+def _sharing(works: Sequence[Work]) -> dict[tuple[str | None, int | None], dict[str, tuple[Tensor, bool, bool]]]:
+    """What is made of one reading, by stack and layer: tensors by name, whether to keep them and to note their facts.
+
+    Where a tensor fuses projections, all those of its layer are split together.
+    """
+    sharing: dict[tuple[str | None, int | None], dict[str, tuple[Tensor, bool, bool]]] = defaultdict(dict)
+    split = {(t.stack, t.layer) for t, pieces, _ in works if pieces and {*t.role.split("+")} <= PROJECTIONS}
+    for tensor, pieces, _ in works:
+        place = tensor.stack, tensor.layer
+        keep = place in split and {*tensor.role.split("+")} <= PROJECTIONS
+        if (keep or pieces) and tensor.tensor.dtype not in NATIVE:
+            sharing[place][tensor.name] = tensor.tensor, keep, bool(pieces)
+    return sharing
+
+
+def _measured(matrix: Matrix, largest: int) -> tuple[Row, Neurons | None]:
+    """Facts and measures of one matrix; its values are added to its neurons."""
+    tensor, stored, role, neurons, values = matrix
+    noted = list[TensorFacts]()
+    shape = sides(stored.shape if values is None else tensor.shape)
+    assert shape is not None
+    is_exact = min(shape) <= largest
+    if values is not None:
+        n_bytes = round(stored.nbytes * prod(tensor.shape) / prod(stored.shape))
+        about = TensorFacts(tensor.name, stored.dtype, tensor.shape, n_bytes, known_as=role)
+        held = values.reshape(-1)
+        noted.append(facts_of_values(about, held))
+        if neurons is not None:
+            neurons.add(held, 0)
+    elif not is_exact and prod(shape) <= HELD:
+        held, filled = np.empty(prod(shape), np.float32), 0
+        for chunk in _noted(stored, noted, neurons):
+            held[filled : filled + len(chunk)] = chunk
+            filled += len(chunk)
+    else:
+        held = None
+    if is_exact:
+        s = singular_values(_noted(stored, noted, neurons) if held is None else [held], shape)
+        spectrum = Sketch(s, 0.0)
+    else:
+        if held is None:
+            deque(_noted(stored, noted, neurons), maxlen=0)
+        again = partial(_stored_values, stored) if held is None else lambda: [held]
+        spectrum = sketched_singular_values(again, shape, reduce(TensorFacts.and_then, noted).squares)
+    numbers = measures(spectrum, shape)
+    how = "exact" if is_exact else "sketch"
+    facts = reduce(TensorFacts.and_then, noted)
+    return Row(facts, tensor.layer, tensor.expert, numbers, how, values is not None), neurons
+
+
+def _stored_values(tensor: Tensor) -> Iterator[np.ndarray]:
+    """A tensor's values in blocks."""
+    return (block.values() for block in blocks_of(tensor))
+
+
+def _noted(tensor: Tensor, facts: list[TensorFacts], neurons: Neurons | None) -> Iterator[np.ndarray]:
+    """A tensor's values in blocks, the facts of each block noted, and added to its neurons."""
+    about = TensorFacts(tensor.name, tensor.dtype, tensor.shape, tensor.nbytes)
+    for block in blocks_of(tensor):
+        values = block.values()
+        facts.append(facts_of_values(about, values, block.start))
+        if neurons is not None:
+            neurons.add(values, block.start)
+        yield values

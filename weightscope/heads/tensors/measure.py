@@ -1,0 +1,386 @@
+"""Every tensor of a checkpoint, attention or not, in numbers: each is read once, in blocks."""
+
+import hashlib
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache, reduce
+from math import prod, sqrt
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from weightscope.checkpoint.blocks import BLOCK, Block, batches, blocks_of, row_width, streamed
+from weightscope.checkpoint.checkpoint import Checkpoint, DerivedTensor, StoredTensor, Tensor
+from weightscope.core.compute.cores import in_threads
+from weightscope.core.compute.half import Weights
+from weightscope.core.errors import CheckpointError, counted, printable
+from weightscope.core.progress import bar
+from weightscope.core.tables import Column, Table
+
+BITS = {"F64": 52, "F32": 23, "F16": 10, "BF16": 7}  # of fraction
+NAMED = 20  # rows of a tensor that are listed by index
+LONG_ROW = 1 << 14  # values: sums of squares over longer rows, and over vectors, are taken in float64
+TINY = 1e-30  # a float32 sum of squares below it has lost digits and is taken again in float64
+NUMBER = re.compile(r"(?<![^.])\d{1,9}(?![^.])")  # a number between two dots of a name
+
+
+@lru_cache(maxsize=1 << 17)
+def role_of(name: str) -> tuple[str, tuple[int, ...]]:
+    """A tensor's name without its numbers, and the numbers: of its layer, then of its expert.
+
+    Examples
+    --------
+    >>> role_of("model.layers.3.mlp.experts.17.w1.weight")
+    ('model.layers.*.mlp.experts.*.w1.weight', (3, 17))
+    """
+    return NUMBER.sub("*", name), tuple(int(number) for number in NUMBER.findall(name))
+
+
+@dataclass(frozen=True)
+class TensorFacts:
+    """What is known of a tensor once all its values have been read."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int  # as stored
+    squares: float = 0.0  # sum of the squares of its values; NaN where one is NaN
+    least: float = float("inf")  # of its values
+    most: float = float("-inf")
+    not_finite: int = 0  # how many values are NaN or infinite
+    kind: str = "f"  # "f" for floats and formats that are read as floats, "i" for integers and truth values
+    zero_rows: int = 0  # rows that are zero throughout
+    constant_rows: int = 0  # rows that hold one other value throughout
+    first_zero: tuple[int, ...] = ()  # indices of the first of them
+    first_constant: tuple[int, ...] = ()
+    same_as: str = ""  # the first tensor with the same values, if that is another one
+    known_as: str = ""  # its role in `Model.tensors`; empty where no row knows it
+
+    @property
+    def role(self) -> str:
+        """Its role, or its name without numbers; see `role_of`."""
+        return self.known_as or role_of(self.name)[0]
+
+    @property
+    def size(self) -> int:
+        """How many values it has."""
+        return prod(self.shape)
+
+    @property
+    def rows(self) -> int:
+        """How many rows are judged; see `row_width`."""
+        return self.size // (row_width(self.shape) or self.size or 1)
+
+    @property
+    def rms(self) -> float:
+        """Root of the mean square of its values: a norm that does not grow with its size."""
+        return sqrt(self.squares / self.size) if self.size else float("nan")
+
+    @property
+    def cells(self) -> tuple[Any, ...]:
+        """Its row of a table; see `TENSOR_COLUMNS`."""
+        return (self.name, self.role, self.dtype, shown_shape(self.shape), self.size, self.nbytes, self.rms,
+                self.least, self.most, self.not_finite, self.zero_rows, self.constant_rows, self.same_as)  # fmt: skip
+
+    @property
+    def constant(self) -> bool:
+        """Whether it holds one value throughout, as gains and biases of a new model do."""
+        return self.least == self.most
+
+    def and_then(self, more: "TensorFacts") -> "TensorFacts":
+        """With another block's facts added."""
+        return replace(
+            self,
+            squares=self.squares + more.squares,
+            least=float(np.minimum(self.least, more.least)),  # NaN stays NaN
+            most=float(np.maximum(self.most, more.most)),
+            not_finite=self.not_finite + more.not_finite,
+            kind=more.kind,
+            zero_rows=self.zero_rows + more.zero_rows,
+            constant_rows=self.constant_rows + more.constant_rows,
+            first_zero=(*self.first_zero, *more.first_zero)[:NAMED],
+            first_constant=(*self.first_constant, *more.first_constant)[:NAMED],
+        )
+
+
+def facts_of(block: Block) -> TensorFacts:
+    """The facts of one block of a tensor."""
+    tensor = block.tensor
+    about = TensorFacts(tensor.name, tensor.dtype, tensor.shape, tensor.nbytes)
+    return facts_of_values(about, block.values(), block.start)
+
+
+def facts_of_values(about: TensorFacts, values: np.ndarray, start: int = 0) -> TensorFacts:
+    """The facts of a tensor's values from `start` on: values (n,)."""
+    width = row_width(about.shape) if values.dtype.kind == "f" else 0
+    facts = replace(about, kind=values.dtype.kind.replace("u", "i"))
+    if not len(values):
+        return facts
+    rows = values.reshape(-1, width or len(values))
+    with np.errstate(all="ignore"):
+        squares, broken = row_squares(rows)
+        zero, constant = _constant_rows(rows, squares) if width else (np.empty(0, int), np.empty(0, int))
+        first = start // width if width else 0
+        return replace(
+            facts,
+            squares=float(squares.sum()),
+            least=float(values.min()),
+            most=float(values.max()),
+            not_finite=broken,
+            zero_rows=len(zero),
+            constant_rows=len(constant),
+            first_zero=tuple((zero[:NAMED] + first).tolist()),
+            first_constant=tuple((constant[:NAMED] + first).tolist()),
+        )
+
+
+def row_squares(rows: np.ndarray) -> tuple[np.ndarray, int]:
+    """Sums of the squares of rows, in float64, and how many values are not finite."""
+    narrow = rows.dtype == np.float32 and rows.shape[1] < LONG_ROW
+    wide = rows if narrow else rows.astype(np.float64, copy=False)
+    squares = np.einsum("ij,ij->i", wide, wide).astype(np.float64)
+    again = ~(squares > TINY) | ~np.isfinite(squares)  # too small or too large for float32, or not finite
+    if not again.any():
+        return squares, 0
+    doubtful = rows[again].astype(np.float64)
+    squares[again] = np.einsum("ij,ij->i", doubtful, doubtful)
+    return squares, int(np.count_nonzero(~np.isfinite(doubtful)))
+
+
+def _constant_rows(rows: np.ndarray, squares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Indices of the rows that are zero throughout, and of those that hold another value throughout."""
+    ends = (rows[:, 0] == rows[:, -1]) & (rows[:, 0] == rows[:, rows.shape[1] // 2])
+    likely = np.flatnonzero(ends | (squares == 0))
+    constant = likely[(rows[likely] == rows[likely, :1]).all(axis=1)]
+    zero = rows[constant, 0] == 0
+    return constant[zero], constant[~zero]
+
+
+class SharedTensor(DerivedTensor):
+    """A tensor that several matrices share: its values are kept between them, or their facts noted, or both."""
+
+    def __init__(self, stored: Tensor, keep: bool, note: bool) -> None:
+        super().__init__(stored)
+        self.keep, self.note = keep, note
+        self._kept: Weights | None = None
+        self._noted: dict[int, tuple[int, TensorFacts]] = {}  # by the first row of what was read: where it ends, facts
+        self._lock = Lock()
+
+    @property
+    def piece(self) -> int:
+        return self.stored.piece
+
+    def unchecked(self, noted: set[str]) -> Tensor:
+        """Itself: it is as unchecked as what is stored."""
+        return self
+
+    def weights(self) -> Weights:
+        with self._lock:
+            if self._kept is not None:
+                return self._kept
+            weights = self.stored.weights()
+            if self.keep:
+                self._kept = weights
+            self._note(weights, 0)
+            return weights
+
+    def read(self) -> np.ndarray:
+        return np.asarray(self.weights(), np.float32)
+
+    def rows(self, start: int, stop: int) -> np.ndarray:
+        if self.keep:
+            return np.asarray(self.weights()[start:stop], np.float32)
+        rows = self.stored.rows(start, stop)
+        self._note(rows, start)
+        return rows
+
+    def _note(self, weights: Weights, start: int) -> None:
+        """Note the facts of rows from `start` on, as `facts_of` of each block would."""
+        width, size = row_width(self.shape), prod(self.shape[1:])
+        if not self.note or (width and (len(weights) * size % width or start * size % width)):
+            return
+        about, facts = TensorFacts(self.name, self.dtype, self.shape, self.nbytes), list[TensorFacts]()
+        flat, step = weights.reshape(-1), max(1, BLOCK // (width or 1)) * (width or 1)
+        for first in range(0, len(flat), step):
+            values = np.asarray(flat[first : first + step], np.float32)
+            facts.append(facts_of_values(about, values, start * size + first))
+        if facts:
+            self._noted[start] = start + len(weights), reduce(TensorFacts.and_then, facts)
+
+    @property
+    def facts(self) -> TensorFacts | None:
+        """The facts of all values; None unless each has been read."""
+        end, facts = 0, list[TensorFacts]()
+        while end in self._noted:
+            end, more = self._noted[end]
+            facts.append(more)
+        return reduce(TensorFacts.and_then, facts) if facts and end == self.shape[0] else None
+
+
+@dataclass(frozen=True)
+class Everything:
+    """All tensors of a checkpoint in numbers."""
+
+    facts: Sequence[TensorFacts]  # in the order of the file
+    unread: Mapping[str, str] = field(default_factory=dict)  # why the values of a tensor could not be read, by its name
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors that were read."""
+        return sum(tensor.nbytes for tensor in self.facts)
+
+    @property
+    def lead(self) -> str:
+        """What was read, and what could not be, in a sentence or two."""
+        text = f"Every value of {counted(len(self.facts), 'tensor')} was read."
+        if self.unread:
+            why = next(iter(self.unread.values()))
+            text += f" {counted(len(self.unread), 'tensor')} could not be: {printable(why)}."
+        return text
+
+    @cached_property
+    def roles(self) -> Table:
+        """One row per role, in the order of the file."""
+        rows = []
+        for role, members in by_role(self.facts).items():
+            dtypes = dict.fromkeys(tensor.dtype for tensor in members)
+            shapes = dict.fromkeys(shown_shape(tensor.shape) for tensor in members)
+            n_bytes, *totals = (
+                sum(getattr(t, name) for t in members) for name in ("nbytes", "not_finite", "zero_rows")
+            )
+            spread = spread_of(members)
+            rows.append((role, len(members), ", ".join(dtypes), ", ".join(shapes), n_bytes, *spread, *totals))
+        return Table.of_rows(ROLE_COLUMNS, rows)
+
+
+def spread_of(tensors: Collection[TensorFacts]) -> tuple[float, float, float]:
+    """Median, least and most of the norms that are finite; NaN where none is."""
+    norms = np.array([tensor.rms for tensor in tensors])
+    known = norms[np.isfinite(norms)] if np.isfinite(norms).any() else np.array([np.nan])
+    return float(np.median(known)), float(known.min()), float(known.max())
+
+
+TENSOR_COLUMNS = (
+    Column("tensor"),
+    Column("role", meaning="Its role; the name without numbers where no row knows it."),
+    Column("dtype", meaning="As stored."), Column("shape"), Column("values", meaning="How many it has."),
+    Column("bytes", meaning="As stored."),
+    Column("rms", meaning="Root of the mean square: a norm that does not grow with the size."),
+    Column("least"), Column("most"),
+    Column("not_finite", symbol="not finite", meaning="Values that are NaN or infinite."),
+    Column("zero_rows", symbol="zero rows", meaning="Rows that are zero throughout."),
+    Column("constant_rows", symbol="constant rows", meaning="Rows that hold one other value throughout."),
+    Column("same_as", symbol="same values as", meaning="The first tensor that holds exactly the same values."),
+)  # fmt: skip
+ROLE_COLUMNS = (
+    Column("role", meaning="Tensors of one role; of one name, apart from numbers, where no row knows it."),
+    Column("tensors"), Column("dtype"), Column("shape"), Column("bytes"),
+    Column("rms_median", symbol="median rms", meaning="Of the tensors' rms."),
+    Column("rms_least", symbol="least rms"), Column("rms_most", symbol="largest rms"),
+    Column("not_finite", symbol="not finite"), Column("zero_rows", symbol="zero rows"),
+)  # fmt: skip
+
+
+def shown_shape(shape: tuple[int, ...]) -> str:
+    """`768 x 2304`."""
+    return " x ".join(map(str, shape)) or "scalar"
+
+
+def by_role(facts: Iterable[TensorFacts]) -> dict[str, list[TensorFacts]]:
+    """Tensors by role, in the order of their numbers."""
+    roles: dict[str, list[TensorFacts]] = defaultdict(list)
+    for tensor in facts:
+        roles[tensor.role].append(tensor)
+    return {role: sorted(members, key=lambda tensor: role_of(tensor.name)[1]) for role, members in roles.items()}
+
+
+def read_everything(checkpoint: Checkpoint, roles: Mapping[str, str] | None = None) -> Everything:
+    """Read every value of a checkpoint once, and once more the values of tensors that may be equal.
+
+    `roles` are those that are known, by name; see `Tensors.roles`.
+
+    Memory is a few blocks of a million values per core, however large tensors are, and a kilobyte per tensor; where a
+    quantised format scatters rows (GPTQ, AWQ, bitsandbytes, FP8 with scales), one whole weight per core.
+    """
+    unread = unreadable(checkpoint)
+    facts = read_facts(checkpoint, [name for name in checkpoint if name not in unread])
+    known = {name: replace(fact, known_as=(roles or {}).get(name, "")) for name, fact in facts.items()}
+    return Everything(list(with_twins(checkpoint, known.values())), unread)
+
+
+def unreadable(checkpoint: Checkpoint) -> dict[str, str]:
+    """Why the values of a tensor cannot be read, by its name."""
+    unread: dict[str, str] = {}
+    readable: set[Any] = set()  # kinds of tensor: all tensors of one dtype in one file are read alike
+    for name, tensor in checkpoint.items():
+        kind = type(tensor), tensor.dtype, id(tensor.file)
+        if kind not in readable:
+            if why := why_unread(tensor):
+                unread[name] = why
+            else:
+                readable.add(kind)
+    return unread
+
+
+def read_facts(checkpoint: Checkpoint, names: Sequence[str]) -> dict[str, TensorFacts]:
+    """The facts of some tensors by name, each read once."""
+    facts: dict[str, TensorFacts] = {}
+    total = sum(checkpoint[name].nbytes for name in names)
+    with bar(what="tensors", unit="B", total=total, unit_scale=True) as progress:
+        parts = batches(streamed(checkpoint, names), lambda block: block.stop - block.start, BLOCK)
+        for part in in_threads(lambda blocks: [*map(_facts_and_bytes, blocks)], parts):
+            for more, n_bytes in part:
+                facts[more.name] = facts[more.name].and_then(more) if more.name in facts else more
+                progress.update(n_bytes)
+    return facts
+
+
+def _facts_and_bytes(block: Block) -> tuple[TensorFacts, int]:
+    tensor = block.tensor
+    return facts_of(block), tensor.nbytes * (block.stop - block.start) // max(1, prod(tensor.shape))
+
+
+def why_unread(tensor: Tensor) -> str:
+    """Why a stored tensor's values cannot be read; empty where they can."""
+    try:
+        if isinstance(tensor, DerivedTensor):
+            return why_unread(tensor.stored)
+        if isinstance(tensor, StoredTensor):
+            Block(tensor, 0, 0).values()
+    except CheckpointError as error:
+        return str(error)
+    return ""
+
+
+def with_twins(checkpoint: Checkpoint, facts: Collection[TensorFacts]) -> Iterator[TensorFacts]:
+    """The same facts, each with the first tensor that holds the same values.
+
+    Only tensors that agree in shape, dtype, norm and range are read again, for a digest of their content. Constant
+    tensors equal many others, which means nothing.
+    """
+    candidates: dict[Any, list[TensorFacts]] = defaultdict(list)
+    for tensor in facts:
+        numbers = np.array([tensor.squares, tensor.least, tensor.most]).tobytes()  # as bytes, so that NaN equals NaN
+        candidates[tensor.shape, tensor.dtype, numbers].append(tensor)
+    groups = (group for group in candidates.values() if len(group) > 1 and not group[0].constant)
+    twins = [tensor for group in groups for tensor in group if tensor.size > 1]
+    digests = in_threads(lambda tensor: _digest(checkpoint[tensor.name]), twins)
+    first: dict[Any, str] = {}
+    same_as = {
+        tensor.name: first.setdefault((tensor.shape, digest), tensor.name)
+        for tensor, digest in zip(twins, digests, strict=True)
+    }
+    for tensor in facts:
+        twin = same_as.get(tensor.name, tensor.name)
+        yield tensor if twin == tensor.name else replace(tensor, same_as=twin)
+
+
+def _digest(tensor: Tensor) -> bytes:
+    """SHA-256 of a tensor's values."""
+    digest = hashlib.sha256()
+    for block in blocks_of(tensor):
+        digest.update(np.ascontiguousarray(block.values()))
+    return digest.digest()

@@ -1,0 +1,345 @@
+"""From a config and a row to the numbers of one model, in whichever dialect the config is written.
+
+transformers standardises a config before it builds a model: `attribute_map` renames sizes, and
+`convert_rope_params_to_dict` turns what older versions wrote of rotation into `rope_parameters`. `renamed` and
+`standardised` do the same. Where a config says two things at once, transformers' rule decides and a note says so;
+without a rule the config is refused. Where versions of transformers differ, the one that wrote the file decides; a
+file that does not name it is refused.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from weightscope.checkpoint.config import Config
+from weightscope.core.errors import CheckpointError
+from weightscope.model.config.config import KEYS, MOST_LAYERS, ModelConfig, class_says
+from weightscope.model.config.rope import Rope
+from weightscope.model.rows.family import Family
+
+GIVEN, SCALING = "rope_parameters", "rope_scaling"
+TRAINED = "original_max_position_embeddings"
+FULL, SLIDING = "full_attention", "sliding_attention"
+NEEDED = {"n_layers", "d_model", "n_heads", "norm_eps"}  # sizes that change numbers
+SIZES = {name for meaning in NEEDED for name in KEYS[meaning]}
+
+
+def completed_part(config: Config, part: Config, family: Family) -> Config:
+    """The part of a config that describes this model, with the architecture's defaults for keys left out.
+
+    A key that is there and null means null, as it does to transformers. A size under one name leaves no default of
+    another.
+    """
+    inherited: dict[str, Any] = {}
+    kind = part.get("model_type") or config.get("model_type")
+    if part.raw is not config.raw:  # a wrapper's part: it may leave its sizes to the architecture, too
+        wrapper = config.get("model_type")
+        inner = f"{wrapper}.{family.part}"  # a class that is the wrapper's own
+        usual = part.get("model_type") or class_says(wrapper, "parts").get(family.part) or family.types[0]
+        kind = inner if class_says(inner, "names") else usual
+        sizes = class_says(inner, "sizes") or class_says(usual, "sizes") or class_says(family.types[0], "sizes")
+        inherited = {"model_type": usual, **sizes}
+        if config.get("tie_word_embeddings") is True:
+            inherited["tie_word_embeddings"] = True
+    kind = str(kind)
+    values = Config(renamed(part, family, kind), part.file)
+    stated = family.synonyms([key for key in values if values.has(key)])
+    defaults = {key: value for key, value in {**family.config.defaults, **inherited}.items() if key not in stated}
+    completed = family.completed(
+        {key: value for key, value in {**defaults, **values}.items() if value is not None}, config.file
+    )
+    return standardised(part, completed.raw, family.configured(completed), kind, config)
+
+
+def read_config(config: Config, family: Family) -> ModelConfig:
+    """Normalise the values of a config from `completed_part`, by its row as configured."""
+    keys = family.size_keys
+    listed = config.get(family.config.listed)
+    usual = len(listed) if isinstance(listed, list) else None
+    n_layers = config.size(*keys["n_layers"], default=usual, largest=MOST_LAYERS) * family.config.attentions
+    d_model = config.size(*keys["d_model"])
+    n_heads, n_kv_heads, head_dim = head_sizes(config, family)
+    rules = family.config
+    types = config.strings(rules.listed, n_layers) if rules.listed in config else rules.layer_types(config, n_layers)
+    attending = {kind for kind in types if not rules.attention_types or kind in rules.attention_types}
+    norm, eps = family.norms.before, 0.0
+    if norm is not None and norm.eps is not None:
+        eps = norm.eps
+    elif norm is not None or config.has(*keys["norm_eps"]):
+        eps = config.number(*keys["norm_eps"], largest=1.0)
+    return ModelConfig(
+        raw=config.raw,
+        file=config.file,
+        notes=config.notes,
+        model_type=str(config.get("model_type")),
+        n_layers=n_layers,
+        d_model=d_model,
+        n_heads=n_heads,
+        n_kv_heads=n_kv_heads,
+        head_dim=head_dim,
+        norm="none" if norm is None else "layer_norm" if norm.centred else "rms_norm",
+        norm_eps=eps,
+        layer_types=types,
+        rope={kind: family.rope.parameters(config, kind) for kind in attending} if family.rope else {},
+        n_positions=config.size(*keys["n_positions"]) if config.has(*keys["n_positions"]) else None,
+        vocab_size=config.size(*keys["vocab_size"]) if config.has(*keys["vocab_size"]) else None,
+    )
+
+
+# How many heads there are and how wide they are: in a model, and in one of its layers.
+
+
+def head_sizes(config: Config, family: Family) -> tuple[int, int, int]:
+    """Query heads, key-value heads, and the width of a head's queries and keys."""
+    keys, kv_heads = family.size_keys, family.heads.kv_heads
+    d_model, n_heads = config.size(*keys["d_model"]), config.size(*keys["n_heads"])
+    n_kv_heads = kv_heads if isinstance(kv_heads, int) else config.size(*kv_heads, default=n_heads)
+    if n_heads % n_kv_heads:
+        raise CheckpointError(f"{n_heads} heads do not divide into {n_kv_heads} key-value heads", file=config.file)
+    if family.heads.head_dim and all(config.has(key) for key in family.heads.head_dim):
+        head_dim = sum(config.count(key) for key in family.heads.head_dim)
+    elif d_model % n_heads:
+        raise CheckpointError(f"width {d_model} does not divide into {n_heads} heads", file=config.file)
+    else:
+        head_dim = d_model // n_heads
+    return n_heads, n_kv_heads, head_dim
+
+
+def in_layer(config: ModelConfig, family: Family, index: int) -> tuple[ModelConfig, Family]:
+    """A model's numbers and its row as one layer has them: heads and their widths may differ from layer to layer."""
+    row, sizes = family.in_layer(config.layer_types[index]), family.config.sizes(config, index)
+    if row is family and not sizes:
+        return config, family
+    values = Config({**config.raw, **sizes}, config.file)
+    n_heads, n_kv_heads, head_dim = head_sizes(values, row)
+    return replace(config, raw=values.raw, n_heads=n_heads, n_kv_heads=n_kv_heads, head_dim=head_dim), row
+
+
+def attends(config: ModelConfig, family: Family, index: int) -> bool:
+    """Whether a layer is attention to what enters it; in hybrid models others are not."""
+    kinds = family.config.attention_types
+    return (not kinds or config.layer_types[index] in kinds) and family.keys_of(config, index) == index
+
+
+def borrows(config: ModelConfig, family: Family, index: int) -> bool:
+    """Whether a layer is attention of what enters it to keys and values that an earlier layer has made."""
+    source = family.keys_of(config, index)
+    return source != index and attends(config, family, source)
+
+
+def kind_of(config: ModelConfig, family: Family, index: int) -> str:
+    """What a layer is, in words."""
+    source = family.keys_of(config, index)
+    layer_type = config.layer_types[index]
+    return (
+        layer_type
+        if source == index
+        else f"{layer_type} to keys and values that layer {source} has made of another stream"
+    )
+
+
+# Dialects
+
+
+def _writer_of(config: Config) -> int | None:
+    """The major version of the transformers that wrote a config; None where it does not say."""
+    major = str(config.get("transformers_version") or "").partition(".")[0]
+    return int(major) if major.isascii() and major.isdigit() and len(major) < 4 else None
+
+
+# Sizes under several names.
+
+
+def renamed(part: Config, family: Family, kind: str) -> dict[str, Any]:
+    """A config with its sizes under the names that the class of its model_type stores them by."""
+    known, values = class_says(kind, "names"), dict(part)
+    read = family.names
+    for name, stored in known.items():
+        value = values.get(name)
+        if name != stored and value is not None:
+            if not {name, stored}.isdisjoint(read | SIZES) and part.get(stored, value) not in (None, value):
+                raise part.error(name, f"{part[stored]}, as its other name '{stored}' says,")
+            if not stored:
+                raise part.error(name, f"nothing, as {kind} makes another number of it,")
+            values[stored] = value
+        elif name != stored and name in read and values.get(stored) is not None:
+            values[name] = values[stored]
+    for meaning, names in family.size_keys.items():
+        stored_names = [name for name in names if name in known]
+        strange = [name for name in names if stored_names and name not in known and name in values]
+        stated = any(values.get(name) is not None for name in stored_names)
+        for name in strange:
+            value = values.pop(name)
+            usual = next(
+                (family.config.defaults[name] for name in stored_names if name in family.config.defaults), None
+            )
+            if value is not None and not stated and meaning in NEEDED and value != usual:
+                problem = f"'{name}' is {str(value)[:40]}, but {kind} reads '{stored_names[0]}', which is missing"
+                raise CheckpointError(f"{problem}; write the number there", file=part.file)
+    return values
+
+
+# Rotation.
+
+
+def standardised(part: Config, values: Mapping[str, Any], family: Family, kind: str, whole: Config) -> Config:
+    """A config with its rotation in one form.
+
+    part: As the file has it.
+    values: The same without nulls, and with the architecture's defaults.
+    whole: All of the file, which says by which transformers it was written.
+    """
+    config, rope = Config(values, part.file), family.rope
+    if not isinstance(rope, Rope):
+        if rope is not None and config.get(SCALING):
+            raise config.error(SCALING, "none: nothing scales the rotation of this architecture")
+        return config
+    _refuse_unread_width(part, config, family, kind)
+    emptied = SCALING in part and not part[SCALING]
+    usual = class_says(kind, "rope") or class_says(family.types[0], "rope")
+    rotary = _Rotary(config, rope, usual, _writer_of(whole), free=not class_says(kind, "names"), emptied=emptied)
+    made = {key: value for key, value in values.items() if key != SCALING} | {GIVEN: rotary.standard()}
+    return replace(config, raw=made, notes=tuple(rotary.notes))
+
+
+def _refuse_unread_width(part: Config, config: Config, family: Family, kind: str) -> None:
+    """Refuse a head_dim that a rotary module reads in another way than projections: null, or unknown to the class."""
+    known, keys = class_says(kind, "names"), family.size_keys
+    if isinstance(family.rope, Rope) and family.rope.start_key and "head_dim" in part and not part.has("head_dim"):
+        raise part.error("head_dim", "a number, or no such key: its code would divide the model's width by its heads")
+    if not known or "head_dim" in known or "head_dim" in family.heads.head_dim or not config.has("head_dim"):
+        return
+    width = config.size(*keys["d_model"]) // config.size(*keys["n_heads"])
+    if config["head_dim"] != width:
+        raise config.error("head_dim", f"{width}, or nothing, as {kind} takes its width from the model's,")
+
+
+@dataclass
+class _Rotary:
+    """What a config says of rotation, while it is put into one form."""
+
+    values: Config  # with what the row has by default, no nulls
+    rope: Rope
+    usual: Mapping[str, Any]  # what the class gives a config without rotary parameters
+    writer: int | None  # major version of the transformers that wrote the config
+    free: bool  # the class is not known: parameters may be nested by layer type or not
+    emptied: bool  # the config says that nothing is scaled, by null or {}
+    notes: list[str] = field(default_factory=list)
+
+    def standard(self) -> dict[str, Any]:
+        """`rope_parameters`, flat or by layer type, with every base and kind written out."""
+        given, scaling = self.values.inside(GIVEN), self.values.inside(SCALING)
+        if scaling and not self.rope.scaling:
+            raise self.values.error(SCALING, f"{GIVEN}, as this architecture does not read it,")
+        if scaling.has("type") and scaling.get("rope_type", scaling["type"]) != scaling["type"]:
+            raise scaling.error("type", f"{scaling['rope_type']}, as 'rope_type' says,")  # 4 takes this, 5 the other
+        if not self.rope.theta_key:  # the code's own base, whatever the config says
+            return {"rope_theta": self.rope.theta}
+        if self.rope.local:
+            return self._merged(given, scaling)
+        if GIVEN not in self.values:
+            given = Config(self.usual, self.values.file)
+        if _nested(self.usual) or ((self.free or self.rope.by_type) and _nested(given)):
+            return self._by_type(given, scaling)
+        return self._one(given, scaling)
+
+    def _one(self, given: Config, scaling: Config) -> dict[str, Any]:
+        """One rotation for all layers: what rope_scaling says takes the place of all that rope_parameters says."""
+        chosen = scaling or given
+        if _nested(chosen):
+            raise self.values.error(SCALING if scaling else GIVEN, "one rotation for all layers")
+        top = self._top()
+        made = self._complete(top, chosen)
+        if scaling and given and GIVEN in self.values:
+            self._say(made, self._complete(top, given), "what rope_parameters says; rope_scaling is read instead")
+        elif scaling:  # transformers 4 took bases and shares from the top alone
+            inner = {key: value for key, value in chosen.items() if key not in top}
+            made = self._as_written("rope_theta in rope_scaling", self._complete(top, inner), made)
+        elif self.emptied and GIVEN not in self.values:
+            made = self._as_written("an empty rope_scaling", self._complete(top, {}), made)
+        elif self.values.has(self.rope.theta_key):
+            self._say(made, {**made, **top}, f"what {self.rope.theta_key} says; rope_parameters is read instead")
+        for key in {"rope_theta", "rotary_emb_base"} - {self.rope.theta_key}:  # which other code reads
+            if self.values.has(key) and self.values[key] != made["rope_theta"]:
+                raise self.values.error(key, f"{made['rope_theta']}, the base that transformers reads,")
+        if made["rope_type"] != "default" and self.values.has(TRAINED):
+            made[TRAINED] = self.values[TRAINED]
+        return made
+
+    def _by_type(self, given: Config, scaling: Config) -> dict[str, Any]:
+        """A rotation for each layer type, null where it has none."""
+        if scaling:
+            raise self.values.error(SCALING, f"{GIVEN} with an entry for each layer type")
+        self._refuse_flat(given)
+        entries = {kind: entry for kind, entry in given.items() if entry is None or isinstance(entry, Mapping)}
+        for key, inner in ((self.rope.theta_key, "rope_theta"), (self.rope.fraction_key, "partial_rotary_factor")):
+            if self.values.has(key) and not all(inner in entry for entry in entries.values() if entry is not None):
+                raise self.values.error(key, f"an '{inner}' for each layer type in {GIVEN}")
+        return {kind: None if entry is None else self._complete(self._top(), entry) for kind, entry in entries.items()}
+
+    def _merged(self, given: Config, scaling: Config) -> dict[str, Any]:
+        """Full and sliding attention: rope_scaling is added to the entry of the former, or to both."""
+        self._refuse_flat(given)
+        made: dict[str, Any] = {}
+        for kind in (FULL, SLIDING):
+            entry, key, base = given.inside(kind), self.rope.theta_key, self.rope.theta
+            if kind == SLIDING and self.rope.local:
+                key, base = self.rope.local
+            scaled = scaling if kind == FULL or self.rope.local_scaled else {}
+            before = {**self._top(), "rope_theta": self.values.get(key, base)}
+            taken = kind == SLIDING and key == self.rope.theta_key  # transformers 5 has spent it on full attention
+            now = {**before, "rope_theta": base} if taken else before
+            usual = {**entry, "rope_type": self._kind(entry)}
+            inner = {key: value for key, value in scaled.items() if key != "rope_theta"}
+            four = {**before, **usual, **inner, "rope_type": self._kind(scaled or entry)}
+            made[kind] = self._as_written(f"the older words for {kind}", four, {**now, **usual, **scaled})
+        return made
+
+    def _refuse_flat(self, given: Config) -> None:
+        if given and not _nested(given):
+            raise self.values.error(GIVEN, "an entry for each layer type")
+
+    def _top(self) -> dict[str, Any]:
+        """The base and the share of a head that stand at the top of the config, or are usual."""
+        rope, values = self.rope, self.values
+        share = values.get(rope.fraction_key, rope.fraction)
+        if values.has(rope.width_key) and not values.has(rope.fraction_key):
+            share = values.size(rope.width_key) / values.size("head_dim")
+        return {"rope_theta": values.get(rope.theta_key, rope.theta)} | (
+            {} if share is None else {"partial_rotary_factor": share}
+        )
+
+    def _complete(self, top: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
+        return {**top, **chosen, "rope_type": self._kind(chosen)}
+
+    def _kind(self, chosen: Mapping[str, Any]) -> Any:
+        """The kind of scaling, by the newer word or else the older."""
+        return next((chosen[word] for word in ("rope_type", "type") if chosen.get(word) is not None), "default")
+
+    def _say(self, made: Mapping[str, Any], other: Mapping[str, Any], rule: str) -> None:
+        """Note which of two contradictory statements is read."""
+        if _words(made) != _words(other):
+            self.notes.append(f"{_words(other)}: {rule} ({_words(made)}), as in transformers")
+
+    def _as_written(self, what: str, four: dict[str, Any], five: dict[str, Any]) -> dict[str, Any]:
+        """What the version of transformers that wrote the config reads, where 4 and 5 differ."""
+        if _words(four) == _words(five):
+            return five
+        readings = f"transformers 4 reads {_words(four)}, transformers 5 {_words(five)}"
+        if self.writer is None:
+            problem = f"has {what}: {readings}; it has no transformers_version, so say which in rope_parameters"
+            raise CheckpointError(problem, file=self.values.file)
+        self.notes.append(f"{what}: {readings}; version {self.writer} wrote the file, and it is read so")
+        return four if self.writer < 5 else five
+
+
+def _nested(parameters: Mapping[str, Any]) -> bool:
+    return any(isinstance(value, Mapping) for value in parameters.values())
+
+
+def _words(parameters: Mapping[str, Any]) -> str:
+    """Rotary parameters in a line, the older word for their kind left out."""
+    kind, base = parameters["rope_type"], parameters["rope_theta"]
+    named = ("rope_type", "rope_theta", "type")
+    more = (f"{key} {value}" for key, value in sorted(parameters.items()) if key not in named)
+    return ", ".join((f"{kind} with base {base}", *more))[:300]

@@ -1,0 +1,71 @@
+"""What is done to what heads have gathered, before W_O: gates, sinks and norms over heads."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from weightscope.model.layers.norms import Norm, rms
+
+Gathered = np.ndarray  # (H, n, r_v): of every head and query token, sum_j alpha_ij v(x_j)
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    """1 / (1 + exp(-x))."""
+    with np.errstate(over="ignore"):  # of exp(-x), where the quotient is 0
+        return 1 / (1 + np.exp(-x))
+
+
+def softplus(x: np.ndarray) -> np.ndarray:
+    """log(1 + exp(x))."""
+    return np.logaddexp(0, x)
+
+
+GATES: dict[str, Callable[[np.ndarray], np.ndarray]] = {"sigmoid": sigmoid, "softplus": softplus, "open": lambda x: x}
+
+
+def mass_beside(sinks: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    """The share of a softmax over scores (H, n, n) and one sink (H,) that the scores have, (H, n, 1)."""
+    top = scores.max(axis=-1, keepdims=True)
+    total = top + np.log(np.exp(scores - top).sum(axis=-1, keepdims=True))
+    return sigmoid(total - sinks[:, None, None])
+
+
+@dataclass(frozen=True, eq=False)
+class SubNorm:
+    """A norm of what all heads have gathered for a token (BitNet): all but its sigma is folded into W_O."""
+
+    norm: Norm  # Of H r_v dimensions
+
+    def sizes(self, gathered: Gathered) -> np.ndarray:
+        """What each head's share is divided by, (1, n, 1)."""
+        return self.norm.sigma(gathered.transpose(1, 0, 2).reshape(gathered.shape[1], -1))[None, :, None]
+
+
+@dataclass(frozen=True, eq=False)
+class HeadNorm:
+    """A norm without parameters of what each head has gathered for a token."""
+
+    eps: float
+
+    def sizes(self, gathered: Gathered) -> np.ndarray:
+        """What each head's share is divided by, (H, n, 1)."""
+        return rms(gathered, self.eps)[..., None]
+
+
+@dataclass(frozen=True, eq=False)
+class Difference:
+    """Differential attention: heads h and h + H/2 share values and W_O, the latter's with -lambda in it.
+
+    What the two gather, the second times -lambda, is divided by the size of its sum (Differential Transformer,
+    eqs 1-4).
+    """
+
+    weight: float  # lambda
+    eps: float
+
+    def sizes(self, gathered: Gathered) -> np.ndarray:
+        """What each head's share is divided by, (H, n, 1)."""
+        first, second = np.split(gathered, 2)
+        size = rms(first - self.weight * second, self.eps)[..., None]
+        return np.concatenate((size, size))

@@ -1,0 +1,57 @@
+"""Bounds of scores, and of queries, keys and values."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from weightscope.checkpoint.config import Config
+from weightscope.model.config.config import ModelConfig
+from weightscope.model.layers.layer import Layer
+from weightscope.model.layers.steps import Place, Step
+from weightscope.model.rows.cells import LayerTensors
+
+
+@dataclass(frozen=True)
+class Softcap(Step):
+    """Scores s become c tanh(s / c) (Gemma 2)."""
+
+    name = "softcap"
+    place = Place.SCORES
+    label = "softcap"
+    portable = True
+
+    key: str  # config key of c; there is no bound where the config has none
+
+    def takes(self, config: ModelConfig, index: int) -> Any:
+        return config.get(self.key)
+
+    def apply(self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors) -> Layer:
+        return replace(layer, softcap=config.number(self.key, smallest=1e-6) if config.has(self.key) else None)
+
+    def caveat(self, layer: Layer) -> str:
+        cap = layer.softcap
+        return "" if cap is None else f"the softcap: scores s become {cap:g} tanh(s / {cap:g})"
+
+
+@dataclass(frozen=True)
+class Clip(Step):
+    """Queries, keys and values are clipped to [-c, c] (MPT, OLMo)."""
+
+    name = "clip"
+    place = Place.SCORES
+    label = "clipped"
+    portable = True
+
+    keys: tuple[str, ...]  # config keys that lead to c, outermost first; 0 or nothing means no bound
+
+    def takes(self, config: ModelConfig, index: int) -> Any:
+        return [config.get(key) for key in self.keys]
+
+    def apply(self, layer: Layer, tensors: LayerTensors, config: ModelConfig, model: LayerTensors) -> Layer:
+        part: Config = config
+        for outer in self.keys[:-1]:
+            part = part.inside(outer)
+        return replace(layer, clip=part.number(self.keys[-1], default=0) or None)
+
+    def caveat(self, layer: Layer) -> str:
+        bound = layer.clip
+        return "" if bound is None else f"queries, keys and values are clipped to [-{bound:g}, {bound:g}]"

@@ -1,0 +1,236 @@
+"""Outliers of a distribution, judged by medians so that the outliers do not set the standard themselves.
+
+Measures of heads are compared on a logarithmic scale, as value = median of the layer + difference of the head: scaling
+a whole layer shows in the first part alone, an odd head in the second.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from weightscope.model.metrics.spectra import evenly_spread
+
+NEIGHBOURS = 4  # layers a layer is compared with: as many at the ends, so that one odd layer among them does no harm
+ROW_Z = 8.0  # robust z-score of an embedding row's log norm, beyond which training hardly met it or swelled it
+LEAST_SPREAD = 0.02  # of a log: values that agree to 2 % have no outliers, whatever their z-scores
+
+
+def known_median(values: np.ndarray) -> float:
+    """The median of those values that are not NaN; NaN where none is, without NumPy's warning."""
+    known = values[~np.isnan(values)]
+    return float(np.median(known)) if known.size else float("nan")
+
+
+def robust_z(values: np.ndarray, least_spread: float = LEAST_SPREAD) -> np.ndarray:
+    """(x - median) / (1.4826 MAD) over all finite elements."""
+    finite = values[np.isfinite(values)]
+    if not len(finite):
+        return np.full(values.shape, np.nan)
+    median = np.median(finite)
+    spread = max(least_spread, 1.4826 * float(np.median(np.abs(finite - median))))
+    return (values - median) / spread
+
+
+def log_measure(values: np.ndarray) -> np.ndarray:
+    """ln of a positive measure; NaN where it is zero or not finite."""
+    return np.log(np.where((values > 0) & np.isfinite(values), values, np.nan))
+
+
+def layer_medians(logs: np.ndarray) -> np.ndarray:
+    """Median over the heads of each layer, NaN for layers without a finite one: (L, H) -> (L,)."""
+    return np.array([np.median(row[np.isfinite(row)]) if np.isfinite(row).any() else np.nan for row in logs])
+
+
+def off_trend(medians: np.ndarray) -> np.ndarray:
+    """Each layer's distance from the median of its nearest finite neighbours (a Hampel filter): medians (L,) ->
+    (L,).
+    """
+    finite = np.flatnonzero(np.isfinite(medians))
+    differences = np.full(len(medians), np.nan)
+    for i, median in enumerate(medians):
+        place = int(np.searchsorted(finite, i))
+        near = finite[max(0, place - NEIGHBOURS) : place + NEIGHBOURS + 1]  # includes the nearest
+        near = near[near != i]
+        nearest = near[np.argsort(np.abs(near - i), kind="stable")][:NEIGHBOURS]
+        if len(nearest):
+            differences[i] = median - np.median(medians[nearest])
+    return differences
+
+
+def row_norms(block: np.ndarray) -> np.ndarray:
+    """Euclidean norms of rows in float64, (n, d) -> (n,)."""
+    return np.sqrt(np.einsum("nd,nd->n", block, block, dtype=np.float64))
+
+
+def norm_outliers(norms: np.ndarray, z: float) -> tuple[np.ndarray, np.ndarray]:
+    """Rows with unusually small and large norms, by the robust z-score of log norm: norms (n,)."""
+    scores = robust_z(np.log(np.maximum(norms, 1e-30)))
+    order = np.argsort(scores, kind="stable")
+    return order[scores[order] < -z], order[::-1][scores[order[::-1]] > z]
+
+
+# Embedding rows that still look freshly initialised: same norm, random direction.
+#
+# A row drawn from normal(0, s) in d dimensions has a norm within s sqrt(d) (1 +- 1 / sqrt(2 d)), and its squared
+# cosines with other rows are 1 / d on average, whatever those are. Trained rows share directions, so theirs are larger.
+SAMPLING = 5.0  # standard deviations within which a norm may belong to a random row
+TAIL = 8.0  # t of a probability exp(-t): a random row's cosines are larger in fewer cases
+UNEVEN = 2.0  # times the spread of log norms that sampling makes, 1 / sqrt(2 d), from which on rows differ in length
+COMPARED = 512  # rows that others are compared with
+ISOTROPIC = 1.2  # mean squared cosine between the rows of a group, times d: 1 where they are random, 30 in GPT-2
+FEWEST, LEAST_SHARE = 8, 0.01  # of the rows of a group, and of the trained rows it is compared with
+BIMODAL = 0.5  # nats a row by which two Gaussians fit log norms better than one; 0 for a uniform distribution
+
+Blocks = Callable[[], Iterable[tuple[int, np.ndarray]]]  # all rows in order, (k, d) each with its first row's index
+
+
+class JudgedRows(NamedTuple):
+    """What the norms of an embedding's rows say of its training."""
+
+    undertrained: np.ndarray  # The shortest come first, and the longest
+    oversized: np.ndarray
+    usual: float  # Median norm of the rows that are not undertrained
+    # Median norm of the rows that are as initialisation left them; None where there are no such rows.
+    initial: float | None
+
+
+def judge_rows(norms: np.ndarray, blocks: Blocks, initial_std: float | None = None) -> JudgedRows:
+    """Tell rows that training hardly met, or swelled, from the others: norms (n,).
+
+    Rows that are zero or as initialisation left them are set aside first, however many they are. What remains is judged
+    by the robust z-score of its log norms.
+    """
+    untrained = untrained_rows(norms, blocks, initial_std)
+    trained = np.where(untrained | (norms == 0), np.nan, norms)
+    if not np.isfinite(trained).any():
+        return JudgedRows(np.empty(0, int), np.empty(0, int), float("nan"), None)
+    low, high = norm_outliers(trained, ROW_Z)
+    undertrained = np.concatenate([np.flatnonzero(untrained | (norms == 0)), low])
+    return JudgedRows(
+        undertrained[np.argsort(norms[undertrained], kind="stable")],
+        high,
+        known_median(trained),
+        float(np.median(norms[untrained])) if untrained.any() else None,
+    )
+
+
+def undertrained_rows(embedding: np.ndarray, initial_std: float | None = None) -> np.ndarray:
+    """Rows of an embedding that training hardly ever met, by index; see `judge_rows`: embedding (n, d).
+
+    GPT-2's last position is one: its norm is 0.12, the others' median 3.37.
+    """
+    judged = judge_rows(row_norms(embedding), lambda: [(0, embedding)], initial_std)
+    return np.sort(judged.undertrained)
+
+
+def untrained_rows(norms: np.ndarray, blocks: Blocks, initial_std: float | None = None) -> np.ndarray:
+    """Which rows are as initialisation left them, if others are not: (n,) bool.
+
+    Judged against the norm that `initial_std` gives; where that is unknown or finds none, against the two groups that
+    log norms fall into, if they clearly do. Where all rows look untrained nothing tells them apart, and none is named.
+    """
+    usable = np.isfinite(norms) & (norms > 0)
+    few = max(FEWEST, LEAST_SHARE * len(norms))
+    if usable.sum() <= few:
+        return np.zeros(len(norms), bool)
+    d = next(iter(blocks()))[1].shape[1]
+    if initial_std is not None and (near := _as_long_as_drawn(norms, d, initial_std)).any():
+        random = _random_among(near, usable, blocks)
+        if random.any() and np.count_nonzero(usable & ~random) >= few and _is_isotropic(random, blocks):
+            return random
+    boundary = two_groups(np.log(norms[usable]))
+    if boundary is not None:
+        shorter = usable & (np.log(np.where(usable, norms, 1)) <= boundary)
+        longer = usable & ~shorter
+        for group, rest in ((shorter, longer), (longer, shorter)):
+            if np.log(norms[group]).std() * np.sqrt(2 * d) > UNEVEN or not _is_isotropic(group, blocks):
+                continue
+            if group is shorter or not _is_isotropic(rest, blocks):  # of two groups alike, training made one longer
+                return _random_among(group, usable, blocks)
+    return np.zeros(len(norms), bool)
+
+
+def _as_long_as_drawn(norms: np.ndarray, d: int, initial_std: float) -> np.ndarray:
+    """Rows with the norms of normal(0, std) rows, (n,) bool; none where these are but the edge of another group."""
+    with np.errstate(invalid="ignore"):
+        z = (norms / (initial_std * np.sqrt(d)) - 1) * np.sqrt(2 * d)
+        near = np.abs(z) < SAMPLING
+    count = np.count_nonzero(near)
+    is_edge = count > 0 and abs(np.median(z[near])) > 0.5 + SAMPLING / np.sqrt(count)
+    return near & ~np.bool_(is_edge)
+
+
+def two_groups(values: np.ndarray) -> float | None:
+    """Where values fall into two groups, each about a Gaussian; None unless they clearly do: values (n,).
+
+    Of all splits the likeliest, by the sum of w log(sigma / w) over both groups, w a group's share; it counts if it is
+    likelier than one group by `BIMODAL` nats a value.
+    """
+    ordered = np.sort(values.astype(np.float64)) - np.mean(values)
+    n, fewest = len(ordered), max(FEWEST, int(np.ceil(LEAST_SHARE * len(values))))
+    if n < 2 * fewest:
+        return None
+    below = np.arange(fewest, n - fewest + 1)  # sizes of the lower group
+    sums, squares = (np.concatenate([[0.0], np.cumsum(ordered**power)]) for power in (1, 2))
+
+    def cost(count: np.ndarray, total: np.ndarray, squared: np.ndarray) -> np.ndarray:
+        variance = np.maximum(squared / count - (total / count) ** 2, 1e-6)  # values that agree to 0.1 % are equal
+        share = count / n
+        return share * (np.log(variance) / 2 - np.log(share))
+
+    split = cost(below, sums[below], squares[below])
+    split = split + cost(n - below, sums[-1] - sums[below], squares[-1] - squares[below])
+    best = int(np.argmin(split))
+    together = float(cost(np.array(n), sums[-1], squares[-1]))
+    return float(np.sort(values)[below[best] - 1]) if together - split[best] > BIMODAL else None
+
+
+def _random_among(near: np.ndarray, usable: np.ndarray, blocks: Blocks) -> np.ndarray:
+    """Which of some rows have no larger cosines with the usable ones than a random row has, (n,) bool."""
+    among = _spread_out(usable)
+    sample = _directions(blocks, among)  # (m, d)
+    random, limit = np.zeros(len(near), bool), _most_of_a_random_row(sample)
+    for first, block in blocks():
+        indices = np.flatnonzero(near[first : first + len(block)])
+        squared = (_unit(block[indices]) @ sample.T) ** 2  # (k, m)
+        itself = (indices + first)[:, None] == among
+        mean = np.where(itself, 0, squared).sum(axis=1) / (len(among) - itself.sum(axis=1))
+        random[first + indices] = sample.shape[1] * mean < limit
+    return random
+
+
+def _most_of_a_random_row(sample: np.ndarray) -> float:
+    """What d times a random direction's mean squared cosine with a sample (m, d) hardly ever exceeds.
+
+    It is d u S u', S the sample's second moment: sum of lambda_k chi^2_k with eigenvalues of sum 1, whose tail Laurent
+    and Massart (2000, lemma 1) bound: 1 + 2 |lambda| sqrt(t) + 2 max(lambda) t with probability exp(-t) at most.
+    """
+    eigenvalues = np.linalg.eigvalsh(sample @ sample.T) / len(sample)
+    return float(1 + 2 * np.linalg.norm(eigenvalues) * np.sqrt(TAIL) + 2 * eigenvalues[-1] * TAIL)
+
+
+def _is_isotropic(group: np.ndarray, blocks: Blocks) -> bool:
+    """The rows of a mask share no directions with each other."""
+    directions = _directions(blocks, _spread_out(group))
+    k, d = directions.shape
+    squared = ((directions @ directions.T) ** 2).sum() - k  # of different rows
+    return k < 2 or d * squared / (k * (k - 1)) < ISOTROPIC + 2 * SAMPLING / k
+
+
+def _spread_out(mask: np.ndarray) -> np.ndarray:
+    """Indices of as many of the rows of a mask as rows are compared with, evenly spread."""
+    indices = np.flatnonzero(mask)
+    return indices[evenly_spread(len(indices), COMPARED)]
+
+
+def _directions(blocks: Blocks, indices: np.ndarray) -> np.ndarray:
+    """Rows as unit vectors, (k, d), by indices in order."""
+    within = (
+        (indices[(indices >= first) & (indices < first + len(block))] - first, block) for first, block in blocks()
+    )
+    return np.concatenate([_unit(block[rows]) for rows, block in within])
+
+
+def _unit(rows: np.ndarray) -> np.ndarray:
+    return rows.astype(np.float64) / row_norms(rows)[:, None]

@@ -1,0 +1,447 @@
+"""An atlas of many checkpoints: fingerprints of each, families with their trees, neighbours of heads, and what failed.
+
+An engine gets a task per checkpoint, then one per pair of relatives that are small enough to be read whole. What is
+finished is kept; nothing that is wrong with a checkpoint stops the run.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from hashlib import sha256
+from math import nan
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from weightscope.checkpoint.provenance import Provenance
+from weightscope.core.engine import Engine, Finished
+from weightscope.core.errors import CheckpointError, counted, one_line, printable
+from weightscope.core.files import Files, OutputFolder
+from weightscope.core.progress import bar, phase
+from weightscope.core.results import Result
+from weightscope.core.tables import Column, Link, Table, as_json
+from weightscope.model.sources import Source, as_file_name, lines_of
+from weightscope.pairs.atlas.descent import Direction, direction_of, find_direction
+from weightscope.pairs.atlas.families import Family, families_of
+from weightscope.pairs.atlas.neighbours import Neighbours, neighbours_of
+from weightscope.pairs.atlas.parquet import check_parquet, write_parquet
+from weightscope.pairs.atlas.prints import Outline, Print, make_print
+from weightscope.pairs.atlas.sampling import MOST_WEIGHTS
+from weightscope.pairs.atlas.store import Store
+
+PROVED_BYTES = 100_000_000  # bytes of a checkpoint that is read whole, to find out whether it came first
+PAGES = "checkpoints"  # folder of the pages
+LOADED = 256  # fingerprints in memory
+TABLES: dict[str, Callable[["Atlas"], Any]] = {
+    "checkpoints.csv": lambda atlas: atlas.checkpoints,
+    "families.csv": lambda atlas: atlas.family_table,
+    "tree.csv": lambda atlas: atlas.tree,
+    "errors.csv": lambda atlas: atlas.errors,
+    "atlas.json": lambda atlas: atlas.as_json(),
+}
+HEADS = "heads.parquet"
+RESULTS = (*TABLES, HEADS, "index.html", "index.json")
+TWICE = "is in the list twice; the first line counts"
+
+
+class Member(NamedTuple):
+    """A checkpoint of the list."""
+
+    name: str  # as the list has it
+    source: Source
+    page: str  # name of its page, without the suffix
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Atlas(Result):
+    """What is known of many checkpoints; `members`, `outlines` and `family_of` are in the same order."""
+
+    PAGE = "pairs.atlas.site:write_site"
+    TABLES, FILES = TABLES, RESULTS
+
+    members: list[Member]
+    outlines: list[Outline]
+    load: Callable[[int], Print] = field(repr=False)  # the whole fingerprint, from the disk
+    families: list[Family]
+    directions: dict[tuple[int, int], Direction]
+    relatives: Neighbours  # nearest heads of other checkpoints
+    strangers: Neighbours  # and of other families
+    problems: dict[str, str]  # what was wrong, by the names of the others
+    withdrawn: int = 0  # how many of the list are not shown
+    fetched: int = 0  # bytes that this run fetched
+    made: int = 0  # fingerprints that this run made
+    provenance: Provenance = field(default_factory=Provenance)
+
+    @property
+    def about(self) -> str:
+        return f"{counted(len(self.members), 'checkpoint')}, {counted(self.n_heads, 'head')}"
+
+    @property
+    def n_heads(self) -> int:
+        """Heads that were read, of all checkpoints."""
+        return sum(len(each.layer) for each in self.outlines)
+
+    @property
+    def lead(self) -> str:
+        """How many checkpoints, heads and families, and what failed."""
+        several = [family for family in self.families if len(family.members) > 1]
+        related = sum(len(family.members) for family in several)
+        text = f"{self.about}: {related:,} are in {_families(len(several))} of relatives"
+        ordered = sum(bool(each.came_first) for each in self.directions.values())
+        text += f", {counted(len(self.members) - related, 'checkpoint')} alone. "
+        text += f"Of {counted(len(self.tree), 'pair')} in their trees, {ordered:,} show which came first."
+        return text + (f" {len(self.problems):,} could not be read." if self.problems else "")
+
+    @cached_property
+    def family_of(self) -> list[int]:
+        """The number of each checkpoint's family, from 1."""
+        number = dict[int, int]()
+        for k, family in enumerate(self.families, 1):
+            number |= dict.fromkeys(family.members, k)
+        return [number[place] for place in range(len(self.members))]
+
+    def link(self, place: int, within: str = "") -> Link:
+        """A link to a checkpoint's page."""
+        return Link(f"{within}{self.members[place].page}.html", self.members[place].name)
+
+    @cached_property
+    def checkpoints(self) -> Table:
+        """One row per checkpoint."""
+        sizes = Counter(self.family_of)
+        rows = []
+        for place, each in enumerate(self.outlines):
+            about = each.about
+            rows.append((
+                self.link(place, f"{PAGES}/"), self.family_of[place], sizes[self.family_of[place]] - 1,
+                about["family"], about["layers"], about["heads"], about["kv_heads"], about["d_model"],
+                ", ".join(about["dtypes"]), about["bytes"], about["weights_read"], len(each.layer),
+                "all" if each.is_whole else "some", each.commit,
+            ))  # fmt: skip
+        return Table.of_rows(CHECKPOINTS, rows)
+
+    @cached_property
+    def family_table(self) -> Table:
+        """One row per family of several checkpoints."""
+        rows = []
+        for number, family in enumerate(self.families, 1):
+            if len(family.members) > 1:
+                types = dict.fromkeys(self.outlines[place].about["family"] for place in family.members)
+                later = {self.later(edge.first, edge.second) for edge in family.edges} - {None}
+                first = [place for place in family.members if place not in later]
+                rooted = len(first) == 1 and len(later) == len(family.members) - 1
+                root = self.members[first[0]].name if rooted else ""
+                names = ", ".join(self.members[place].name for place in family.members)
+                rows.append((number, len(family.members), ", ".join(types), root, names))
+        return Table.of_rows(FAMILIES, rows)
+
+    def later(self, first: int, second: int) -> int | None:
+        """Which of two came later, where that is proved."""
+        known = self.directions.get((first, second), Direction()).came_first
+        return {"first": second, "second": first, "": None}[known]
+
+    @cached_property
+    def tree(self) -> Table:
+        """One row per edge of the families' trees."""
+        rows = []
+        for number, family in enumerate(self.families, 1):
+            for edge in family.edges:
+                known = self.directions.get((edge.first, edge.second), Direction())
+                ends = {"first": edge.first, "second": edge.second}
+                first = self.members[ends[known.came_first]].name if known.came_first else ""
+                names = self.link(edge.first, f"{PAGES}/"), self.link(edge.second, f"{PAGES}/")
+                rows.append((number, *names, *edge[2:], first, known.how, known.differs))
+        return Table.of_rows(TREE, rows)
+
+    @cached_property
+    def errors(self) -> Table:
+        """One row per checkpoint that could not be read."""
+        return Table.of_rows(ERRORS, sorted(self.problems.items()))
+
+    def heads_of(self, place: int) -> dict[str, Any]:
+        """The heads of a checkpoint that were read: columns by name."""
+        each, start = self.outlines[place], self.starts[place]
+        s, rows = self.load(place).sketches, slice(start, start + len(each.layer))
+        share = np.exp(s.spectra[..., 0].astype(np.float32))  # (N, 2) sigma_1 over the norm
+        columns: dict[str, Any] = {
+            "checkpoint": self.members[place].name, "commit": each.commit,
+            "family": np.full(len(s.layer), self.family_of[place], np.int32), "layer": s.layer.astype(np.int32),
+            "head": s.head.astype(np.int32), "kv_head": s.kv_head.astype(np.int32), "qk_frobenius": s.norms[:, 0],
+            "qk_sigma1": share[:, 0] * s.norms[:, 0], "qk_stable_rank": 1 / share[:, 0] ** 2,
+        }  # fmt: skip
+        seen = np.float32(nan if each.is_in_part else 1)
+        columns |= {"vo_frobenius": s.norms[:, 1] * seen, "vo_sigma1": share[:, 1] * s.norms[:, 1] * seen}
+        columns["vo_stable_rank"] = seen / share[:, 1] ** 2
+        for name, near in (("relative", self.relatives), ("stranger", self.strangers)):
+            found = near.place[rows]
+            owner = np.searchsorted(self.starts, found, side="right") - 1
+            columns[name] = [self.members[k].name if k >= 0 else "" for k in owner.tolist()]
+            columns |= {
+                f"{name}_layer": np.where(found >= 0, self.all_layers[found], -1).astype(np.int32),
+                f"{name}_head": np.where(found >= 0, self.all_heads[found], -1).astype(np.int32),
+                f"{name}_likeness": near.likeness[rows].astype(np.float32),
+            }
+        return columns
+
+    @cached_property
+    def starts(self) -> np.ndarray:
+        """The place among all heads of each checkpoint's first one."""
+        return np.cumsum([0, *(len(each.layer) for each in self.outlines)])[:-1]
+
+    @cached_property
+    def all_layers(self) -> np.ndarray:
+        """The layers of all heads."""
+        return np.concatenate([np.zeros(0, int), *(each.layer for each in self.outlines)])
+
+    @cached_property
+    def all_heads(self) -> np.ndarray:
+        """The indices of all heads in their layers."""
+        return np.concatenate([np.zeros(0, int), *(each.head for each in self.outlines)])
+
+    def write_tables(self, files: Files) -> None:
+        """Write the tables, and all heads as Parquet, a checkpoint at a time."""
+        super().write_tables(files)
+        facts = {"weightscope": self.provenance.version, "command": self.provenance.command or ""}
+        with files.open(HEADS) as file:
+            write_parquet(file, map(self.heads_of, range(len(self.members))), facts)
+
+    def printed(self) -> list[str | Table]:
+        """What the terminal shows."""
+        lines: list[str | Table] = [self.lead]
+        if len(self.family_table):
+            lines.append(self.family_table.select("family", "checkpoints", "architectures", "first").take(
+                range(min(SHOWN, len(self.family_table)))))  # fmt: skip
+        return lines + ([self.errors.take(range(min(SHOWN, len(self.errors))))] if self.problems else [])
+
+    def shown(self) -> list[Table]:
+        """The families."""
+        return [self.family_table]
+
+    def as_json(self) -> dict[str, Any]:
+        """What `weightscope atlas --json` prints and atlas.json holds."""
+        return dict(as_json(self.provenance.envelope(self.lead) | {
+            "checkpoints": len(self.members), "heads": self.n_heads, "withdrawn": self.withdrawn,
+            "families": self.family_table.records(), "tree": self.tree.records(), "errors": self.errors.records(),
+            "made": self.made, "bytes_fetched": self.fetched,
+        }))  # fmt: skip
+
+
+SHOWN = 20  # rows that the terminal shows
+CHECKPOINTS = (
+    Column("name", symbol="checkpoint"), Column("family"),
+    Column("relatives", meaning="Other checkpoints of its family."), Column("architecture"), Column("layers"),
+    Column("heads"), Column("kv_heads", symbol="KV heads"), Column("d_model", symbol="width"), Column("dtypes"),
+    Column("bytes", meaning="Of its tensors."), Column("weights_read", symbol="weights read"),
+    Column("heads_read", symbol="heads read"), Column("read", meaning="Whether all heads were read, or some."),
+    Column("commit"),
+)  # fmt: skip
+FAMILIES = (
+    Column("family"), Column("checkpoints"), Column("architectures"),
+    Column("first", meaning="The one that all others are proved to come from; empty where that is not proved."),
+    Column("names"),
+)  # fmt: skip
+LIKE = (
+    Column("by", meaning="What joins the pair: bits of blocks, heads, or the order of value dimensions."),
+    Column("bits", meaning="Bits of 16 in which blocks of W_K differ on average.", format=".2f"),
+    Column("likeness", meaning="Mean cosine of the maps of counterpart heads; by values, mean correlation of ranks.",
+           format=".3f"),
+    Column("p", meaning="By values, the chance that any strangers of the list are this alike.", format=".1e"),
+)  # fmt: skip
+TREE = (
+    Column("family"), Column("a"), Column("b"), *LIKE,
+    Column("first", meaning="Which of the two came first, where the weights prove it."),
+    Column("how", meaning="How the other one can be recomputed from it."),
+    Column("differs", meaning="What differs, of pairs that were read whole."),
+)  # fmt: skip
+ERRORS = (Column("name", symbol="checkpoint"), Column("error", symbol="what was wrong"))
+
+
+def _families(count: int) -> str:
+    return f"{count:,} {'family' if count == 1 else 'families'}"
+
+
+# Making one
+
+
+def members_of(names: Sequence[str], families: str | None = None) -> tuple[list[Member], dict[str, str]]:
+    """The checkpoints of a list by its lines, and what is wrong with the other lines."""
+    members, problems, seen, taken = list[Member](), dict[str, str](), set[str](), set[str]()
+    for name in names:
+        try:
+            source = Source.named(name, families=families)
+        except CheckpointError as error:
+            problems[name] = one_line(error)
+            continue
+        if name in seen or source.source in seen:
+            problems[name] = TWICE
+            continue
+        seen |= {name, source.source}
+        page = as_file_name(name.strip("/").replace("/", "--"))
+        if page.casefold() in taken:
+            page += f"-{sha256(name.encode()).hexdigest()[:8]}"
+        taken.add(page.casefold())
+        members.append(Member(name, source, page))
+    return members, problems
+
+
+@dataclass(frozen=True)
+class AtlasOptions:
+    """How an atlas is made."""
+
+    most: int = MOST_WEIGHTS  # weights read of a checkpoint
+    proved: int = PROVED_BYTES  # bytes of a checkpoint that is read whole for a direction
+    families: str | None = None  # file of rows of architectures
+    resume: bool = False  # keep what an earlier run has finished
+    withdraw: tuple[str, ...] = ()  # checkpoints to remove
+
+
+def make_atlas(listing: Path | None, out: Path, engine: Engine, options: AtlasOptions = AtlasOptions()) -> Atlas:
+    """Make an atlas of the checkpoints in a list and write it into a folder.
+
+    Without a list, what the last run has kept is written again, less what is withdrawn; nothing is fetched.
+
+    Raises
+    ------
+    CheckpointError
+        The list cannot be read, the folder cannot be written to, or the engine has failed.
+    """
+    check_parquet()
+    names = None if listing is None else lines_of(listing)
+    store = Store(out, options.most, options.families)
+    with OutputFolder(out, names=RESULTS) as folder:
+        if names is not None and not options.resume and len(store):
+            problem = f"has {counted(len(store), 'fingerprint')} of an earlier run; `resume` keeps them"
+            raise CheckpointError(f"{problem}, or choose another folder", file=out)
+        earlier, before = store.listed
+        _withdraw(store, options.withdraw, {*(earlier if names is None else names), *earlier})
+        gone = store.withdrawn
+        shown = [name for name in (earlier if names is None else names) if not store.is_withdrawn(name, gone)]
+        members, problems = members_of(shown, options.families)
+        outlines = dict[str, Outline]()
+        fetched, made = 0, 0
+        if names is None:
+            outlines = {each.name: kept.outline() for each in members if (kept := store.get(each.name)) is not None}
+            missing = (each.name for each in members if each.name not in outlines)
+            problems |= {name: before.get(name, "was not read") for name in missing}
+        else:
+            for name, value, size in _prints(members, store, engine, options):
+                if isinstance(value, Outline):
+                    outlines[name], fetched, made = value, fetched + max(size, 0), made + (size >= 0)
+                else:
+                    problems[name] = value
+        store.remember(shown, problems)
+        members = [each for each in members if each.name in outlines]
+        atlas = _of(members, [outlines[each.name] for each in members], _from(store, members), problems)
+        command = None if options.withdraw else atlas.provenance.command  # pages show it, and it names them
+        atlas = replace(
+            atlas, fetched=fetched, made=made, provenance=replace(atlas.provenance, command=command),
+            withdrawn=len(earlier if names is None else names) - len(shown),
+            directions=_directions(atlas, store, engine, options.proved, anew=names is not None),
+        )  # fmt: skip
+        atlas.write_files(folder)
+    return atlas
+
+
+def _withdraw(store: Store, wanted: Sequence[str], known: set[str]) -> None:
+    """Withdraw checkpoints; a name that no list has is refused."""
+    for name in wanted:
+        if name not in known and not store.is_withdrawn(name, store.withdrawn):
+            raise CheckpointError(f"no checkpoint '{printable(name)}' in the list or in what was kept, to withdraw")
+    if wanted:
+        store.withdraw(wanted)
+
+
+def _prints(
+    members: Sequence[Member], store: Store, engine: Engine, options: AtlasOptions
+) -> Iterator[tuple[str, Outline | str, int]]:
+    """Each checkpoint's name, its fingerprint or what was wrong, and the bytes fetched; -1 of one that was kept."""
+
+    def tasks() -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...]]]:
+        for each in members:
+            kept = store.get(each.name)
+            yield each.name, make_print, (each.source, kept.sketches.about["state"] if kept else "", options.most)
+
+    with bar(what="checkpoints", unit="checkpoint", total=len(members)) as shown:
+        for ended in engine.each(tasks()):
+            shown.update()
+            try:
+                if ended.error is None and ended.value is None and (kept := store.get(ended.key)) is not None:
+                    yield ended.key, kept.outline(), -1
+                    continue
+                arrays, size = _value_of(ended)
+                made = Print.of_arrays(arrays, printable(ended.key))
+                store.put(ended.key, arrays)
+                yield ended.key, made.outline(), size
+            except CheckpointError as error:
+                yield ended.key, one_line(error), 0
+
+
+def _value_of(ended: Finished) -> Any:
+    """A task's value; any exception as one clear error."""
+    if ended.error is None:
+        if not isinstance(ended.value, tuple) or len(ended.value) != 2 or type(ended.value[1]) is not int:
+            raise CheckpointError("a worker answers with something else than a fingerprint")
+        return ended.value
+    if isinstance(ended.error, CheckpointError):
+        raise ended.error
+    raise CheckpointError(f"cannot be read ({type(ended.error).__name__}: {one_line(ended.error)})") from ended.error
+
+
+def _from(store: Store, members: Sequence[Member]) -> Callable[[int], Print]:
+    """What reads the fingerprint of a checkpoint from the disk; a few are kept in memory."""
+
+    @lru_cache(maxsize=LOADED)
+    def load(place: int) -> Print:
+        if (kept := store.get(members[place].name)) is None:
+            raise CheckpointError("a fingerprint was removed by another run; run one at a time", file=store.folder)
+        return kept
+
+    return load
+
+
+def _of(
+    members: list[Member], outlines: list[Outline], load: Callable[[int], Print], problems: Mapping[str, str]
+) -> Atlas:
+    """The atlas of these fingerprints, without directions."""
+    with phase("finding families"):
+        families = families_of(outlines, load)
+    nothing = Neighbours(np.empty(0, int), np.empty(0))
+    provenance = Provenance().of_all(each.read for each in outlines)
+    atlas = Atlas(members, outlines, load, families, {}, nothing, nothing, dict(problems), provenance=provenance)
+    relatives, strangers = neighbours_of(outlines, load, range(len(outlines)), atlas.family_of)
+    return replace(atlas, relatives=relatives, strangers=strangers)
+
+
+def _directions(
+    atlas: Atlas, store: Store, engine: Engine, most: int, *, anew: bool
+) -> dict[tuple[int, int], Direction]:
+    """Which came first of each pair in the trees that is small enough; unless `anew`, where it was found out before."""
+    known, left = dict[tuple[int, int], Direction](), list[tuple[int, int]]()
+    for family in atlas.families:
+        for edge in family.edges:
+            pair = edge.first, edge.second
+            is_small = max(atlas.outlines[place].about["bytes"] for place in pair) <= most
+            kept = store.direction(*_named(atlas, pair)) if is_small or not anew else None
+            if kept is not None:
+                known[pair] = kept
+            elif is_small and anew:
+                left.append(pair)
+
+    def tasks() -> Iterator[tuple[tuple[int, int], Callable[..., Any], tuple[Any, ...]]]:
+        for pair in left:
+            sources = (atlas.members[place].source for place in pair)
+            yield pair, find_direction, (*sources, tuple(atlas.outlines[place].about["state"] for place in pair))
+
+    with bar(what="pairs", unit="pair", total=len(left)) as shown:
+        for ended in engine.each(tasks()):
+            shown.update()
+            if ended.error is None:
+                known[ended.key] = direction_of(ended.value)
+                store.put_direction(_named(atlas, ended.key), known[ended.key])
+    return known
+
+
+def _named(atlas: Atlas, pair: tuple[int, int]) -> list[str]:
+    """What a pair is kept under: both names and states."""
+    return [text for place in pair for text in (atlas.members[place].name, atlas.outlines[place].about["state"])]

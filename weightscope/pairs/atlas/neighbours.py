@@ -1,0 +1,75 @@
+"""For every head the most similar head of another checkpoint, and of another family, by their sketches."""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import log, sqrt
+
+import numpy as np
+
+from weightscope.core.progress import bar
+from weightscope.core.results import ShowsShapes
+from weightscope.pairs.atlas.families import ROUNDING
+from weightscope.pairs.atlas.prints import Outline, Print
+from weightscope.pairs.lineage.sketches import SKETCH, as_bytes, unit_length
+
+ROWS, COLUMNS = 1 << 10, 1 << 14  # heads compared at once
+PLACES = 1e4  # a likeness is rounded to 1 / this
+LUCK = 1.3  # times the highest cosine that chance is expected to give among so many strangers
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Neighbours(ShowsShapes):
+    """The neighbour of each of N heads: its place among all heads, or -1 where none is more alike than by chance."""
+
+    place: np.ndarray  # (N,)
+    likeness: np.ndarray  # (N,) mean cosine of W_QK and of W_VO
+
+
+def neighbours_of(
+    outlines: Sequence[Outline], load: Callable[[int], Print], *apart: Sequence[int]
+) -> list[Neighbours]:  # fmt: skip
+    """For each list of numbers, the nearest heads of checkpoints of the same width with another number.
+
+    The sketches of all heads of a width are in memory, 256 bytes each.
+    """
+    sizes = [len(each.layer) for each in outlines]
+    starts = np.cumsum([0, *sizes])
+    found = [Neighbours(np.full(starts[-1], -1), np.full(starts[-1], np.nan)) for _ in apart]
+    of_width: dict[int, list[int]] = defaultdict(list)
+    for k, each in enumerate(outlines):
+        of_width[each.about["d_model"]].append(k)
+    for chosen in bar(list(of_width.values()), "neighbours of heads", "width"):
+        heads = np.concatenate([np.arange(starts[k], starts[k + 1]) for k in chosen])
+        sketches = np.concatenate([as_bytes(load(k).sketches.direct) for k in chosen])  # (n, 2, K)
+        # The mean of two cosines has a standard deviation of 1 / sqrt(2 K) among strangers.
+        least = LUCK * sqrt(2 * log(max(2, len(sketches)))) / sqrt(2 * SKETCH)
+        for numbers, near in zip(apart, found, strict=True):
+            groups = np.concatenate([np.full(sizes[k], numbers[k]) for k in chosen])
+            best, score = _nearest(sketches, groups)
+            known = score >= least
+            near.place[heads[known]], near.likeness[heads[known]] = heads[best[known]], score[known]
+    return found
+
+
+def _nearest(sketches: np.ndarray, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The head of another group with the highest mean cosine, the first of equally alike ones, and that: (n,), (n,)."""
+    n = len(sketches)
+    best, score = np.zeros(n, np.int64), np.full(n, -np.inf)
+    for j in range(0, n, COLUMNS):
+        theirs, columns = slice(j, j + COLUMNS), _rows(sketches[j : j + COLUMNS])
+        for i in range(0, n, ROWS):
+            mine = slice(i, i + ROWS)
+            products = _rows(sketches[mine]) @ columns.T
+            products[groups[mine][:, None] == groups[theirs]] = -np.inf
+            value = products.max(axis=1)
+            column = (products >= value[:, None] - ROUNDING).argmax(axis=1)
+            nearer = value > score[mine] + ROUNDING
+            best[mine] = np.where(nearer, column + j, best[mine])
+            score[mine] = np.where(nearer, value, score[mine])
+    return best, np.rint(score * PLACES) / PLACES
+
+
+def _rows(sketches: np.ndarray) -> np.ndarray:
+    """Stored sketches (n, 2, K) as rows whose products are mean cosines (n, 2 K)."""
+    return unit_length(sketches.astype(np.float32)).reshape(len(sketches), -1) / np.float32(sqrt(2))

@@ -1,0 +1,213 @@
+"""One checkpoint of an atlas: its fingerprint from a sample of its weights, as a worker makes it and as it is kept.
+
+Besides the sketches of heads (see `lineage.sketches`) it holds a few blocks of W_K, norm folded in, as bfloat16: how
+many bits of them differ tells relatives of one shape from strangers, cheaply (bit distance, as in ZipLLM,
+arXiv 2505.06252). And of each layer the ranks of its value dimensions; see `values`.
+"""
+
+import json
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from weightscope.checkpoint.config import LARGEST
+from weightscope.checkpoint.hub import Repository
+from weightscope.checkpoint.opening import locate
+from weightscope.checkpoint.provenance import is_source, source_of
+from weightscope.core.engine import unexpected
+from weightscope.core.errors import CheckpointError
+from weightscope.core.results import ShowsShapes
+from weightscope.model.metrics.spectra import evenly_spread
+from weightscope.model.run_identity import RunIdentity, arrays_of
+from weightscope.model.sources import Source
+from weightscope.pairs.atlas.sampling import MOST_WEIGHTS, SampledLayer, keys_are_values, read_sample, sample_of
+from weightscope.pairs.atlas.values import value_ranks
+from weightscope.pairs.lineage.probes import PUBLIC
+from weightscope.pairs.lineage.sketches import (
+    LONGEST_TEXT,
+    MOST_HEADS,
+    MOST_LAYERS,
+    POINTS,
+    SKETCH,
+    Sketches,
+    as_bytes,
+    described,
+    layer_sketches,
+    unit_length,
+)
+
+BLOCKS, VALUES = 16, 256  # blocks of W_K, of as many layers, and how many values of each
+COUNTS = ("d_model", "layers", "heads", "kv_heads", "head_dim", "weights_read", "bytes")  # in every description
+TEXTS = ("name", "family", "tower", "config", "state")
+FORMS = {  # arrays of a fingerprint: dtype and shape, N heads in L layers, B blocks, V value dimensions
+    "heads": (np.int32, (3, "N")), "direct": (np.int8, ("N", 2, SKETCH)), "spectra": (np.float16, ("N", 2, POINTS)),
+    "norms": (np.float32, ("N", 2)), "blocks": (np.uint16, ("B", VALUES)), "values": (np.int32, ("L", "V")),
+    "about": (np.uint8, ("A",)),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Outline(ShowsShapes):
+    """What is kept in memory of a checkpoint's fingerprint: all but the sketches of its N heads."""
+
+    about: dict[str, Any]  # sizes, and what tells whether the checkpoint is still the same
+    blocks: np.ndarray  # (B, VALUES) bits of bfloat16
+    sums: np.ndarray  # (L, 2 K) sums of sketches over the heads of each layer
+    values: np.ndarray  # (L, V) ranks of value dimensions, centred, of unit length
+    layer: np.ndarray  # (N,)
+    head: np.ndarray  # (N,)
+    read: dict[str, Any] = field(default_factory=dict)  # the files that it was made from; see `source_of`
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """What checkpoints have in common whose blocks can be compared."""
+        return (*(self.about[name] for name in COUNTS[:5]), self.about["tower"], self.blocks.shape)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all heads were read whole."""
+        return bool(self.about["whole"])
+
+    @property
+    def commit(self) -> str:
+        """The commit on the Hub; empty for another place."""
+        return str(next((file["commit"] for file in self.read.get("files", ()) if "commit" in file), ""))
+
+    @property
+    def is_in_part(self) -> bool:
+        """Whether of its layers some heads were read, and of these W_VO in some dimensions."""
+        return len(self.layer) < self.about["heads"] * len(self.sums)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Print(ShowsShapes):
+    """A checkpoint's fingerprint."""
+
+    sketches: Sketches
+    blocks: np.ndarray  # (B, VALUES) bits of bfloat16
+    values: np.ndarray  # (L, V) ranks of value dimensions, summed over heads; see `value_ranks`
+    read: dict[str, Any] = field(default_factory=dict)  # as of an `Outline`
+
+    def outline(self) -> Outline:
+        """All but the sketches of heads."""
+        s = self.sketches
+        layer, head = s.layer.astype(np.int16), s.head.astype(np.int16)  # fewer than MOST_HEADS
+        values = unit_length(self.values - self.values.mean(axis=1, keepdims=True))
+        return Outline(s.about, self.blocks, s.of_layers("direct"), values, layer, head, self.read)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The fingerprint as plain arrays, as it is sent and kept."""
+        s = self.sketches
+        text = json.dumps(s.about | {"read": self.read}, sort_keys=True).encode()
+        return {
+            "heads": np.stack([s.layer, s.head, s.kv_head]).astype(np.int32), "direct": as_bytes(s.direct),
+            "spectra": s.spectra.astype(np.float16), "norms": s.norms.astype(np.float32), "blocks": self.blocks,
+            "values": self.values, "about": np.frombuffer(text, np.uint8),
+        }  # fmt: skip
+
+    @classmethod
+    def of_arrays(cls, answer: Any, name: str) -> "Print":
+        """The fingerprint of such arrays; a worker may run another version, or be hostile.
+
+        Raises
+        ------
+        CheckpointError
+            They are none.
+        """
+        arrays, sizes = arrays_of(answer, name), dict[str, int]()
+        for key, (dtype, shape) in FORMS.items():
+            array = arrays.get(key, np.empty(()))
+            fits = array.dtype == dtype and array.ndim == len(shape)
+            fits = fits and all(sizes.setdefault(n, m) == m if isinstance(n, str) else n == m
+                                for n, m in zip(shape, array.shape, strict=True))  # fmt: skip
+            if not fits or (array.dtype.kind == "f" and not np.isfinite(array).all()):
+                raise unexpected(name, f"other {key}", f"{np.dtype(dtype)} numbers of the shape {shape}")
+        about = _described(arrays["about"], name)
+        layer, head, kv_head = arrays["heads"].astype(np.int64)
+        if not 0 < len(layer) <= MOST_HEADS or len(np.unique(layer)) > MOST_LAYERS or arrays["heads"].min() < 0:
+            raise unexpected(name, f"{len(layer):,} heads", f"at most {MOST_HEADS:,}")
+        if sizes["L"] != len(np.unique(layer)) or not sizes["V"]:
+            raise unexpected(name, f"values of {sizes['L']:,} layers", "one row per layer")
+        read = about.pop("read")
+        direct = unit_length(arrays["direct"].astype(np.float32))
+        none = np.empty((len(layer), 2, 0), np.float32)
+        spectra = arrays["spectra"].astype(np.float32)
+        sketches = Sketches(about, layer, head, kv_head, direct, none, spectra, arrays["norms"], read=read)
+        return cls(sketches, arrays["blocks"], arrays["values"], read)
+
+
+def _described(text: np.ndarray, name: str) -> dict[str, Any]:
+    """The description in a fingerprint; its values are shown, and sizes are computed with."""
+    try:
+        about = json.loads(text.tobytes())
+        fits = (
+            isinstance(about, dict) and about["vocabulary"] is None
+            and is_source(about.get("read")) and isinstance(about.get("whole"), bool)
+            and all(type(about.get(key)) is int and 1 <= about[key] <= LARGEST**2 for key in COUNTS)
+            and all(isinstance(about.get(key), str) and len(about[key]) <= LONGEST_TEXT for key in TEXTS)
+            and isinstance(about.get("dtypes"), list) and all(isinstance(dtype, str) for dtype in about["dtypes"])
+        )  # fmt: skip
+    except (ValueError, KeyError, RecursionError):
+        fits = False
+    if not fits:
+        raise unexpected(name, "another description", "its sizes and files")
+    return dict(about)
+
+
+def make_print(source: Source, state: str = "", most: int = MOST_WEIGHTS) -> tuple[dict[str, np.ndarray], int] | None:
+    """The task of one checkpoint: its fingerprint as arrays and the bytes fetched; None if it is still in `state`.
+
+    A repository is read at one commit, whatever is pushed meanwhile; where that is known, nothing is fetched.
+    """
+    where = locate(source.source, source.revision)
+    if isinstance(where, Repository):
+        now = where.commit()
+        if state == now:
+            return None
+        source = replace(source, source=where.id, revision=now)
+    model = source.open()
+    if not isinstance(where, Repository):
+        now = RunIdentity.of_model(model).digest
+        if state == now:
+            return None
+    if not model.attention_layers:
+        raise CheckpointError("has no attention layer; a fingerprint needs attention heads", file=model.name)
+    sample = sample_of(model, most)
+    parts, blocks, values = [], [], list[np.ndarray]()
+    chosen = set(evenly_spread(len(sample.layers), BLOCKS).tolist())
+    for place, read in enumerate(read_sample(model, sample)):
+        parts.append(_sketches_of(read))
+        ranks = value_ranks(read.layer)
+        if keys_are_values(model, read.layer.index) or (values and len(ranks) != len(values[0])):
+            ranks = np.zeros_like(values[0] if values else ranks)  # shows nothing
+        values.append(ranks)
+        if place in chosen:
+            blocks.append(bits_of(read.layer.k.of(0)[0]))
+    layer, head, kv_head, direct, tokens, spectra, norms = (np.concatenate(part) for part in zip(*parts, strict=True))
+    if len(broken := np.unique(layer[~np.isfinite(norms).all(axis=1)])):
+        problem = f"layer {broken[0]}: W_QK or W_VO of a head exceeds float32, and cannot be compared"
+        raise CheckpointError(problem, file=model.name)
+    is_whole = sample.groups is None and len(sample.layers) == len(model.attention_layers)
+    about = described(model) | {
+        "name": source.given or source.source, "head_dim": model.config.head_dim, "vocabulary": None,
+        "whole": is_whole, "weights_read": sample.weights, "state": now,
+    }  # fmt: skip
+    sketches = Sketches(about, layer, head, kv_head, direct, tokens, spectra, norms, probes=PUBLIC)
+    made = Print(sketches, np.stack(blocks), np.stack(values), source_of(model.checkpoint))
+    return made.arrays(), model.checkpoint.bytes_fetched
+
+
+def _sketches_of(read: SampledLayer) -> tuple[np.ndarray, ...]:
+    """`layer_sketches` with the heads' indices in the checkpoint."""
+    layer, _, _, *sketched = layer_sketches(read.layer, None, PUBLIC)
+    return layer, read.heads, read.kv_heads, *sketched
+
+
+def bits_of(w: np.ndarray) -> np.ndarray:
+    """The first VALUES values of a head's factor (d, r), column by column, as bits of bfloat16; zeros where it ends."""
+    columns = -(-VALUES // len(w))
+    values = np.asarray(w[:VALUES, :columns], np.float32).T.ravel()[:VALUES]
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16  # to the nearest, ties to even
+    return np.pad(rounded.astype(np.uint16), (0, VALUES - len(values)))

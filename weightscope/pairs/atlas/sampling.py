@@ -1,0 +1,216 @@
+"""Which weights of a checkpoint an atlas reads: all of attention where that is little, else some heads or some layers.
+
+A head's queries, keys and values are rows of their matrices, which lie together in the file. Its part of the output
+projection is columns, which do not: there some rows are read, with the columns of all heads, and the others count as
+zero. So W_VO is seen in `OUTPUT_ROWS` of the stream's dimensions, the same ones of every checkpoint of a width.
+"""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+from weightscope.checkpoint.checkpoint import DerivedTensor, StoredTensor, Tensor, WholeTensor
+from weightscope.checkpoint.hub import CONNECTIONS
+from weightscope.core.errors import CheckpointError
+from weightscope.model.config.config import ModelConfig
+from weightscope.model.config.numbers import in_layer
+from weightscope.model.layers.layer import Layer
+from weightscope.model.layers.read_layer import read_layer
+from weightscope.model.layers.steps import Reads
+from weightscope.model.metrics.spectra import evenly_spread
+from weightscope.model.model import Model
+from weightscope.model.rows.cells import LayerTensors
+from weightscope.model.rows.family import Family
+
+MOST_WEIGHTS = 75_000_000  # that are read of a checkpoint: 150 MB at 16 bits each
+OUTPUT_ROWS, RUN = 64, 16  # rows of an output projection that are read, and how many lie together
+SPLIT = ("separate", "stacked", "grouped")  # layouts whose heads are rows
+
+Spans = tuple[tuple[int, int], ...]  # rows [start, stop)
+
+
+class Sample(NamedTuple):
+    """What is read of a checkpoint."""
+
+    layers: Sequence[int]
+    groups: Sequence[int] | None  # of each layer the key-value heads, with the first query head of each; None: all
+    weights: int  # how many weights that is
+
+
+class SampledLayer(NamedTuple):
+    """A layer with the heads that were read."""
+
+    layer: Layer
+    heads: np.ndarray  # (n,) their indices in the checkpoint
+    kv_heads: np.ndarray
+
+
+@dataclass(frozen=True)
+class _Rows(DerivedTensor, WholeTensor):
+    """Some rows of a tensor."""
+
+    stored: Tensor
+    spans: Spans
+    noted: set[str] | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return sum(stop - start for start, stop in self.spans), *self.stored.shape[1:]
+
+    def read(self) -> np.ndarray:
+        return np.concatenate([self.stored.rows(*span) for span in self.spans])
+
+    def unchecked(self, noted: set[str]) -> Tensor:
+        return replace(self, stored=self.stored.unchecked(noted), noted=noted)
+
+
+@dataclass(frozen=True)
+class _Columns(_Rows):
+    """Some columns of a tensor, in some of its rows; zero in the others."""
+
+    columns: Spans = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.stored.shape[0], sum(stop - start for start, stop in self.columns)
+
+    def read(self) -> np.ndarray:
+        values = np.zeros(self.shape, np.float32)
+        for start, stop in self.spans:
+            rows = self.stored.rows(start, stop)
+            values[start:stop] = np.concatenate([rows[:, slice(*columns)] for columns in self.columns], axis=1)
+        return values
+
+
+def sample_of(model: Model, most: int = MOST_WEIGHTS) -> Sample:
+    """What to read of a checkpoint, at most so many weights; how much depends on its shapes alone.
+
+    Raises
+    ------
+    CheckpointError
+        A single layer has more, and its heads cannot be read apart.
+    """
+    layers = model.attention_layers
+    sizes = [sum(prod(tensor.shape) for tensor in model.attention_tensors(i)) for i in layers]
+    if sum(sizes) <= most:
+        return Sample(layers, None, sum(sizes))
+    config, d = model.config, model.config.d_model
+    if all(_is_split(model, i) for i in layers):
+        out = min(OUTPUT_ROWS, d) * config.n_heads * _value_dim(model)
+        group = d * (2 * config.head_dim + _value_dim(model))
+        count = max(1, min(config.n_kv_heads, (most // len(layers) - out) // group))
+        if kept := min(len(layers), most // (out + count * group)):
+            chosen = [layers[k] for k in evenly_spread(len(layers), kept)]
+            return Sample(chosen, _nested(config.n_kv_heads)[:count], len(chosen) * (out + count * group))
+    if kept := most // max(sizes):
+        places = evenly_spread(len(layers), kept).tolist()
+        return Sample([layers[k] for k in places], None, sum(sizes[k] for k in places))
+    problem = f"a layer of its attention has {max(sizes):,} weights; at most {most:,} are read of a checkpoint"
+    raise CheckpointError(f"{problem}, and its heads cannot be read apart", file=model.name)
+
+
+def read_sample(model: Model, sample: Sample) -> Iterator[SampledLayer]:
+    """The layers of a sample in order, single heads several at a time; nothing that is fetched is cached."""
+    for file in model.checkpoint.files:
+        file.keeps = False
+    if sample.groups is None:
+        for index in sample.layers:
+            layer = model.layer(index)
+            heads = np.arange(layer.n_heads)
+            yield SampledLayer(layer, heads, heads * layer.n_kv_heads // layer.n_heads)
+        return
+    groups = np.asarray(sample.groups)
+    heads = groups * (model.config.n_heads // model.config.n_kv_heads)
+    with ThreadPoolExecutor(CONNECTIONS) as pool:
+        for layer in pool.map(lambda index: _heads_of(model, index, groups.tolist()), sample.layers):
+            yield SampledLayer(layer, heads, groups)
+
+
+def _heads_of(model: Model, index: int, groups: Sequence[int]) -> Layer:
+    """A layer as if it had these key-value heads alone, each with its first query head."""
+    config, family = _of_layer(model, index)
+    tensors = model.checkpoint.with_tensors(_replaced(model, family, config, index, groups))
+    smaller = replace(config, n_heads=len(groups), n_kv_heads=len(groups))
+    return read_layer(LayerTensors(tensors, model.prefix, model.family.name), family, smaller, index)
+
+
+def keys_are_values(model: Model, index: int) -> bool:
+    """Whether a layer has one matrix for both, so that positions order the dimensions of its values."""
+    heads = _of_layer(model, index)[1].heads
+    return heads.layout.__name__ == "separate" and heads.k == heads.v
+
+
+def _of_layer(model: Model, index: int) -> tuple[ModelConfig, Family]:
+    """The numbers and the row of one layer, which no longer depends on the layer."""
+    config, family = in_layer(model.config, model.family, index)
+    return config, replace(family, in_=())
+
+
+def _replaced(
+    model: Model, family: Family, config: ModelConfig, index: int, groups: Sequence[int]
+) -> dict[str, Tensor]:
+    """The projections of a layer with the rows and columns of these heads, by name."""
+    stem, h, g, r, r_v = model.stem(index), config.n_heads, config.n_kv_heads, config.head_dim, _value_dim(model)
+    shared = h // g
+
+    def rows(first: int, step: int, width: int) -> list[tuple[int, int]]:
+        return [(first + j * step, first + j * step + width) for j in groups]
+
+    layout = family.heads.layout.__name__
+    if layout == "separate":
+        q, k, v = family.heads.q, family.heads.k, family.heads.v
+        spans = {q: rows(0, shared * r, r), k: rows(0, r, r), v: rows(0, r_v, r_v)}
+    elif layout == "stacked":
+        parts = [rows(0, shared * r, r), rows(h * r, r, r), rows((h + g) * r, r, r)]
+        spans = {family.heads.q: [span for part in parts for span in part]}
+    else:
+        parts = [rows(place * r, (shared + 2) * r, r) for place in (0, shared, shared + 1)]
+        spans = {family.heads.q: [span for group in zip(*parts, strict=True) for span in group]}
+    names = {f"{stem}{module}.{kind}": each for module, each in spans.items() for kind in ("weight", "bias")}
+    found: dict[str, Tensor] = {
+        name: _Rows(model.checkpoint[name], tuple(each)) for name, each in names.items() if name in model.checkpoint
+    }
+    out, d = f"{stem}{family.heads.out}.weight", config.d_model
+    starts = evenly_spread(max(1, d - RUN + 1), OUTPUT_ROWS // RUN).tolist() if d > OUTPUT_ROWS else [0]
+    read = tuple((start, min(d, start + (RUN if d > OUTPUT_ROWS else d))) for start in starts)
+    columns = tuple(rows(0, shared * r_v, r_v))
+    return found | {out: _Columns(model.checkpoint[out], read, columns=columns)}
+
+
+def _value_dim(model: Model) -> int:
+    """The width of a head's values."""
+    return sum(map(model.config.size, model.family.heads.value_dim)) or model.config.head_dim
+
+
+def _nested(count: int) -> list[int]:
+    """The indices below `count` in an order whose beginnings are evenly spread."""
+    bits = max(1, (count - 1).bit_length())
+    mirrored = (int(format(k, f"0{bits}b")[::-1], 2) for k in range(1 << bits))
+    return [k for k in mirrored if k < count]
+
+
+def _is_split(model: Model, index: int) -> bool:
+    """Whether the heads of a layer are rows of stored matrices, and nothing else of the layer depends on the head."""
+    config, family = _of_layer(model, index)
+    sizes = config.n_heads, config.n_kv_heads, config.head_dim
+    smaller = in_layer(replace(config, n_heads=1, n_kv_heads=1), family, index)[0]
+    heads, qk_norm = family.heads, family.scores.qk_norm
+    if (
+        heads.layout.__name__ not in SPLIT or family.reads != Reads() or family.memory is not None or heads.transposed
+        or family.positions.bias is not None or heads.others or heads.loose or heads.shared
+        or sizes != (model.config.n_heads, model.config.n_kv_heads, model.config.head_dim)
+        or (smaller.n_heads, smaller.head_dim) != (1, config.head_dim)
+        or (qk_norm is not None and qk_norm.scope != "shared")
+    ):  # fmt: skip
+        return False
+    h, g, r, r_v, d = *sizes, _value_dim(model), config.d_model
+    shapes = {heads.q: (h * r, d), heads.k: (g * r, d), heads.v: (g * r_v, d)}
+    if heads.layout.__name__ != "separate":
+        shapes = {heads.q: ((h + 2 * g) * r, d)}
+    shapes |= {heads.out: (d, h * r_v)}
+    stored = {module: model.checkpoint.get(f"{model.stem(index)}{module}.weight") for module in shapes}
+    return all(isinstance(tensor, StoredTensor) and tensor.shape == shapes[name] for name, tensor in stored.items())

@@ -1,0 +1,138 @@
+"""What an atlas keeps between runs, in the hidden folder of its results: fingerprints, directions, what was withdrawn.
+
+Each file is written whole or not at all and followed by a digest of itself and of what it depends on.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import weightscope
+from weightscope.checkpoint.config import MAX_BYTES, read_small
+from weightscope.core.errors import CheckpointError, one_line
+from weightscope.core.files import HIDDEN, new_file, writing
+from weightscope.model.run_identity import RunIdentity, content_identity, keep_arrays, kept_arrays
+from weightscope.pairs.atlas.descent import Direction, direction_of
+from weightscope.pairs.atlas.prints import Print
+
+FORMAT = 2  # of what is kept
+LARGEST_KEPT = 16 * MAX_BYTES  # of a list of sources, with what was wrong with each
+LISTED, WITHDRAWN = "list.json", "withdrawn.json"
+
+
+def _key(*texts: str) -> str:
+    return sha256("\n".join(texts).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+class Store:
+    """Fingerprints and directions of an atlas, by the names of checkpoints."""
+
+    def __init__(self, out: Path, most: int, families: str | None = None) -> None:
+        self.folder = out / HIDDEN / "atlas"
+        rows = content_identity(Path(families)) if families else None
+        facts = {"weightscope": weightscope.__version__, "format": FORMAT, "most": most, "families": rows}
+        self._identity = RunIdentity.of(**facts).digest
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self.folder.glob("print-*.npz"))
+
+    def get(self, name: str) -> Print | None:
+        """A checkpoint's fingerprint; None if there is none of this version and these options, or it was changed."""
+        arrays = kept_arrays(self._print(name), self._of(name))
+        with suppress(CheckpointError):
+            return None if arrays is None else Print.of_arrays(arrays, name)
+        return None
+
+    def put(self, name: str, arrays: dict[str, np.ndarray]) -> None:
+        """Keep a fingerprint."""
+        keep_arrays(self._print(name), arrays, self._of(name))
+
+    def direction(self, *pair: str) -> Direction | None:
+        """What is known of a pair, named by the states of both."""
+        arrays = kept_arrays(self._pair(pair), self._of(*pair))
+        with suppress(CheckpointError, KeyError):
+            return None if arrays is None else direction_of(arrays["texts"].tolist())
+        return None
+
+    def put_direction(self, pair: Sequence[str], direction: Direction) -> None:
+        """Keep what is known of a pair."""
+        keep_arrays(self._pair(pair), {"texts": np.array(direction)}, self._of(*pair))
+
+    def forget(self, name: str) -> None:
+        """Remove a checkpoint's fingerprint."""
+        with writing(self.folder, "removed"), suppress(FileNotFoundError):
+            self._print(name).unlink()
+
+    def withdraw(self, names: Iterable[str]) -> None:
+        """Remove fingerprints, and remember, by digests of their names, that they are not to be made again."""
+        digests = self.withdrawn
+        for name in names:
+            self.forget(name)
+            digests.add(_key(name))
+        self._write(WITHDRAWN, {"sha256": sorted(digests)})
+
+    @property
+    def withdrawn(self) -> set[str]:
+        """Digests of the names that were withdrawn."""
+        digests = self._read(WITHDRAWN).get("sha256", [])
+        if not _is_list_of_texts(digests):
+            raise self._damaged(WITHDRAWN, "sha256 should be a list of texts")
+        return set(digests)
+
+    @staticmethod
+    def is_withdrawn(name: str, withdrawn: set[str]) -> bool:
+        """Whether a checkpoint is among those that were withdrawn."""
+        return _key(name) in withdrawn
+
+    def remember(self, sources: Sequence[str], errors: dict[str, str]) -> None:
+        """Remember the list of the last run and what was wrong with some of it."""
+        self._write(LISTED, {"sources": list(sources), "errors": errors})
+
+    @property
+    def listed(self) -> tuple[list[str], dict[str, str]]:
+        """The same, read again."""
+        known = self._read(LISTED)
+        sources, errors = known.get("sources", []), known.get("errors", {})
+        if not _is_list_of_texts(sources) or not isinstance(errors, dict) or not _is_list_of_texts([*errors.values()]):
+            raise self._damaged(LISTED, "sources should be a list of texts, and errors texts by source")
+        return sources, errors
+
+    def _print(self, name: str) -> Path:
+        return self.folder / f"print-{_key(name)[:32]}.npz"
+
+    def _pair(self, pair: Sequence[str]) -> Path:
+        return self.folder / f"pair-{_key(*pair)[:32]}.npz"
+
+    def _of(self, *names: str) -> bytes:
+        """What the digest of a file covers besides its content."""
+        return "\n".join([self._identity, *names]).encode("utf-8", "surrogatepass")
+
+    def _read(self, name: str) -> dict[str, Any]:
+        """What `_write` wrote; nothing where there is no such file. What is damaged may hide what was withdrawn."""
+        if not os.path.lexists(self.folder / name):
+            return {}
+        try:
+            value = json.loads(read_small(self.folder / name, LARGEST_KEPT))
+        except (ValueError, RecursionError) as error:
+            raise self._damaged(name, one_line(error)) from None
+        if not isinstance(value, dict):
+            raise self._damaged(name, f"it is a JSON {type(value).__name__}")
+        return value
+
+    def _damaged(self, name: str, problem: str) -> CheckpointError:
+        how = "bring it back, or make the atlas in another folder"
+        return CheckpointError(f"was changed since the atlas was made ({problem}); {how}", file=self.folder / name)
+
+    def _write(self, name: str, value: Any) -> None:
+        with new_file(self.folder / name) as file:
+            file.write(json.dumps(value).encode())
+
+
+def _is_list_of_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)

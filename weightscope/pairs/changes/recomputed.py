@@ -1,0 +1,511 @@
+"""Whether one tensor can be recomputed from another that holds more: by rounding, pruning, or cutting its rank.
+
+Rounded values lie in the cells of a float's numbers or of a grid, anywhere in them; noise around rounded values stays
+near them. Every value is checked, which is what a search for a grid among some rows (`rounding`) does not do.
+"""
+
+import sys
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, fields
+from functools import reduce
+from importlib import import_module
+from math import prod, sqrt
+from typing import NamedTuple
+
+import numpy as np
+
+from weightscope.checkpoint.blocks import Block, row_width
+from weightscope.checkpoint.checkpoint import Tensor
+from weightscope.core.compute.fast import numba_may_run
+from weightscope.heads.tensors.measure import BITS
+from weightscope.pairs.changes.pair import Pair, few_rows_each, whole
+from weightscope.pairs.changes.rounding import CASTS, FRACTION, SMALLEST
+from weightscope.pairs.changes.thresholds import FLOAT_STEPS_USED, STEPS_USED, TWO_LEVELS_SPARED, USED
+
+OUTER = 0.4  # of a step: a rounded value may be this far from the one it was rounded from, and a fifth of them are
+FILLED = 0.05  # share of changed values that has to be: small noise around rounded values never gets there
+FEWEST = 64  # changed values that this share is judged by
+GROUPS = (0, 128, 64, 32, 16)  # values that share a grid: a row, or this many neighbours in it
+STEPS = (1, 3, 7, 8, 15, 16, 31, 63, 127, 128, 255)  # from zero, or from the least value, to the last of an even grid
+MOST_STEPS = 255
+EVEN = tuple(dict.fromkeys((*STEPS, *range(2, MOST_STEPS))))  # in the order in which they are tried
+TRIED_AT_ONCE = 1 << 18  # values times numbers of steps
+FINER = 0.9  # times a grid's step: the coarser of two that values lie on is theirs
+ON_GRID = 0.02  # steps that a value may be off its grid
+ROUNDED_AGAIN = 0.3  # the most of it where levels were rounded once more, to a float of fewer bits
+FEW_STEPS, BY_CHANCE = 16, 1e-6  # of a finer grid: the chance that a group's values lie on it without being its levels
+FEW_VALUES = 0.5  # of a group's size: with so few values it lies on a grid that need not be even
+SCALE = 2.0**-11  # relative error of a scale that a quantised format stores in 16 bits
+OF_MINIMUM = 0.1  # of half a step: the most that a stored minimum's own rounding moves a cell
+# Half-steps that a value may lie beyond the end of a stored grid: Q4_0 and others lack the last level on one side,
+# MXFP4 those from 6 to 8. An outlier of the original passes as clipped up to one step beyond its block's end.
+CLIPPED = 2.0
+SUPER_BLOCK = 256  # values of a K-quant whose scales are whole multiples of one: a small scale is rounded by half of it
+SCALE_CODES = {"Q2_K": 15, "Q3_K": 31, "Q4_K": 63, "Q5_K": 63, "Q6_K": 127, "IQ4_XS": 31}  # the largest such multiple
+WITH_MINIMUM = ("Q2_K", "Q4_K", "Q5_K")  # and minima, multiples of another
+COARSE = ("BF16", "F16")  # floats that sums are rounded to: sums of float32 differ by how they were computed
+ARITHMETIC = 2.0**-22  # of the summands' sizes: the error of a sum that was computed in float32
+TINY = 2.0**-25  # and its absolute error among the smallest
+FIRST, SAMPLED = 4, 64  # groups that show, after one, that a matrix has no grid, and which it has
+LARGEST_SVD = 1 << 24  # values of a matrix whose singular values are computed
+
+NUMBA = "weightscope.pairs.changes.cells_numba"
+WORTH_NUMBA = 1 << 23  # values: less takes NumPy a fraction of a second, and importing numba half a second
+
+
+@dataclass
+class Cells:
+    """How far values are from what they were rounded from: noise around rounded values stays near them."""
+
+    changed: int = 0
+    outer: int = 0
+    squares: float = 0.0  # sums of squares on stored grids: of the older tensor, the newer, and their difference
+    squares_b: float = 0.0
+    moved: float = 0.0
+    wide: int = 0  # stored grids whose codes hardly use them: cells so wide that they prove nothing
+
+    def add(self, changed: np.ndarray, outer: np.ndarray) -> "Cells":
+        """Count values that changed, and those far out in their cells."""
+        self.changed += int(np.count_nonzero(changed))
+        self.outer += int(np.count_nonzero(changed & outer))
+        return self
+
+    def add_all(self, blocks: "Iterable[Cells | None]") -> bool:
+        """Add every block, unless one of them, a None, has a value outside its cell."""
+        more = Cells()
+        for block in blocks:
+            if block is None:
+                return False
+            more = more + block
+        vars(self).update(vars(self + more))
+        return True
+
+    def __add__(self, more: "Cells") -> "Cells":
+        return Cells(*(getattr(self, each.name) + getattr(more, each.name) for each in fields(Cells)))
+
+    @property
+    def are_filled(self) -> bool:
+        return self.changed >= FEWEST and self.outer >= FILLED * self.changed
+
+
+def way_from(older: Tensor, newer: Tensor, casts: Collection[str], cells: Cells) -> str:
+    """How a changed tensor can be recomputed from an older one: "cast", "pruned", "quantised" or "rank cut".
+
+    Empty where it cannot, or no way is known. `casts` are the roundings that give every value of it; where values lie
+    in the cells that they were rounded to is added to `cells`.
+    """
+    if casts:
+        cast = min(casts, key=list(CASTS).index)
+        with np.errstate(all="ignore"):
+            for x, y in _values(older, newer):
+                cells.add(x != y, np.abs(x - y) > OUTER * _float_steps(y, cast))
+        return "cast"
+    if len(older.shape) < 2:
+        return ""
+    if _is_pruned(older, newer):
+        return "pruned"
+    if is_quantised(older, newer, cells):
+        return "quantised"
+    return "rank cut" if _is_truncated(older, newer) else ""
+
+
+def _values(older: Tensor, newer: Tensor) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Blocks of both as rows (n, width), float32."""
+    width = row_width(older.shape) or prod(older.shape)
+    for _, start, stop in Pair(older, newer).blocks():
+        x, y = (Block(tensor, start, stop).values().astype(np.float32) for tensor in (older, newer))
+        yield (x.reshape(-1, width), y.reshape(-1, width)) if len(x) % width == 0 else (x[None], y[None])
+
+
+# Rounding
+
+
+def _float_steps(y: np.ndarray, cast: str) -> np.ndarray:
+    """From each value of a float to the next one farther from zero."""
+    exponent = np.maximum(np.frexp(y.astype(np.float64))[1] - 1, SMALLEST.get(cast, -126))
+    return np.ldexp(1.0, exponent - FRACTION[cast])
+
+
+# Weighted sums
+
+
+Triple = tuple[Tensor, Tensor, Tensor]  # x, z and what may be their sum
+
+
+def shares_in_sum(tensors: Iterable[Triple]) -> tuple[float, float] | None:
+    """The least and the largest w with which every value of each third tensor is w x + (1 - w) z, rounded to its float;
+    None where there is no such w.
+    """
+    least, most = -np.inf, np.inf
+    for triple in tensors:
+        for x, z, y in _triples(triple):
+            room = _float_steps(y, triple[2].dtype) / 2 + ARITHMETIC * (np.abs(x) + np.abs(z))
+            apart, rest = x != z, y - z
+            if not np.isfinite(rest + room).all() or (np.abs(rest) > room)[~apart].any():
+                return None
+            with np.errstate(over="ignore"):
+                ends = np.sort(np.stack([rest - room, rest + room])[:, apart] / (x - z)[apart], axis=0)  # (2, n)
+            least, most = max(least, ends[0].max(initial=-np.inf)), min(most, ends[1].min(initial=np.inf))
+            if not least <= most:
+                return None
+    return float(least), float(most)
+
+
+def fills_cells(tensors: Iterable[Triple], share: float) -> bool:
+    """Whether sums with this share lie anywhere in the cells that they were rounded to.
+
+    If a base was made from the sum instead, its sums lie near the values.
+    """
+    cells = Cells()
+    for triple in tensors:
+        for x, z, y in _triples(triple) if triple[2].dtype in COARSE else ():
+            off = np.abs(share * x + (1 - share) * z - y)
+            cells.add(off > 0, off > OUTER * _float_steps(y, triple[2].dtype))
+    return cells.are_filled
+
+
+def _triples(tensors: Triple) -> Iterator[list[np.ndarray]]:
+    """Blocks of three tensors of one shape, in float64."""
+    for _, start, stop in Pair(*tensors[:2]).blocks():
+        yield [Block(tensor, start, stop).values().astype(np.float64) for tensor in tensors]
+
+
+# Grids
+
+
+def is_quantised(older: Tensor, newer: Tensor, cells: Cells) -> bool:
+    """Whether every value of a matrix is the nearest, on a grid that its neighbours share and use, to the older one's;
+    where they lie in their cells is added to `cells`.
+    """
+    if len(older.shape) < 2:
+        return False
+    if newer.ends() is not None:
+        stored = cells_on_stored(older, newer)
+        return stored is not None and not stored.wide and cells.add_all([stored])
+    fine = 2.0 ** -BITS.get(newer.dtype, 23)
+    shape, matrix = older.shape, len(older.shape) == 2 and older.shape == newer.shape
+    first_x, first_y = next(_values(older, newer))
+    for turned in (False, True) if matrix and prod(shape) == first_x.size else (False,):
+        sample_x, sample_y = (first_x.T, first_y.T) if turned else (first_x, first_y)
+        for group in GROUPS:
+            width = group or sample_y.shape[1]
+            if sample_y.shape[1] % width or width < GROUPS[-1]:
+                continue
+            x, y = (np.ascontiguousarray(side).reshape(-1, width) for side in (sample_x, sample_y))
+            apart = [max(1, len(y) // count) for count in (1, FIRST, SAMPLED)]
+            if any(_nearest(x[::step], y[::step], fine) is None for step in apart):
+                continue
+            sides = [(x, y)] if turned else _values(older, newer)
+            if cells.add_all(_nearest(p.reshape(-1, width), q.reshape(-1, width), fine) for p, q in sides):
+                return True
+    return False
+
+
+class Grids(NamedTuple):
+    """The stored grids of groups of neighbours, (n, 1) each, or (n, group) where the levels are uneven."""
+
+    least: np.ndarray
+    most: np.ndarray
+    half: np.ndarray  # half of the step to the next level on a value's side
+    end: np.ndarray  # half of the last step before the end
+    room: np.ndarray  # how far off a value may be
+    lost: np.ndarray  # how much of the grid's reach the rounding of its own scale may have cost
+    needed: np.ndarray  # how far values on it, and zero, are apart at least where its scale was made for them
+    spared: float  # share of the grids, at most, whose values are not as far apart
+
+
+class OnGrids(NamedTuple):
+    """Values of the older and the newer tensor, (n, group), and the grids that are stored with the newer."""
+
+    x: np.ndarray
+    y: np.ndarray
+    grids: Grids
+
+
+class StoredCells(NamedTuple):
+    """How values lie on the stored grids of what they were rounded to, (n, group)."""
+
+    off: np.ndarray  # how far a value, within its grid's ends, is from its rounded value
+    beyond: np.ndarray  # how far it is beyond the end
+    placed: OnGrids
+
+    @property
+    def grids(self) -> Grids:
+        return self.placed.grids
+
+
+class Used:
+    """How much of the stored grids their values use.
+
+    A scale is made for the largest value that it multiplies, so that the codes of what shares it reach the grid's end,
+    or nearly. Where they do not, cells are wider than any writer makes them, and nearly any original lies in them.
+    Values in one group, or anywhere in a tensor without known groups, share a grid where its ends are the same.
+    """
+
+    def __init__(self) -> None:
+        self._alone, self._groups, self._spared = 0, 0, 0.0
+        self._shared: list[np.ndarray] = []  # (6, n): a grid's ends, its values' ends, what is needed, a change
+
+    def add(self, placed: OnGrids) -> None:
+        """Look at a block."""
+        x, y, grids = placed
+        self._spared = grids.spared
+        if y.shape[1] > 1:
+            self._groups += len(y)
+            narrow = np.flatnonzero(_used(y.min(axis=1), y.max(axis=1), grids.least, grids.most) < grids.needed[:, 0])
+            self._alone += int((x[narrow] != y[narrow]).any(axis=1).sum())
+            return
+        fields = (grids.least, grids.most, y, y, grids.needed, x != y)
+        rows = np.stack([np.asarray(each, np.float64).ravel() for each in fields])
+        self._shared.append(_joined(rows))
+
+    @property
+    def hardly(self) -> int:
+        """How many grids are hardly used by values that changed; 0 where these are as few as may be."""
+        hardly, groups = self._alone, self._groups
+        if self._shared:
+            rows = np.concatenate(self._shared, axis=1)
+            least, most, low, high, needed, changed = _joined(rows[:, np.lexsort(rows[1::-1])])
+            hardly += int(((_used(low, high, least, most) < needed) & (changed > 0)).sum())
+            groups += len(least)
+        return hardly if hardly > self._spared * groups else 0
+
+
+def _used(low: np.ndarray, high: np.ndarray, least: np.ndarray, most: np.ndarray) -> np.ndarray:
+    """How far the ends of values are apart, (n,), and zero where the grid has it."""
+    has_zero = ((least <= 0) & (most >= 0)).ravel()
+    return np.where(has_zero, np.maximum(high, 0), high) - np.where(has_zero, np.minimum(low, 0), low)
+
+
+def _joined(rows: np.ndarray) -> np.ndarray:
+    """Neighbours on the same grid as one, (6, n) -> (6, m)."""
+    is_new = (rows[:2, 1:] != rows[:2, :-1]).any(axis=0)
+    starts = np.flatnonzero(np.append(True, is_new)) if rows.shape[1] else np.zeros(0, int)
+    if len(starts) == rows.shape[1]:
+        return rows
+    least, most, low, high, needed, changed = rows
+    ends = [np.minimum.reduceat(each, starts) for each in (low, needed)]
+    tops = [np.maximum.reduceat(each, starts) for each in (high, changed)]
+    return np.stack([least[starts], most[starts], ends[0], tops[0], ends[1], tops[1]])
+
+
+def cells_on_stored(older: Tensor, newer: Tensor) -> Cells | None:
+    """How values lie in the cells of the grids that are stored with the newer one; None where one is outside."""
+    cells = Cells()
+    return cells if cells.add_all(_nearest_stored(older, newer)) else None
+
+
+def _nearest_stored(older: Tensor, newer: Tensor, fast: bool | None = None) -> Iterator[Cells | None]:
+    """The same as `_nearest` of each block, on the grids that are stored with the newer one's values; `fast`: with
+    numba, by default where that is worth it.
+    """
+    used = Used()
+    if fast is None:
+        fast = (prod(newer.shape) >= WORTH_NUMBA or NUMBA in sys.modules) and numba_may_run()
+    if fast and isinstance((newer.ends() or (0,))[-1], int):
+        count = import_module(NUMBA).count
+        for x, y, grids in _on_grids(older, newer, few=False):
+            far, bound = 2 * OUTER * grids.half, CLIPPED * grids.end + grids.lost
+            counted = count(x, y, grids.least, grids.most, grids.room, far, bound)
+            used.add(OnGrids(x, y, grids))
+            yield None if counted is None else Cells(*counted)
+    else:
+        for placed in _on_grids(older, newer):
+            (x, y, grids), (off, beyond, _) = placed, _placed(placed)
+            if not ((off <= grids.room).all() and (beyond <= CLIPPED * grids.end + grids.lost).all()):
+                yield None
+                return
+            used.add(placed)
+            squares, squares_b, moved = (float(np.vdot(each, each)) for each in (x, y, x - y))
+            sums = Cells(squares=squares, squares_b=squares_b, moved=moved)
+            yield sums.add((off > 0) | (beyond > 0), off > 2 * OUTER * grids.half)
+    yield Cells(wide=used.hardly)
+
+
+def stored_cells(older: Tensor, newer: Tensor) -> Iterator[StoredCells]:
+    """Every value of the older tensor on the grid that the newer one stores with it, a few rows at a time."""
+    return map(_placed, _on_grids(older, newer))
+
+
+def _placed(on: OnGrids) -> StoredCells:
+    inside = np.clip(on.x, on.grids.least, on.grids.most)
+    return StoredCells(np.abs(inside - on.y), np.abs(on.x - inside), on)
+
+
+def _on_grids(older: Tensor, newer: Tensor, *, few: bool = True) -> Iterator[OnGrids]:
+    """Both with the grids that the newer one stores: a few rows at a time in float64, or blocks as they are read."""
+    first, last, levels = newer.ends() or (newer, newer, (0.0, 1.0))
+    group = max(prod(newer.shape), 1) // max(prod(first.shape), 1)
+    for _, start, stop in Pair(older, newer).blocks():
+        x, y = (Block(tensor, start, stop).values().reshape(-1, group) for tensor in (older, newer))
+        low, high = (Block(end, start // group, stop // group).values()[:, None] for end in (first, last))
+        for rows in few_rows_each(stop - start, row_width(newer.shape)) if few else (slice(0, stop - start),):
+            groups = slice(rows.start // group, rows.stop // group)
+            p, q = (
+                each[groups].astype(np.float64 if few else np.result_type(each, np.float32), copy=False)
+                for each in (x, y)
+            )
+            least, most = (end[groups].astype(np.float64) for end in (low, high))
+            yield OnGrids(p, q, _grids(p, q, least, most, newer.dtype, levels))
+
+
+def _grids(
+    x: np.ndarray, y: np.ndarray, low: np.ndarray, high: np.ndarray, kind: str, levels: int | tuple[float, ...]
+) -> Grids:
+    """The grids from the first to the last value, (n, 1) each, on which values y lie that were x, (n, group) both."""
+    places = np.linspace(0, 1, levels) if isinstance(levels, int) else np.array(levels)
+    places = (places - places[0]) / np.ptp(places)
+    steps = np.diff(places)
+    largest = len(places) if isinstance(levels, int) else max(map(abs, levels))
+    least, most = np.minimum(low, high), np.maximum(low, high)
+    span, size = most - least, np.maximum(np.abs(low), np.abs(high))
+    fine = lost = SCALE * (span + size) + largest * TINY
+    unsure = largest * TINY  # how much more a scale may reach than the values that it was made for
+    quantum, codes = np.zeros(1), SCALE_CODES.get(kind)  # of the reach of a grid
+    if codes is not None and y.size % SUPER_BLOCK == 0:
+        reach, groups = (span, np.abs(low)) if kind in WITH_MINIMUM else (span,), SUPER_BLOCK // y.shape[1]
+        longest = [reduce(np.maximum, each.reshape(-1, groups).T).repeat(groups)[:, None] for each in reach]
+        quantum, unsure = longest[0] / codes, unsure + sum(longest) / (2 * codes)
+        lost = fine + sum(longest) / (2 * codes)
+    if isinstance(levels, int):
+        half = end = span * steps[0] / 2
+    else:
+        step = np.where(span > 0, high - low, 1.0)
+        nearest = np.searchsorted((places[1:] + places[:-1]) / 2, (y - low) / step)
+        is_up = (np.clip(x, least, most) - y) / step > 0
+        half = span * steps[np.clip(nearest - ~is_up, 0, len(steps) - 1)] / 2
+        end = span * np.where(nearest > len(steps) / 2, steps[-1], steps[0]) / 2
+    end = end + quantum / 2 * (steps[0] / 2)  # as it was before its scale was rounded
+    enough = STEPS_USED if isinstance(levels, int) else FLOAT_STEPS_USED
+    needed = span * (1 - SCALE) * min(USED, enough * steps.min()) - unsure
+    spared = TWO_LEVELS_SPARED if len(places) == 2 else 0.0
+    return Grids(least, most, half, end, half * (1 + 1e-4) + fine, lost, needed, spared)
+
+
+def _nearest(x: np.ndarray, y: np.ndarray, fine: float) -> Cells | None:
+    """How many values changed, and lie far out in the cell of the level that they were rounded to; None where one
+    lies outside it, or y, of this relative precision, is on no grid: x, y (groups, width).
+    """
+    below, above = _even_cells(y, fine)
+    rest = np.isnan(below[:, 0])
+    if rest.any():
+        few = _cells_of_few(y[rest])
+        if few is None:
+            return None
+        below[rest], above[rest] = few
+    d = x.astype(np.float64) - y
+    room, off = np.where(d < 0, below, above), np.abs(d)
+    least = np.abs(y.min(axis=1, keepdims=True))
+    # Cells were drawn with a scale, and some with a minimum, that were rounded when they were stored.
+    slack = (2 * SCALE + fine) * np.abs(y) + np.minimum(4 * SCALE * least, OF_MINIMUM * room)
+    if (off > room * (1 + 1e-4 + SCALE) + slack).any():
+        return None
+    return Cells().add(d != 0, off > 2 * OUTER * np.where(np.isfinite(room), room, np.inf))
+
+
+def _even_cells(y: np.ndarray, fine: float) -> tuple[np.ndarray, np.ndarray]:
+    """Half a step on either side of each value of an even grid, without bound past its ends; NaN where it is none."""
+    y = y.astype(np.float64)
+    inner = (np.diff(np.sort(y, axis=1), axis=1) > 0).sum(axis=1) - 1  # values besides the two ends
+    varies = np.ptp(y, axis=1) > 0  # a group of one value shows no grid
+    steps = []
+    for start in (np.zeros((len(y), 1)), y.min(axis=1, keepdims=True)):
+        steps.append(_even_steps(np.where(varies[:, None], y - start, 0.0), inner, fine))
+    of_zero, of_least = steps
+    is_finer = of_zero < FINER * of_least  # a multiple of the minimum by chance
+    step = np.where(np.isnan(of_zero) | is_finer, of_least, of_zero)
+    half = np.repeat(step[:, None] / 2, y.shape[1], axis=1)
+    known = ~np.isnan(step)[:, None]
+    below = np.where(known & (y == y.min(axis=1, keepdims=True)), np.inf, half)
+    above = np.where(known & (y == y.max(axis=1, keepdims=True)), np.inf, half)
+    return below, above
+
+
+def _even_steps(y: np.ndarray, inner: np.ndarray, fine: float) -> np.ndarray:
+    """The step whose whole multiples each group's values are, (n,); NaN where there is none: y (n, width)."""
+    reach, step = np.abs(y).max(axis=1), np.full(len(y), np.nan)
+    likely = np.array([n for n in EVEN if ON_GRID + fine * n <= ROUNDED_AGAIN])
+    allowed = ON_GRID + fine * likely  # both a value and the reach were rounded
+    tries = [likely] if y.size * len(likely) <= TRIED_AT_ONCE else np.split(likely, len(likely))
+    for ns in tries:
+        left = np.flatnonzero(np.isnan(step) & (reach > 0))
+        is_rare = ns[0] not in STEPS and len(left) > 0.5 * len(y) and len(y) > SAMPLED
+        if not len(left):
+            break
+        if is_rare:
+            continue
+        room = allowed[np.isin(likely, ns)]
+        place = y[left, None] * (ns / reach[left, None])[..., None]  # (groups, tries, width)
+        on = (np.abs(place - np.rint(place)) <= room[:, None]).all(axis=2)
+        on &= (ns <= FEW_STEPS) | ((2 * room) ** inner[left, None] < BY_CHANCE)
+        found = on.any(axis=1)
+        step[left[found]] = reach[left[found]] / ns[on.argmax(axis=1)[found]]
+    return step
+
+
+def _cells_of_few(y: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """Half the way to the next level on either side of each value; None where groups hold too many values."""
+    order = np.argsort(y, axis=1, kind="stable")
+    ordered = np.take_along_axis(y.astype(np.float64), order, axis=1)
+    new = np.diff(ordered, axis=1) > 0
+    constant = ~new.any(axis=1)
+    if ((1 + new.sum(axis=1))[~constant] > FEW_VALUES * y.shape[1]).any():
+        return None
+    above, below = np.full(ordered.shape, np.inf), np.full(ordered.shape, np.inf)
+    for i in range(y.shape[1] - 2, -1, -1):
+        above[:, i] = np.where(new[:, i], (ordered[:, i + 1] - ordered[:, i]) / 2, above[:, i + 1])
+        j = y.shape[1] - 1 - i
+        below[:, j] = np.where(new[:, j - 1], (ordered[:, j] - ordered[:, j - 1]) / 2, below[:, j - 1])
+    above[constant] = below[constant] = 0.0  # a group of one value shows no grid
+    sides = np.empty_like(below), np.empty_like(above)
+    for side, ordered_side in zip(sides, (below, above), strict=True):
+        np.put_along_axis(side, order, ordered_side, axis=1)
+    return sides
+
+
+# Values, directions and singular values that were dropped
+
+
+def _is_pruned(older: Tensor, newer: Tensor) -> bool:
+    """Whether a matrix is the older one with zeros in it, in its own float, and not only rows or columns of zeros:
+    these may be the start of what was trained.
+    """
+    if older.shape != newer.shape or len(older.shape) != 2:
+        return False
+    zeros, columns, cast = 0, np.zeros(older.shape[1], bool), CASTS.get(newer.dtype, np.positive)
+    for x, y in _values(older, newer):
+        if ((x != y) & (cast(x) != y) & (y != 0)).any() or x.shape[1] != len(columns):
+            return False
+        columns |= y.any(axis=0)
+    for x, y in _values(older, newer):
+        gone = (x != 0) & (y == 0) & columns
+        zeros += int(gone[y.any(axis=1)].sum())
+    return zeros >= FEWEST
+
+
+def _noise(older: np.ndarray, dtype: str) -> float:
+    """Spectral norm of the rounding errors of a matrix, with a margin."""
+    m, n = older.shape
+    rms = sqrt(float(np.mean(older**2)))
+    return max(3 * 2.0 ** -BITS.get(dtype, 23) * rms / sqrt(12) * (sqrt(m) + sqrt(n)), 1e-5 * rms)
+
+
+def _is_truncated(older: Tensor, newer: Tensor) -> bool:
+    """Whether a matrix is the older one without its smallest singular values."""
+    if older.shape != newer.shape or len(older.shape) != 2 or prod(older.shape) > LARGEST_SVD:
+        return False
+    x, y = (whole(tensor).astype(np.float64) for tensor in (older, newer))
+    if not (np.isfinite(x).all() and np.isfinite(y).all()):
+        return False
+    noise, d = _noise(x, newer.dtype), x - y
+    probe = np.random.default_rng(0).standard_normal((x.shape[1], 8))
+    inside = np.linalg.norm(d @ (y.T @ (y @ probe))) / (np.linalg.norm(y) ** 2 or 1.0)
+    if inside > 8 * noise * sqrt(x.shape[1]):  # most changes end here
+        return False
+    u, s, vt = np.linalg.svd(y, full_matrices=False)
+    rank = int((s > noise).sum())
+    if not 0 < rank < len(s):
+        return False
+    dropped = np.linalg.svd(d, compute_uv=False)
+    shared = max(np.linalg.norm(u[:, :rank].T @ d, 2), np.linalg.norm(d @ vt[:rank].T, 2))
+    return bool(3 * noise < dropped[0] <= s[rank - 1] + noise and shared <= max(2 * noise, 0.05 * dropped[0]))

@@ -1,0 +1,81 @@
+"""The page of a comparison, with its figures. One file, no network."""
+
+from collections.abc import Callable
+
+from weightscope.core.files import Files
+from weightscope.core.formulas import plain
+from weightscope.core.progress import bar
+from weightscope.core.tables import Table
+from weightscope.pairs.compare import figures
+from weightscope.pairs.compare.compare import FIGURES, Comparison
+from weightscope.report.pages.page import Figure, Filed, Section, write_page
+from weightscope.report.pages.style import Drawing, save
+
+LISTED = 40  # heads or tensors in a table: the most that moved, and the most that did not
+
+
+def write_comparison_page(files: Files, comparison: Comparison) -> None:
+    """Write the figures (trajectories only of more than two checkpoints) and report.html."""
+    first, last = comparison.labels[0], comparison.labels[-1]
+    shown = {name: draw for name, draw in FIGURES.items() if name != "trajectories" or len(comparison.labels) > 2}
+    drawn = {
+        name: save(getattr(figures, function)(comparison), files, name)
+        for name, function in bar(shown.items(), "figures", "figure")
+    }
+    subject = first if first == last else f"{first}, compared with {last}"
+    findings = Section("Findings", parts=[comparison.findings])
+    if not comparison.findings:
+        findings = Section("Findings", "None besides what the first sentence says.")
+    sections = [findings, *_how_far(comparison, drawn)]
+    circuits = comparison.circuits
+    if circuits is not None and (len(circuits.roles) or len(circuits.edges)):
+        parts = [table for table in (circuits.roles, circuits.edges) if len(table)]
+        sections.append(Section("Roles and edges that moved", circuits.lead, parts))
+    everything = comparison.everything
+    if everything is None and (tensors := comparison.others[-1]).moved:
+        sections.append(Section("Other tensors", tensors.headline, [_changed_first(tensors.moved_most)]))
+    if everything is not None:
+        tables = [_changed_first(everything.moved_most, "tensors.csv")] if len(everything.moved_most(1)) else []
+        sections.append(Section("Everything in the files", everything.lead, tables))
+    if len(comparison.labels) > 2:
+        along = Figure(drawn["trajectories"], "Median of each layer at each checkpoint.")
+        sections.append(Section("Along the run", ", ".join(map(plain, comparison.labels)), [along]))
+    write_page(
+        files, "report.html", f"From {first} to {last}", comparison.lead, sections, comparison.caveats, model=subject,
+        provenance=comparison.provenance,
+    )  # fmt: skip
+
+
+def _changed_first(moved_most: Callable[[int, int], Table], file: str = "") -> Filed:
+    """What moved most, and what did not move, which a switch shows."""
+    return Filed(moved_most(LISTED, LISTED), file, changed=len(moved_most(LISTED, 0)))
+
+
+def _how_far(comparison: Comparison, drawn: dict[str, Drawing]) -> list[Section]:
+    """The map of every head's change, and the heads that moved most where any did."""
+    first, last = map(plain, (comparison.labels[0], comparison.labels[-1]))
+    sections = [
+        Section(
+            "How far each head moved",
+            "$$frac(‖B − A‖_F, ‖A‖_F)$$ of the products $W_QK$ and $W_VO$ themselves: a change of basis within a "
+            "head, which does not change what it computes, does not count.",
+            [
+                Figure(
+                    drawn["changes"], f"Relative change from {first} to {last}; blank: did not move, hatched: unknown."
+                )
+            ],
+        ),
+        Section(
+            "The heads that moved most",
+            "The curves show by how much each singular value grew or shrank, the largest first. The table has the "
+            "largest principal angle, in degrees, between the spaces that queries (left) and keys (right) read, or "
+            "that values read (left) and outputs write (right), before and after: at 0° the head still uses the same "
+            "space, at 90° one direction of it is new, strong or weak. A large angle with a small change means that "
+            "a weak direction turned.",
+            [
+                Figure(drawn["spectra"], "Change of each singular value, in percent of what it was; all on one scale."),
+                _changed_first(comparison.moved_most, "heads.csv"),
+            ],
+        ),
+    ]
+    return sections[:1] if comparison.unmoved.all() else sections

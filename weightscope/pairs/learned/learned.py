@@ -1,0 +1,551 @@
+"""What was trained into a checkpoint: what its changes are, what they read and write, and which words they raise."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from weightscope.checkpoint.adapters import is_adapter
+from weightscope.checkpoint.provenance import Provenance
+from weightscope.core.errors import CheckpointError, counted, printable
+from weightscope.core.files import REPORT
+from weightscope.core.progress import bar, progress_shown
+from weightscope.core.results import Result, ShowsShapes
+from weightscope.core.tables import Column, Table, as_json
+from weightscope.model.model import Model, TensorsOnly, open_tensors
+from weightscope.pairs.changes.all_tensors import TensorChanges, changes_with_directions
+from weightscope.pairs.changes.counterparts import Counterparts, counterparts
+from weightscope.pairs.changes.tensor import UNKNOWN_SIZE, Change
+from weightscope.pairs.learned.changed_matrices import INTRUDER, TOP, Update, updates_of
+from weightscope.pairs.learned.spaces import Overlap, Shared, overlap, shared_directions
+from weightscope.pairs.learned.structure import dora_rank, kronecker_shapes
+from weightscope.pairs.learned.words import Words, why_no_words, words
+from weightscope.pairs.same import SAME_FUNCTION
+from weightscope.pairs.same.judge import UNEXPLAINED, catalogued
+from weightscope.pairs.same.same import compared, same
+from weightscope.pairs.same.sentences import joined
+from weightscope.report.findings import listed, spans
+
+Readable = Model | TensorsOnly
+MOSTLY = 0.9  # of the changed matrices in layers, for what they are to be said of the training
+CONVERTED = ("rounded", "quantised")  # kinds of change that a conversion makes
+ROWS = ("tokens", "positions", "unembedding", "types")  # looked up by row: they have no directions
+ASKED = 0.5  # of the changed tensors, with a deed or unlike the base's, from which their function is compared
+ONE_SCALE = 10.0  # times the least relative change, that the largest of a LoRA's matrices has
+USUAL_RANKS = (
+    1,
+    2,
+    4,
+    8,
+    16,
+    32,
+    64,
+    128,
+    256,
+)  # that people give a LoRA: a few steps rarely leave one of them
+NO_TRAINING = ("same function", "deed", "unrelated", "noise", "merge")
+SHARES_DIFFER, NEARLY_ALL = 0.1, 0.1  # of the share of the base in a merge's matrices; and from one, in a tune
+OUTSIDE = {"tokens": "token embeddings", "positions": "position embeddings", "types": "type embeddings",
+           "unembedding": "the head"}  # fmt: skip
+DORA = "a change of rank up to {} and a factor for each row, as of a DoRA,"
+LOKR = "a Kronecker product, as of a LoKr,"
+HOW = {
+    "low rank": "{name} holds {evidence}", "one direction": "{name} was edited along one direction: {evidence}",
+    "full": "{name} holds changes as training leaves: {evidence}",
+    "few rows": "{name} changed in a few rows of its embeddings only: {evidence}",
+    "vectors": "{name} changed in biases and norms only",
+    "embeddings": "{name} changed outside its layers only",
+    "conversion": "{name} was rounded or quantised; what else was done does not show: {evidence}",
+    "none": "{name} holds the base's values: {evidence}, nothing was trained",
+    "mixed": "{name} changed in several ways: {evidence}",
+    "same function": "{name} computes what the base does, the same function, with {evidence}: nothing was trained",
+    "deed": "{name} was changed by what is no training: {evidence}",
+    "unrelated": "{name} holds other weights: {evidence}, as if drawn again or trained apart",
+    "merge": "{name} holds {evidence}, as a merge leaves",
+    "noise": "{name} differs by what independent noise would leave: {evidence}; no training shows",
+}  # fmt: skip
+BEYOND_CHANCE = 3.0  # times the overlap of random spaces, from which two tunes are said to collide
+
+
+@dataclass(frozen=True)
+class Training:
+    """What the changes say of the training."""
+
+    # "low rank", "one direction", "full", "few rows", "vectors", "embeddings", "conversion", "none", "mixed"; or, of
+    # what is no training, one of NO_TRAINING.
+    kind: str
+    rank: int | None  # the largest of a change of low rank
+    evidence: str  # in words
+    is_adapter: bool = False  # whether it is an adapter, or looks as one that was merged
+
+    @property
+    def is_training(self) -> bool:
+        """Whether weights may have been trained."""
+        return self.kind not in (*NO_TRAINING, "conversion", "none")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Tune(ShowsShapes):
+    """What was trained into one checkpoint."""
+
+    name: str
+    changes: TensorChanges
+    training: Training
+    updates: Sequence[Update]  # of every matrix that changed
+    shared: Sequence[Shared]
+    words: Words | None
+    no_words: str  # why there are none
+    also: str = ""  # a sentence on what changed besides matrices in layers
+
+    @property
+    def looked_at(self) -> list[Update]:
+        """The matrices in which intruder dimensions were looked for."""
+        return [update for update in self.updates if update.intruders]
+
+    @property
+    def intruders(self) -> int:
+        """How many intruder dimensions they have together."""
+        return sum(update.intruders.count for update in self.looked_at if update.intruders)
+
+    @property
+    def lead(self) -> str:
+        """How it was changed, how far and where, and the words that rose."""
+        how = HOW[self.training.kind].format(name=printable(self.name), evidence=self.training.evidence)
+        sizes = spread_of([update for update in self.updates if np.isfinite(update.change)])
+        parts = [f"{how}{f' ({sizes})' if sizes else ''}."]
+        if self.also and self.training.is_training:
+            parts.append(self.also)
+        if self.looked_at and self.training.is_training:
+            plural = "matrix" if len(self.looked_at) == 1 else "matrices"
+            dimensions = counted(self.intruders, "intruder dimension")
+            parts.append(f"{dimensions} in {len(self.looked_at):,} changed {plural}.")
+        if self.words:
+            parts.append(self.words.sentence)
+        return " ".join(parts)
+
+    def as_json(self) -> dict[str, Any]:
+        """Its part of learned.json."""
+        training = {"kind": self.training.kind, "rank": self.training.rank, "evidence": self.training.evidence}
+        words = [] if self.words is None else [
+            {"token": name, "id": int(token), "before": float(self.words.before[token]),
+             "after": float(self.words.after[token])}
+            for name, token in zip(self.words.labels, self.words.top, strict=True)
+        ]  # fmt: skip
+        return {
+            "name": self.name, "training": training, "changed": len(self.updates),
+            "intruders": {"count": self.intruders, "matrices": len(self.looked_at), "top": TOP, "below": INTRUDER},
+            "shared": [
+                {"side": each.side, "strength": each.strength, "chance": each.chance, "matrices": len(each.matrices),
+                 "layers": list(each.layers)} for each in self.shared
+            ],
+            "words": words, "no_words": self.no_words,
+        }  # fmt: skip
+
+
+def spread_of(updates: Sequence[Update]) -> str:
+    """`relative change 0.01 to 0.02`; empty without updates."""
+    if not updates:
+        return ""
+    sizes = [f"{size:.2g}" for size in (min(u.change for u in updates), max(u.change for u in updates))]
+    return f"relative change {' to '.join(dict.fromkeys(sizes))}"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Learned(Result):
+    """What was trained into one tune of a base, or several. `tunes` has one entry each, `overlaps` one per pair."""
+
+    base: str
+    tunes: Sequence[Tune]
+    overlaps: dict[tuple[str, str], list[Overlap]]
+    provenance: Provenance
+
+    FIGURE: ClassVar[str] = "pairs.learned.figures:learned_figure"
+    PAGE: ClassVar[str] = "pairs.learned.page:write_learned_page"
+    TABLES: ClassVar[dict[str, Callable[["Learned"], Any]]] = {
+        "learned.json": lambda learned: learned.as_json(),
+        "updates.csv": lambda learned: learned.table,
+        "words.csv": lambda learned: learned.word_table,
+        "shared.csv": lambda learned: learned.shared_table,
+        "overlaps.csv": lambda learned: learned.overlap_table,
+        "directions.npz": lambda learned: learned.directions,
+    }
+    FILES: ClassVar[tuple[str, ...]] = (*TABLES, *REPORT, "learned.png", "learned.svg", "learned.figure.csv")
+
+    @property
+    def about(self) -> str:
+        """The base and its tunes."""
+        return f"{self.base} and {listed([tune.name for tune in self.tunes], 3)}"
+
+    @property
+    def lead(self) -> str:
+        """What was trained into each tune, and whether they collide."""
+        return " ".join([*(tune.lead for tune in self.tunes), *self._collisions()])
+
+    def _collisions(self) -> list[str]:
+        """A sentence for each pair of tunes."""
+        sentences = []
+        for (a, b), each in self.overlaps.items():
+            pair = f"{printable(a)} and {printable(b)}"
+            if not each:
+                sentences.append(f"{pair} change no matrix in common.")
+                continue
+            mean = means(each)
+            collide = any(mean[side] >= BEYOND_CHANCE * mean[f"chance_{side}"] for side in ("reads", "writes"))
+            parts = [f"{side} {mean[side]:.0%} (random {mean[f'chance_{side}']:.0%})" for side in ("reads", "writes")]
+            where = f"{'collide' if collide else 'do not collide'} in the {len(each)} matrices that both change"
+            sentences.append(
+                f"{pair} {where}: overlap of {' and '.join(parts)}; their changes have cosine {mean['cosine']:.2g}."
+            )
+        return sentences
+
+    @cached_property
+    def table(self) -> Table:
+        """One row per changed matrix; its csv() is updates.csv."""
+        rows = [
+            (tune.name, each.label, each.role, np.nan if each.layer is None else each.layer, each.change,
+             np.nan if each.rank is None else each.rank, *_first(each), each.stable_rank, each.noise,
+             each.n_directions, *_intruders(each))
+            for tune in self.tunes for each in tune.updates
+        ]  # fmt: skip
+        return Table.of_rows(COLUMNS, rows)
+
+    @cached_property
+    def word_table(self) -> Table | None:
+        """One row per listed token; its csv() is words.csv."""
+        rows = [
+            (tune.name, rank, int(token), name, tune.words.before[token], tune.words.after[token])
+            for tune in self.tunes if tune.words
+            for rank, (token, name) in enumerate(zip(tune.words.top, tune.words.labels, strict=True), 1)
+        ]  # fmt: skip
+        return Table.of_rows(WORD_COLUMNS, rows) if rows else None
+
+    @cached_property
+    def shared_table(self) -> Table | None:
+        """One row per direction that matrices of several layers share; its csv() is shared.csv."""
+        rows = [(tune.name, each.side, each.strength, each.chance, len(each.matrices), spans(each.layers))
+                for tune in self.tunes for each in tune.shared]  # fmt: skip
+        return Table.of_rows(SHARED_COLUMNS, rows) if rows else None
+
+    @cached_property
+    def overlap_table(self) -> Table | None:
+        """One row per matrix that two tunes change; its csv() is overlaps.csv."""
+        rows = [(a, b, each.label, each.reads, each.writes, each.chance_reads, each.chance_writes, each.cosine)
+                for (a, b), pairs in self.overlaps.items() for each in pairs]  # fmt: skip
+        return Table.of_rows(PAIR_COLUMNS, rows) if rows else None
+
+    @property
+    def directions(self) -> dict[str, np.ndarray] | None:
+        """Singular values and vectors of each change by tune and matrix, for directions.npz."""
+        arrays = {}
+        for i, tune in enumerate(self.tunes):
+            for each in tune.updates:
+                for what in ("s", "written", "read"):
+                    arrays[f"{i} {each.label} {what}"] = getattr(each, what).astype(np.float32)
+        return arrays or None
+
+    def printed(self) -> list[str | Table]:
+        """What the terminal shows, from top to bottom."""
+        parts: list[str | Table] = [*(tune.lead for tune in self.tunes), *self._collisions()]
+        parts += [f"No words for {printable(tune.name)}: {tune.no_words}." for tune in self.tunes if tune.no_words]
+        return [*parts, self.most_changed(12)] if len(self.table) else parts
+
+    def most_changed(self, most: int) -> Table:
+        """The matrices that changed most."""
+        order = np.argsort(-np.nan_to_num(self.table["change"], nan=0.0, posinf=1e9), kind="stable")[:most]
+        return self.table.take([int(i) for i in order])
+
+    def shown(self) -> list[Table]:
+        """The matrices that changed most."""
+        return [self.most_changed(12)]
+
+    def as_json(self) -> dict[str, Any]:
+        """What `weightscope learned --json` prints and learned.json holds."""
+        pairs = [
+            {"a": a, "b": b, "matrices": len(each)} | (means(each) if each else dict.fromkeys(OVERLAP_COLUMNS))
+            for (a, b), each in self.overlaps.items()
+        ]
+        tunes = [tune.as_json() for tune in self.tunes]
+        return dict(
+            as_json(self.provenance.envelope(self.lead) | {"base": self.base, "tunes": tunes, "overlaps": pairs})
+        )
+
+
+OVERLAP_COLUMNS = ("reads", "writes", "chance_reads", "chance_writes", "cosine")
+COLUMNS = (
+    Column("tune"), Column("matrix"), Column("role"), Column("layer", format=".0f"),
+    Column("change", symbol="$‖ΔW‖/‖W‖$", meaning="Frobenius norm of the change, relative to the base."),
+    Column("rank", meaning="Of the change, where it is low.", format=".0f"),
+    Column("sigma1", symbol="$σ_1(ΔW)$", meaning="Largest singular value of the change."),
+    Column("first_share", symbol="first direction", meaning="Its share of the change's energy."),
+    Column("stable_rank", symbol="stable rank", meaning="$‖ΔW‖_F^2 / σ_1^2$."),
+    Column("noise", meaning="Spectral norm that rounding to the stored dtype leaves."),
+    Column("directions", meaning="How many of the first 16 are more than rounding.", format=".0f"),
+    Column("intruders", format=".0f",
+           meaning="Intruder dimensions among the first 10; empty where they were not looked for."),
+    Column("least_cosine", symbol="least cosine", meaning="Of the first 10 singular vectors with any of the base's."),
+    Column("principal", meaning="The change's energy in the base's principal directions, over what chance gives."),
+    Column("drift", meaning="How far the base's leading singular values moved, relative."),
+)  # fmt: skip
+WORD_COLUMNS = (
+    Column("tune"), Column("rank"), Column("token_id", symbol="id"), Column("token"),
+    Column("before", meaning="Mean probability in the base, after random tokens."),
+    Column("after", meaning="The same in the tune."),
+)  # fmt: skip
+SHARED_COLUMNS = (
+    Column("tune"), Column("side"),
+    Column("strength", meaning="Mean squared cosine with the leading directions of each matrix."),
+    Column("chance", meaning="The largest that random directions reach."),
+    Column("matrices", meaning="How many have it."), Column("layers"),
+)  # fmt: skip
+PAIR_COLUMNS = (
+    Column("a"), Column("b"), Column("matrix"),
+    Column("reads", meaning="Mean squared cosine of the spaces that both read; 1 for one inside the other."),
+    Column("writes", meaning="The same of the spaces that both write."),
+    Column("chance_reads", meaning="Of random spaces."), Column("chance_writes", meaning="Of random spaces."),
+    Column("cosine", meaning="Of the two changes: 1 where they add up, -1 where they cancel."),
+)  # fmt: skip
+
+
+def means(overlaps: Sequence[Overlap]) -> dict[str, float]:
+    """The mean of each number over matrices."""
+    return {name: float(np.mean([getattr(each, name) for each in overlaps])) for name in OVERLAP_COLUMNS}
+
+
+def _first(update: Update) -> tuple[float, float]:
+    return float(update.s[0]), update.first_share
+
+
+def _intruders(update: Update) -> tuple[float, float, float, float]:
+    each = update.intruders
+    return (np.nan,) * 4 if each is None else (each.count, float(each.cosines.min()), each.principal, each.drift)
+
+
+def learned(
+    base: Readable | str | Path, *tuned: Readable | str | Path, exact: bool = False, progress: bool = False
+) -> Learned:
+    """Find out what was trained into tunes of a base: directions, intruder dimensions, words, how it was done.
+
+    Parameters
+    ----------
+    base : Model, str or Path
+        A model, or what `open_model` opens.
+    *tuned : Model, str or Path
+        Tunes of the base, or LoRA adapters for it.
+    exact : bool
+        Look for intruder dimensions in matrices of any size.
+    progress : bool
+        Show a progress bar.
+
+    Raises
+    ------
+    CheckpointError
+        One of them cannot be read, or has no matrix in common with the base.
+
+    Examples
+    --------
+    >>> import weightscope as ws
+    >>> ws.learned("embedded", "embedded").tunes[0].training.kind
+    'none'
+    """
+    if not tuned:
+        raise CheckpointError("`learned` needs a base and at least one tune")
+    of_base = base if isinstance(base, str | Path) else base.checkpoint.folder
+    tunes = [open_tensors(each, base=of_base if is_adapter(str(each)) else None)
+             if isinstance(each, str | Path) else each for each in tuned]  # fmt: skip
+    base = open_tensors(base) if isinstance(base, str | Path) else base
+    with progress_shown(progress):
+        results = [tune_of(base, each, exact=exact) for each in tunes]
+    overlaps = {}
+    for a, b in combinations(results, 2):
+        of_a, of_b = ({update.label: update for update in tune.updates} for tune in (a, b))
+        overlaps[a.name, b.name] = [overlap(of_a[label], of_b[label]) for label in of_a if label in of_b]
+    provenance = Provenance.of(base.checkpoint, *(each.checkpoint for each in tunes))
+    return Learned(base.name, results, overlaps, provenance)
+
+
+def tune_of(base: Readable, tuned: Readable, *, exact: bool = False, with_words: bool = True) -> Tune:
+    """What was trained into one checkpoint."""
+    entries = [entry for entry in counterparts(base, tuned) if entry.pair()]
+    if not any(len(entry.a.shape) > 1 for entry in entries if entry.a):
+        raise CheckpointError("has no matrix in common with the base", file=tuned.name)
+    pairs = [pair for entry in entries if (pair := entry.pair())]
+    changes = TensorChanges(changes_with_directions(base, tuned, pairs))
+    moved = [(entry, change) for entry, change in zip(entries, changes.changes, strict=True) if _is_update(change)]
+    updates = [
+        update
+        for entry, change in bar(moved, "directions", "matrix")
+        for update in updates_of(entry, change, exact=exact)
+    ]
+    training = training_of(changes.changes, updates, tuned.checkpoint.note)
+    if not tuned.checkpoint.note:
+        training = other_deeds(base, tuned, entries, changes.changes) or training
+    if training.kind == "full" and (form := adapter_form(moved, updates)):
+        training = Training("full", None, form, is_adapter=True)
+    raised, why = None, "its heads are not read"
+    if not with_words:
+        why = "they were not asked for"
+    elif not training.is_training:
+        why = "nothing shows that it was trained"
+    elif isinstance(base, Model) and isinstance(tuned, Model):
+        why = why_no_words(base, tuned)
+        try:
+            raised = None if why else words(base, tuned)
+        except CheckpointError as error:  # values too large for texts to pass
+            why = str(error)
+    also = changed_outside(changes.changes)
+    return Tune(tuned.name, changes, training, updates, shared_directions(updates), raised, why, also)
+
+
+def _is_update(change: Change) -> bool:
+    """Whether directions are looked for in a change: a matrix outside of tables of rows, of one shape, and finite."""
+    return (
+        change.is_matrix and change.kind not in (*UNKNOWN_SIZE, "identical", "not finite", "resized")
+        and change.role not in ROWS and bool(np.isfinite(change.moved))
+    )  # fmt: skip
+
+
+def training_of(changes: Sequence[Change], updates: Sequence[Update], note: str = "") -> Training:
+    """How a tune was trained: its changes, and what an adapter's own files say.
+
+    A LoRA's change has its rank exactly up to rounding, whatever is merged, and so have a few steps on few tokens.
+    Reinforcement and supervised learning are not told apart (see docs/learned.md).
+    """
+    changed = [each for each in changes if each.kind not in ("identical", "missing", "new")]
+    matrices = [each for each in changed if each.is_matrix]
+    in_layers = [each for each in matrices if each.role not in ROWS]
+    kinds, total = Counter(each.kind for each in in_layers), len(in_layers)
+    low = [update for update in updates if update.rank is not None]
+    largest = max((update.rank for update in low if update.rank), default=None)
+    if note:
+        return Training("low rank", largest, note, is_adapter=True)
+    if not changed:
+        return Training("none", None, "no tensor changed")
+    if not total:
+        rows = [each for each in matrices if each.kind == "few rows"]
+        kind = "few rows" if rows and len(rows) == len(changed) else "embeddings" if matrices else "vectors"
+        return Training(kind, None, "; ".join(each.detail for each in rows) or "no matrix in a layer changed")
+    if kinds["one direction"] >= MOSTLY * total:
+        evidence = f"{kinds['one direction']} of {total} changed matrices in layers changed along one direction"
+        return Training("one direction", 1, evidence)
+    if sum(kinds[kind] for kind in CONVERTED) >= MOSTLY * total:
+        return Training("conversion", None, f"{total} matrices were rounded or quantised, which hides what was trained")
+    if sum(not each.is_tuned for each in in_layers) >= MOSTLY * total:
+        return Training("unrelated", None, f"{total} changed matrices in layers no longer resemble the base's")
+    if 2 * len(low) >= len(updates) and largest:
+        low = [update for update in updates if update.rank is not None or min(update.shape) <= largest]
+    if (share := share_kept(in_layers)) is not None:
+        return Training("merge", None, f"{share:.2g} times the base's weights and others in each of {total} matrices")
+    if low and len(low) >= MOSTLY * len(updates):
+        return _of_low_rank(low, len(updates), len(changed))
+    if updates and sum(update.is_noise for update in updates) >= MOSTLY * len(updates):
+        return Training("noise", None, f"no direction stands out in any of {len(updates)} changed matrices")
+    if kinds["changed"] + kinds["low rank"] >= MOSTLY * total:
+        full = len(updates) - len(low)
+        some = f"; {len(low)} are of rank {ranks_by_role(low)}" if low else ""
+        return Training("full", None, f"of full rank in {full} of {len(updates)} matrices{some}")
+    parts = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+    return Training("mixed", None, f"matrices in layers changed in several ways: {parts}")
+
+
+def _of_low_rank(low: Sequence[Update], total: int, changed: int) -> Training:
+    """A change of low rank, and what leaves one: a LoRA has one rank and scale, and changes nothing else."""
+    ranks = Counter(update.rank for update in low if update.rank is not None)  # of others it is full, and no higher
+    (usual, count), *_ = ranks.most_common()
+    is_one = count >= MOSTLY * sum(ranks.values())  # of the others rounding made more
+    largest = usual if is_one else max(ranks)
+    within = [update for update in low if (update.rank or 0) <= largest]
+    sizes = [update.change for update in within]
+    is_lora = is_one and len(low) == total == changed and max(sizes) <= ONE_SCALE * min(sizes)
+    where = "" if is_one else f" ({ranks_by_role(low)})"
+    evidence = f"a change of rank up to {largest} in {len(within)} of {total} matrices{where}"
+    what = f"as a few steps of training leave{'' if is_one else ', or adapters of several ranks'}"
+    if is_lora:
+        what = "as of a LoRA" if largest in USUAL_RANKS else "as of a LoRA, or of a few steps of training"
+    return Training("low rank", largest, f"{evidence}, {what}", is_adapter=is_lora)
+
+
+def share_kept(matrices: Sequence[Change]) -> float | None:
+    """The factor that most matrices hold of the base's, where training leaves nearly one; None where they differ."""
+    if not all(each.squares for each in matrices):
+        return None
+    with np.errstate(all="ignore"):
+        shares = np.array([(each.squares + each.squares_b - each.moved) / (2 * each.squares) for each in matrices])
+    middle = float(np.median(shares))
+    alike = np.abs(shares - middle) <= SHARES_DIFFER * abs(middle)
+    return middle if alike.mean() >= MOSTLY and abs(middle - 1) > NEARLY_ALL else None
+
+
+def ranks_by_role(updates: Sequence[Update]) -> str:
+    """`8 in q and v, 16 to 32 in down`: the ranks of each role, roles of the same ranks together."""
+    roles: dict[str, set[int]] = {}
+    for update in updates:
+        roles.setdefault(update.role, set()).add(update.rank or min(update.shape))
+    spread: dict[str, list[str]] = {}
+    for role, ranks in roles.items():
+        ends = dict.fromkeys((min(ranks), max(ranks)))
+        spread.setdefault(" to ".join(map(str, ends)), []).append(role)
+    return ", ".join(f"{ranks} in {joined(names, 6)}" for ranks, names in spread.items())
+
+
+def changed_outside(changes: Sequence[Change]) -> str:
+    """A sentence on what changed besides matrices in layers: embeddings, the head, norms; empty where nothing did."""
+    kinds: dict[str, list[Change]] = {}
+    for each in changes:
+        if each.kind in ("identical", "missing", "new") or (each.is_matrix and each.role not in ROWS):
+            continue
+        kind = "norms" if "norm" in (each.role or each.name) else "biases and other vectors"
+        kinds.setdefault(OUTSIDE.get(each.role, kind), []).append(each)
+    parts = []
+    for named, those in kinds.items():
+        sizes = [each.change for each in those if np.isfinite(each.change)]
+        spread = " to ".join(dict.fromkeys(f"{size:.2g}" for size in (min(sizes), max(sizes)))) if sizes else "unknown"
+        number = f"{len(those)} " if named not in OUTSIDE.values() else ""
+        parts.append(f"{number}{named} ({spread})")
+    return f"Also changed: {joined(parts, len(parts))}." if parts else ""
+
+
+def other_deeds(
+    base: Readable, tuned: Readable, entries: Sequence[Counterparts], changes: Sequence[Change]
+) -> Training | None:
+    """What was done that is no training: most changed tensors have a deed of the catalogue, or compute the same."""
+    left_out = (*UNKNOWN_SIZE, *CONVERTED, "identical", "resized")
+    tried = [(entry, each) for entry, each in zip(entries, changes, strict=True) if each.kind not in left_out]
+    deeds = [catalogued(compared(base, tuned, entry, 1.0))[0] for entry, _ in tried]
+    named = Counter(deed.name for deed in deeds if deed is not None and not deed.name.startswith(UNEXPLAINED))
+    unlike = sum(not each.is_tuned for _, each in tried)
+    if not tried or max(sum(named.values()), unlike) < ASKED * len(tried):
+        return None
+    result = same(base, tuned)
+    if result.verdict == SAME_FUNCTION:
+        what = dict.fromkeys(each.deed for each in result.tensors if each.verdict == SAME_FUNCTION)
+        return Training("same function", None, joined([*what]))
+    if sum(named.values()) < MOSTLY * len(tried):
+        return None
+    details = Counter(deed.detail for deed in deeds if deed is not None and deed.name in named)
+    (most, times), *_ = details.most_common()
+    detail = f" ({most})" if most and (times == len(tried) or len(tried) == 1) else ""
+    parts = [f"'{name}' in {count} of {counted(len(tried), 'changed tensor')}" for name, count in named.most_common()]
+    return Training("deed", None, joined(parts) + detail)
+
+
+def adapter_form(moved: Sequence[tuple[Counterparts, Change]], updates: Sequence[Update]) -> str:
+    """How changes of full rank are those of a DoRA or a LoKr, in words; empty where they are not."""
+    full = [entry for (entry, _), update in zip(moved, updates, strict=False) if update.rank is None]
+    if len(updates) != len(moved) or len(full) < len(moved):
+        return ""
+    forms = []
+    for entry in full:
+        assert entry.a is not None
+        assert entry.b is not None
+        x, y = (each.array().astype(np.float64) for each in (entry.a, entry.b))
+        rank = dora_rank(x, y)
+        shapes = None if rank is not None else kronecker_shapes(y - x)
+        if rank is None and shapes is None:
+            return ""
+        forms.append(DORA.format(rank) if shapes is None else LOKR)
+    return f"{forms[0]} in {len(forms)} of {len(moved)} matrices" if len({*forms}) == 1 else ""

@@ -1,0 +1,76 @@
+"""Directions that the changes of several matrices share, and the overlap of what several tunes change."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+
+import numpy as np
+
+from weightscope.core.results import ShowsShapes
+from weightscope.pairs.learned.changed_matrices import Update
+
+FROM = 1.5  # times the strength that random directions reach, from which one is called shared
+MOST_SHARED = 8  # directions of each side
+IN_SPACE = 0.5  # cosine with a matrix's leading directions, from which it has a shared direction
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Shared(ShowsShapes):
+    """A direction of the stream that the changes of several matrices have."""
+
+    side: str  # reads or writes
+    direction: np.ndarray  # (d,)
+    strength: float  # mean squared cosine with each matrix's leading directions
+    chance: float  # the largest that random directions reach
+    matrices: tuple[str, ...]  # whose leading directions hold it
+    layers: tuple[int, ...]
+
+
+def shared_directions(updates: Sequence[Update]) -> list[Shared]:
+    """The directions that changes of several layers read from the stream, or write into it, the strongest first."""
+    return [shared for side in ("reads", "writes") for shared in _shared_of(updates, side)]
+
+
+def _shared_of(updates: Sequence[Update], side: str) -> list[Shared]:
+    having = [(update, rows) for update in updates if (rows := update.along_stream.get(side)) is not None and len(rows)]
+    if len(having) < 2 or len({rows.shape[1] for _, rows in having}) > 1:
+        return []
+    stacked = np.concatenate([rows for _, rows in having])  # (n, d)
+    _, s, directions = np.linalg.svd(stacked, full_matrices=False)
+    # The largest squared singular value of n random unit rows in d dimensions is near (1 + sqrt(n / d))^2.
+    chance = (1 + sqrt(len(stacked) / stacked.shape[1])) ** 2 / len(having)
+    result = []
+    for value, direction in zip(s[:MOST_SHARED], directions, strict=False):
+        holding = [update for update, rows in having if np.linalg.norm(rows @ direction) >= IN_SPACE]
+        layers = {update.layer for update in holding if update.layer is not None}
+        strength = float(value**2) / len(having)
+        if strength >= FROM * chance and len(layers) > 1:
+            names = tuple(update.label for update in holding)
+            result.append(Shared(side, direction, strength, chance, names, tuple(sorted(layers))))
+    return result
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """How far the spaces that two tunes change in one matrix are the same."""
+
+    label: str
+    reads: float  # mean squared cosine of the smaller space with the larger
+    writes: float
+    chance_reads: float  # of random spaces of as many dimensions
+    chance_writes: float
+    cosine: float  # of the two changes, as far as their leading directions hold them
+
+
+def overlap(a: Update, b: Update) -> Overlap:
+    """The overlap of two tunes' changes of one matrix."""
+    sides = []
+    m, n = a.n_directions, b.n_directions
+    for x, y in ((a.read[:m], b.read[:n]), (a.written[:m], b.written[:n])):
+        inner = x @ y.T  # (m, n)
+        most = max(m, n)
+        sides.append((inner, float((inner**2).sum()) / min(m, n) if m and n else 0.0, most / x.shape[1]))
+    (read, reads, by_chance_r), (written, writes, by_chance_w) = sides
+    sizes = float(np.linalg.norm(a.s[:m]) * np.linalg.norm(b.s[:n]))
+    product = float((a.s[:m, None] * b.s[:n] * read * written).sum())
+    return Overlap(a.label, reads, writes, by_chance_r, by_chance_w, product / sizes if sizes else 0.0)

@@ -1,0 +1,104 @@
+"""The random signs that sketches are made with: public, drawn from a key, or drawn once the weights are fixed.
+
+A sketch is linear in the weights, so anyone who knows its signs can forge a checkpoint with another's sketches.
+Fingerprints that anybody may compare need public signs. Where the weights of both are at hand, signs are drawn from
+SHA-256 of what both checkpoints hold and a nonce: weights that were made for some signs get others.
+"""
+
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+
+from weightscope.checkpoint.blocks import blocks_of
+from weightscope.checkpoint.checkpoint import StoredTensor, Tensor
+from weightscope.checkpoint.config import read_small
+from weightscope.core.compute.cores import in_threads
+from weightscope.core.errors import CheckpointError
+from weightscope.model.model import Model
+
+KEY_BYTES = 16, 1 << 20  # of a key file, at least and at most: 128 bits cannot be guessed
+PIECE = 4 << 20  # bytes read at a time for a digest
+
+
+@dataclass(frozen=True)
+class Probes:
+    """Where signs come from."""
+
+    seed: str = ""  # hexadecimal; empty for the public signs
+    nonce: str = ""  # that the seed was made with, and the digests; empty if it was not
+    digests: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """How a fingerprint names its signs, without telling the seed; empty for public ones."""
+        return sha256(f"weightscope probes {self.seed}".encode()).hexdigest()[:16] if self.seed else ""
+
+
+PUBLIC = Probes()
+
+
+def keyed_probes(key: str | Path) -> Probes:
+    """The signs of who has this key file.
+
+    Raises
+    ------
+    CheckpointError
+        It cannot be read, or is too short to be secret.
+    """
+    path = Path(key)
+    content = read_small(path, KEY_BYTES[1])
+    if len(content) < KEY_BYTES[0]:
+        problem = f"has {len(content)} bytes; a key has at least {KEY_BYTES[0]}, as `head -c 32 /dev/urandom` makes"
+        raise CheckpointError(problem, file=path)
+    return Probes(sha256(b"weightscope key " + content).hexdigest())
+
+
+def drawn_probes(models: Sequence[Model], nonce: str | None = None) -> Probes:
+    """Signs for which these checkpoints cannot have been prepared: SHA-256 of the digests of their heads, and a nonce.
+
+    Without a nonce, one is drawn. The digests are sorted, so that both directions of a comparison have the same signs.
+    """
+    nonce = secrets.token_hex(16) if nonce is None else nonce
+    digests = tuple(sorted({digest_of_heads(model) for model in models}))
+    return Probes(sha256("\n".join([*digests, nonce]).encode()).hexdigest(), nonce, digests)
+
+
+def digest_of_heads(model: Model) -> str:
+    """SHA-256 of everything that a sketch depends on: attention tensors and token embeddings, as they are stored."""
+    tensors = {tensor.name: tensor for i in model.attention_layers for tensor in model.attention_tensors(i)}
+    with suppress(CheckpointError):  # there are no embeddings
+        tensors |= {tensor.name: tensor for tensor in model.embedding_tensors}
+    named = [tensors[name] for name in sorted(tensors)]
+    combined = sha256()
+    for tensor, digest in zip(named, in_threads(_digest, named), strict=True):
+        combined.update(f"{tensor.name} {tensor.dtype} {list(tensor.shape)} {digest}\n".encode())
+    return combined.hexdigest()
+
+
+def _digest(tensor: Tensor) -> str:
+    """SHA-256 of a tensor's bytes, or of its values where what is stored is not a tensor of its own."""
+    digest = sha256()
+    if isinstance(tensor, StoredTensor):
+        for start in range(0, tensor.nbytes, PIECE):
+            digest.update(tensor.raw(start, min(start + PIECE, tensor.nbytes)))
+    else:
+        for block in blocks_of(tensor):
+            digest.update(np.ascontiguousarray(block.values()))
+    return digest.hexdigest()
+
+
+@lru_cache(maxsize=16)  # every head needs the same ones
+def signs(count: int, width: int, side: str, probes: Probes = PUBLIC) -> np.ndarray:
+    """Random signs (count, width), the same on every machine and with every NumPy: float32."""
+    words = -(-count * width // 64)
+    text = f"weightscope {side} {width}" + (f" {probes.seed}" if probes.seed else "")
+    seed = int.from_bytes(sha256(text.encode()).digest()[:16], "little")
+    raw = np.random.PCG64(seed).random_raw(words)  # raw output, unlike a Generator's, never changes
+    bits = np.unpackbits(raw.astype("<u8").view(np.uint8), count=count * width)
+    return (bits.astype(np.float32) * 2 - 1).reshape(count, width)

@@ -1,0 +1,155 @@
+"""Tensors of two checkpoints, read once each: their size, digest and a sample."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from math import prod, sqrt
+from typing import NamedTuple
+
+import numpy as np
+
+from weightscope.checkpoint.blocks import Block, blocks_of, row_width
+from weightscope.checkpoint.checkpoint import Tensor
+from weightscope.core.progress import bar
+from weightscope.heads.tensors.measure import why_unread
+from weightscope.model.model import Model
+from weightscope.model.rows.names import NamedTensor
+from weightscope.pairs.changes.counterparts import counterparts
+
+SMALLEST = 1000  # values of a matrix that is compared by its cosine, and whose equality is evidence by itself
+SAMPLED = 1 << 13  # values of a matrix's first rows: the cosine of strangers' is 0, give or take 0.03 in the smallest
+SAMPLED_OF_TOKENS = 1 << 16  # the same of a table of tokens; a cut or extended vocabulary keeps the first rows
+DISTINCT = 16  # values that a tensor must hold: ones, zeros and masks are equal without any origin
+WAVES = 0.5, 1e-3  # mean square of a table of sines and cosines, which strangers share, and how near to it
+ATTENTION, FEED_FORWARD, TOKENS, NORMS, OTHERS = "attention", "feed_forward", "tokens", "norms", "others"
+PART_OF = {  # by role, the first that matches
+    FEED_FORWARD: re.compile(r"(first\.|shared_expert\.|expert\.)?(gate|up|down|router)\b.*"),
+    TOKENS: re.compile("tokens|unembedding"),
+    NORMS: re.compile(r"norm\..*|.*_norm(\..*)?"),
+}
+
+
+class Facts(NamedTuple):
+    """A tensor after reading it once."""
+
+    name: str
+    part: str  # ATTENTION, FEED_FORWARD, TOKENS, NORMS or OTHERS
+    layer: int | None
+    shape: tuple[int, ...]
+    digest: bytes
+    rms: float
+    sample: np.ndarray  # centred rows, unit length; empty if it is too small
+
+    @property
+    def content(self) -> tuple[tuple[int, ...], bytes]:
+        """What is the same of two tensors with the same values."""
+        return self.shape, self.digest
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether it is a matrix that is large enough to be evidence by itself."""
+        return len(self.shape) > 1 and self.size >= SMALLEST
+
+
+def facts_of_both(suspect: Model, base: Model, *, heads: bool = False) -> tuple[list[Facts], list[Facts]]:
+    """Those of the suspect and of the base; where one stores in parts what the other fuses, of these parts.
+
+    Of attention matrices only with `heads`.
+    """
+    apart = [(each, pair) for each in counterparts(suspect, base) if (pair := each.pair()) and pair.is_converted]
+    return (
+        list(_facts(suspect, [(each.label, each.a, pair.a) for each, pair in apart if each.a], heads=heads)),
+        list(_facts(base, [(each.label, each.b, pair.b) for each, pair in apart if each.b], heads=heads)),
+    )
+
+
+def _facts(
+    model: Model, converted: Sequence[tuple[str, NamedTensor, Tensor]], *, heads: bool
+) -> Iterator[Facts]:  # fmt: skip
+    """Every tensor that is not the same in all models; some as they were converted."""
+    attention = {tensor.name for i in model.attention_layers for tensor in model.attention_tensors(i)}
+    inside = {name: i for i in range(model.config.n_layers) for name in model.checkpoint.names_under(model.stem(i))}
+    replaced = {tensor.name for _, tensor, _ in converted}
+    stored = [(tensor.name, tensor, model.checkpoint.get(tensor.name) or tensor.tensor)
+              for tensor in model.unchecked().tensors if tensor.name not in replaced]  # fmt: skip
+    for name, named, tensor in bar([*stored, *converted], "tensors outside heads", "tensor"):
+        if not tensor.shape or tensor.dtype.startswith(("I", "U", "BOOL")) or why_unread(tensor):
+            continue
+        of_heads = named.name in attention and len(tensor.shape) > 1
+        if of_heads and not heads:
+            continue
+        part = ATTENTION if of_heads else _part_of(named, len(tensor.shape), is_inside=named.name in inside)
+        fact = _fact(name, part, inside.get(named.name, named.layer), tensor)
+        if fact is not None:
+            yield fact
+
+
+def _part_of(named: NamedTensor, n_axes: int, *, is_inside: bool) -> str:
+    """What a tensor belongs to, by its role; a matrix in a layer that no row names counts as feed-forward."""
+    if named.has_role:
+        return next((part for part, roles in PART_OF.items() if roles.fullmatch(named.role)), OTHERS)
+    return FEED_FORWARD if is_inside and n_axes > 1 else OTHERS
+
+
+def _fact(name: str, part: str, layer: int | None, tensor: Tensor) -> Facts | None:
+    """A tensor's digest, size and sample; None if it says nothing of where it comes from."""
+    digest, squares, largest, distinct = blake2b(digest_size=16), 0.0, 0.0, 0
+    for block in blocks_of(tensor):
+        values = np.ascontiguousarray(block.values(), np.float32)
+        digest.update(values + np.float32(0))  # -0 is 0
+        squares += float(np.vecdot(values, values))
+        largest = max(largest, float(np.abs(values).max(initial=0)))
+        distinct = max(distinct, len(np.unique(values[: 1 << 12])))
+    size = prod(tensor.shape)
+    mean = squares / max(1, size)
+    if distinct <= DISTINCT or (abs(mean - WAVES[0]) < WAVES[1] and largest <= 1 + WAVES[1] and len(tensor.shape) > 1):
+        return None
+    if not (len(tensor.shape) > 1 or tensor.name.endswith((".weight", ".bias"))):
+        return None  # frequencies, slopes
+    return Facts(name, part, layer, tensor.shape, digest.digest(), sqrt(mean), _sample(tensor, part))
+
+
+def _sample(tensor: Tensor, part: str) -> np.ndarray:
+    """Some of the first rows, centred, as one vector of unit length; empty if nothing is left.
+
+    Of a vector, such as a norm's gain, all values.
+    """
+    if len(tensor.shape) == 1:
+        taken = Block(tensor, 0, prod(tensor.shape)).values().astype(np.float64)[None]
+    else:
+        width = row_width(tensor.shape)
+        if not width or prod(tensor.shape) < SMALLEST:
+            return np.empty(0)
+        rows = min(prod(tensor.shape) // width, max(2, (SAMPLED_OF_TOKENS if part == TOKENS else SAMPLED) // width))
+        taken = Block(tensor, 0, rows * width).values().reshape(rows, width).astype(np.float64)
+        taken -= taken.mean(axis=0)
+    taken -= taken.mean(axis=1, keepdims=True)
+    length = float(np.linalg.norm(taken))
+    is_long = len(tensor.shape) == 1 or taken.size >= SMALLEST
+    return (taken.ravel() / length).astype(np.float32) if length > 0 and is_long else np.empty(0)
+
+
+def nearest(here: Sequence[Facts], there: Sequence[Facts]) -> dict[str, tuple[float, Facts]]:
+    """For each tensor the base's of its part and width whose sample is most alike, with the cosine."""
+    by_width: dict[tuple[str, int], list[Facts]] = defaultdict(list)
+    for fact in there:
+        if fact.sample.size:
+            by_width[fact.part, fact.shape[-1]].append(fact)
+    best: dict[str, tuple[float, Facts]] = {}
+    for fact in here:
+        candidates = [each for each in by_width[fact.part, fact.shape[-1]] if len(each.shape) == len(fact.shape)]
+        for length in {len(each.sample) for each in candidates} if fact.sample.size else ():
+            alike = [each for each in candidates if len(each.sample) == length]
+            common = min(length, len(fact.sample))
+            mine, theirs = fact.sample[:common], np.stack([each.sample[:common] for each in alike])
+            sizes = np.linalg.norm(theirs, axis=1) * float(np.linalg.norm(mine))
+            cosines = theirs @ mine / np.maximum(sizes, 1e-30)
+            k = int(cosines.argmax())
+            if fact.name not in best or cosines[k] > best[fact.name][0]:
+                best[fact.name] = float(cosines[k]), alike[k]
+    return best

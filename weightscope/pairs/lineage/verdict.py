@@ -1,0 +1,311 @@
+"""Which bases a suspect shares attention heads with, if any, and why some comparisons stay undecided.
+
+Of a folder of fingerprints only those most like the suspect, by sums over heads, are compared.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from weightscope.core.engine import Engine
+from weightscope.core.errors import CheckpointError, one_line, printable
+from weightscope.core.files import writing
+from weightscope.core.progress import bar
+from weightscope.model.model import Model, as_model
+from weightscope.model.sources import Source
+from weightscope.pairs.changes.token_order import match_tokens, would_show
+from weightscope.pairs.lineage.matching import ROUTES, SURE, Match, log_tail, match_through, matches, without_smallest
+from weightscope.pairs.lineage.probes import PUBLIC, Probes, drawn_probes
+from weightscope.pairs.lineage.sketches import (
+    POINTS,
+    SUFFIX,
+    Sketches,
+    check_probes,
+    fingerprint,
+    is_fingerprint,
+    load,
+    stored,
+)
+
+COMPARED = 8  # fingerprints of a registry whose heads are compared, and all that are as near as the last of them
+TIED, TIES = 0.02, 64  # of likeness or distance, by which they are as near; and how many are compared at most
+OF_LAYERS = ("direct", "tokens", "spectra")
+
+
+def prints_in(source: str | Path) -> list[Path]:
+    """The fingerprint files in a folder, by name; none if it is not a folder, or holds a checkpoint."""
+    folder = Path(source)
+    is_registry = source != "" and folder.is_dir() and not (folder / "config.json").exists()
+    return sorted(folder.glob(f"*{SUFFIX}")) if is_registry else []
+
+
+def make_prints(
+    sources: Sequence[Source], names: Sequence[str], out: Path, engine: Engine, probes: Probes = PUBLIC
+) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Write a fingerprint of every source into a folder; yield its name, its problem if it failed, what was read."""
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+    for ended in engine.each((name, _print_of, (source, probes)) for source, name in zip(sources, names, strict=True)):
+        made = ended.value if ended.error is None and isinstance(ended.value, Sketches) else None
+        if made is not None:
+            made.save(out / f"{ended.key}{SUFFIX}")
+        elif not isinstance(ended.error, CheckpointError | None):
+            raise ended.error
+        yield ended.key, "" if ended.error is None else one_line(ended.error), made.read if made else {"files": []}
+
+
+def _print_of(source: Source, probes: Probes) -> Sketches:
+    """A fingerprint as a worker returns it."""
+    return replace(fingerprint(source.open(), probes), source=None)
+
+
+class Nearest(NamedTuple):
+    """What a folder of fingerprints has for a suspect."""
+
+    bases: list[tuple[str, Sketches]]  # each with its file name
+    unread: list[str]  # why others were skipped, beginning with their names
+
+
+def nearest(suspect: Sketches, files: Sequence[Path], most: int = COMPARED) -> Nearest:
+    """The fingerprints most like a suspect, by sums of sketches and by spectra; damaged files are skipped.
+
+    Raises
+    ------
+    CheckpointError
+        No file could be read; the message is about the first.
+    """
+    likeness, distance = np.full(len(files), -np.inf), np.full(len(files), np.inf)
+    mine = {name: suspect.of_layers(name) for name in OF_LAYERS}
+    problems: dict[int, CheckpointError] = {}
+    with bar(files, "fingerprints", "file") as shown:
+        for k, file in enumerate(shown):
+            try:
+                theirs = _of_layers(file, suspect.probes)
+            except CheckpointError as error:
+                problems[k] = error
+                continue
+            likeness[k] = 0
+            for name in ("direct", "tokens"):
+                x, y = mine[name], theirs[name]
+                if x.shape[1] and x.shape[1] == y.shape[1]:
+                    likeness[k] = max(likeness[k], float((x @ y.T).max(axis=1).mean()))
+            apart = np.abs(mine["spectra"][:, None] - theirs["spectra"][None]).mean(axis=2)
+            distance[k] = apart.min(axis=1).mean()
+    bases: dict[int, Sketches] = {}
+    for by in (-likeness, distance):
+        taken, last = 0, np.inf
+        for k in [k for k in np.argsort(by, kind="stable").tolist() if k not in problems]:
+            if taken >= most and (by[k] - last > TIED or taken >= TIES):
+                break
+            try:
+                bases[k] = bases.get(k) or load(files[k], suspect.probes)
+            except CheckpointError as error:  # takes no place from others
+                problems[k] = error
+                continue
+            taken, last = taken + 1, by[k] if taken < most else last
+    if not bases:
+        raise problems[min(problems)]
+    read = [(str(files[k]), sketches) for k, sketches in bases.items()]
+    return Nearest(read, [str(problems[k]) for k in sorted(problems)])
+
+
+def _of_layers(path: Path, probes: Probes) -> dict[str, np.ndarray]:
+    """One row per layer of a fingerprint, without reading its heads."""
+    names = [f"layers_{name}" for name in OF_LAYERS]
+    about, arrays, _ = stored(path, *names)
+    check_probes(about, probes, path)
+    rows = dict(zip(OF_LAYERS, arrays, strict=True))
+    if any(array.ndim != 2 or not len(array) for array in rows.values()) or rows["spectra"].shape[1] != 2 * POINTS:
+        raise CheckpointError("is a damaged fingerprint: its layers have the wrong shape", file=path)
+    for name in ("direct", "tokens"):
+        rows[name] /= np.maximum(np.linalg.norm(rows[name], axis=1, keepdims=True), 1e-30)
+    return rows
+
+
+DOUBTFUL = 4.0  # z from which a likeness is no longer called chance
+OTHER_VOCABULARY = 0.1  # relative difference of sizes beyond which two vocabularies count as different
+NEARER = 3.0  # factor by which a layer has to be nearer (1 - likeness) to another base than to the first
+CLEARLY = 0.01  # and this much more alike
+SILENT = 0.5  # a checkpoint with a smaller share of maps that are not zero cannot be compared
+Base = Model | Sketches | str | Path
+
+
+class Related(NamedTuple):
+    """A base that the suspect shares heads with, and the match that shows it."""
+
+    base: Sketches
+    match: Match
+
+    @property
+    def weight(self) -> float:
+        """Sum of likeness over layers, divided by their number; any sketch ranks above spectra."""
+        match = self.match
+        return match.mean * sum(j is not None for j in match.layers) / len(match.layers) + (match.route != "spectra")
+
+
+@dataclass(frozen=True, eq=False)
+class ComparedBase:
+    """One base, and what each route says about it."""
+
+    base: Sketches
+    matches: dict[str, Match]
+    match: Match | None  # the one that counts; None if strangers are this alike
+    doubt: str = ""  # why a common origin could have been missed, if none was found
+
+    @property
+    def log_p(self) -> float:
+        """Logarithm of the smallest probability over routes."""
+        return min((match.log_p for match in self.matches.values()), default=0.0)
+
+
+def print_of(source: Base, probes: Probes = PUBLIC) -> Sketches:
+    """The fingerprint of a checkpoint, or the one in a file, made with these probes."""
+    if isinstance(source, Sketches):
+        if source.probes == probes:
+            return source
+        if source.source is None:
+            raise CheckpointError("is a fingerprint made with other probes", file=source.name)
+        return fingerprint(source.source, probes).called(source.name)
+    return load(source, probes) if is_fingerprint(source) else fingerprint(source, probes)
+
+
+def model_of(source: Base) -> Model | None:
+    """The checkpoint behind a source; None if it is a fingerprint alone."""
+    if isinstance(source, Sketches):
+        return source.source
+    return None if is_fingerprint(source) else as_model(source)
+
+
+class Candidates(NamedTuple):
+    """Pairs of a suspect's and a base's sketches by the same probes, and what was not compared."""
+
+    pairs: list[tuple[Sketches, Sketches]]
+    looked_at: int  # how many bases there were
+    unread: list[str]  # why some fingerprints of a folder were skipped
+    probes: Probes  # of the pairs whose weights are both there
+
+
+def candidates(suspect: Base, named: Sequence[Base], key: Probes = PUBLIC, nonce: str | None = None) -> Candidates:
+    """The bases to compare with; from a folder of fingerprints, only the nearest.
+
+    Where the weights of both are there, both are sketched with signs drawn for them. Fingerprints have public signs, or
+    signs drawn with a key.
+    """
+    folders = {k: files for k, base in enumerate(named) if isinstance(base, str | Path) and (files := prints_in(base))}
+    mine = model_of(suspect)
+    models = {k: model for k, base in enumerate(named) if k not in folders and (model := model_of(base))}
+    drawn = drawn_probes([mine, *models.values()], nonce) if mine and models else key
+    by_key = print_of(suspect, key) if not drawn.nonce or len(models) < len(named) else None
+    by_drawn = print_of(suspect, drawn) if drawn.nonce else by_key
+    pairs: list[tuple[str, Sketches | None, Sketches]] = []
+    looked_at, unread = 0, []
+    for k, base in enumerate(bar(named, "bases", "base") if len(named) > 1 else named):
+        files = folders.get(k, [])
+        if files and by_key is not None:
+            kept = nearest(by_key, files)
+            pairs += [(file, by_key, sketches) for file, sketches in kept.bases]
+            unread += kept.unread
+        else:
+            sketches = print_of(base, drawn if k in models else key)
+            given = base.checkpoint.given or base.source if isinstance(base, Model) else str(base)
+            given = sketches.name if isinstance(base, Sketches) else given
+            pairs.append((given, by_drawn if k in models else by_key, sketches))
+        looked_at += len(files) or 1
+    times = Counter(base.name for _, _, base in pairs)
+    called = [
+        (ours, base if times[base.name] == 1 else base.called(given)) for given, ours, base in pairs if ours is not None
+    ]
+    return Candidates(called, looked_at, unread, drawn)
+
+
+def judge(suspect: Sketches, base: Sketches) -> ComparedBase:
+    """Compare the fingerprints of a suspect and a base, without reading weights."""
+    by_route = matches(suspect, base)
+    is_known = (
+        by_route.get("direct", by_route["spectra"]).is_sure or by_route.get("tokens", by_route["spectra"]).is_sure
+    )
+    order = None if is_known else _renumbered(suspect, base)
+    if order is not None:
+        by_route["tokens"] = order
+    by_sketch = [
+        Related(base, by_route[route])
+        for route in ("direct", "tokens")
+        if route in by_route and by_route[route].is_sure
+    ]
+    # If both routes are sure, tokens count only if they show clearly more.
+    best = max(by_sketch, key=lambda each: (round(each.weight, 1), each.match.route == "direct"), default=None)
+    if best is None and by_route["spectra"].is_sure:
+        best = Related(base, by_route["spectra"])
+    return ComparedBase(base, by_route, best.match if best else None, "" if best else _doubt(suspect, base, by_route))
+
+
+def _has_tokens(sketches: Sketches) -> bool:
+    """Whether the embeddings of a checkpoint can be read."""
+    return sketches.source is not None and bool(sketches.about["vocabulary"])
+
+
+def _renumbered(suspect: Sketches, base: Sketches) -> Match | None:
+    """A match through tokens whose numbers differ, if their embeddings show which are counterparts."""
+    if not (_has_tokens(suspect) and _has_tokens(base)) or suspect.about["d_model"] != base.about["d_model"]:
+        return None
+    assert suspect.source is not None and base.source is not None
+    order = match_tokens(suspect.source, base.source)
+    return match_through(suspect, base, order) if order.is_found else None
+
+
+def _doubt(suspect: Sketches, base: Sketches, by_route: dict[str, Match]) -> str:
+    """Why heads that both share could have been missed; empty if they would have shown."""
+    zeros = [each.name for each in (suspect, base) if each.direct.any(axis=-1).mean() < SILENT]
+    if zeros:
+        return f"most heads of {printable(zeros[0])} are zero, so there is nothing to compare"
+    towers = [str(each.about.get("tower", "")) for each in (suspect, base)]
+    if all(towers) and towers[0] != towers[1]:
+        return f"the suspect's {printable(towers[0])} tower was compared with the base's {printable(towers[1])} tower"
+    everywhere = [route for route, match in by_route.items() if match.log_p < log_tail(SURE) and match.is_everywhere]
+    if everywhere:
+        return f"{ROUTES[everywhere[0]]} are alike even if they are not counterparts, which may hide a common origin"
+    low = [route for route, match in by_route.items() if match.log_p < log_tail(DOUBTFUL)]
+    if low:
+        return f"{ROUTES[low[0]]} are more alike than chance allows, but less than shared heads are"
+    sizes = [about["vocabulary"] for about in (suspect.about, base.about)]
+    same_tokens = all(sizes) and "tokens" in by_route and abs(sizes[0] - sizes[1]) <= OTHER_VOCABULARY * max(sizes)
+    if (width := suspect.about["d_model"]) == base.about["d_model"] and "direct" not in by_route:
+        return f"the stream has {width} dimensions, too few to tell heads apart"
+    if "direct" not in by_route and not same_tokens:
+        why = "the widths differ, and heads cannot be compared through tokens without a common vocabulary"
+        return f"{why}, so shared heads of another width would not show"
+    if without_smallest(suspect, base).is_sure:
+        return "singular values of heads agree but for the smallest, as after a change of basis and a small change more"
+    if suspect.source is None or base.source is None:
+        return ""  # undecided anyway
+    if not (_has_tokens(suspect) and _has_tokens(base)):
+        return f"{without_tokens(suspect, base)}, so a change of basis with a small change of heads would not show"
+    if not would_show(suspect.source):
+        return "its token embeddings are too much alike to detect a change of basis if tokens were renumbered too"
+    return ""
+
+
+def without_tokens(suspect: Sketches, base: Sketches) -> str:
+    """Which of two has no token embedding."""
+    lacking = [printable(each.name) for each in (suspect, base) if not _has_tokens(each)]
+    return f"{' and '.join(lacking)} {'has' if len(lacking) == 1 else 'have'} no token embeddings"
+
+
+def sources(suspect: Sketches, related: Sequence[Related]) -> list[Related | None]:
+    """The base that each layer comes from: the first one, unless another is clearly nearer."""
+    of_layers: list[Related | None] = []
+    for i in range(len(suspect.layers)):
+        best, likeness = None, 0.0
+        for each in related:
+            j = each.match.layers[i]
+            if j is None:
+                continue
+            alike = float(each.match.likeness[i, j])
+            if best is None or (NEARER * (1 - alike) < 1 - likeness and alike > likeness + CLEARLY):
+                best, likeness = each, alike
+        of_layers.append(best)
+    return of_layers

@@ -1,0 +1,274 @@
+"""Files next to weights and config.json: code and modules of sentence-transformers decide, templates do not.
+
+Of a repository on the Hub small files are fetched: code where config.json names it, and settings of modules. GGUF files
+and adapters stand alone.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+from weightscope.checkpoint.checkpoint import Checkpoint, StoredTensor
+from weightscope.checkpoint.config import MAX_BYTES, Config, parse_json, read_small
+from weightscope.checkpoint.formats import LONE
+from weightscope.checkpoint.gguf import GgufFile
+from weightscope.checkpoint.hub import Repository
+from weightscope.checkpoint.opening import MODULES, existing, locate, resolved
+from weightscope.checkpoint.storage import COMMIT, LocalFile, OpenFile
+from weightscope.core.errors import CheckpointError
+from weightscope.model.model import Model, TensorsOnly
+
+CODE = "auto_map"  # the key of a config that names classes of code next to it
+IMPORTED = re.compile(r"^\s*from\s+\.(\w+)\s+import|^\s*import\s+\.(\w+)", re.ASCII | re.MULTILINE)
+# What decides how a model is used, and nothing of what its weights compute.
+NAMED = (
+    "generation_config.json", "chat_template.jinja", "chat_template.json", "preprocessor_config.json",
+    "processor_config.json", "sentence_bert_config.json", "config_sentence_transformers.json",
+)  # fmt: skip
+WRITERS = ("transformers_version", "__version__", "_from_model_config")  # keys that say who wrote a file
+ADDED = {"include_prompt": True}  # settings of a module that newer versions write out
+PICKLED_LONE = "pytorch_model.bin"
+SETTINGS = "config.json"
+MOST_MODULES, MOST_CODE, LONGEST_PATH = 20, 100, 200
+
+
+class FileDifference(NamedTuple):
+    """A file that differs, or what of it does."""
+
+    file: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.file} {self.detail}"
+
+
+class Beside(NamedTuple):
+    """What differs next to two checkpoints, and the tensors of their further modules."""
+
+    deciding: tuple[FileDifference, ...] = ()
+    named: tuple[FileDifference, ...] = ()
+    modules: tuple[TensorsOnly, TensorsOnly] | None = None  # None where these are not at hand
+
+
+class _Module(NamedTuple):
+    """A module of sentence-transformers."""
+
+    kind: str
+    path: str
+
+
+def compare_beside(a: Model | TensorsOnly, b: Model | TensorsOnly) -> Beside:
+    """The files that differ next to two checkpoints, which decide what is computed or are only named."""
+    places = [*map(_place_of, (a.checkpoint, b.checkpoint))]
+    if None in places:
+        return Beside()
+    x, y = (place for place in places if place is not None)
+    decides, named = [*_code(x, y)], [*_named(x, y)]
+    of_a, of_b = x.modules, y.modules
+    if not of_a or not of_b:
+        if of_a != of_b:
+            only = "A" if of_a else "B"
+            named.append(FileDifference(MODULES, f"is only in {only}: its pooling and other modules were not compared"))
+        return Beside(tuple(decides), tuple(named))
+    kinds = [[module.kind for module in modules] for modules in (of_a, of_b)]
+    if kinds[0] != kinds[1]:
+        decides.append(FileDifference(MODULES, f"names {', '.join(kinds[0])} in A, {', '.join(kinds[1])} in B"))
+        return Beside(tuple(decides), tuple(named))
+    decides += _settings(x, y)
+    decides += _others(x, y)
+    is_here = isinstance(x.where, Path) and isinstance(y.where, Path)
+    return Beside(tuple(decides), tuple(named), (x.tensors, y.tensors) if is_here else None)
+
+
+class _Place:
+    """A folder, or a repository on the Hub, by its small files."""
+
+    def __init__(self, checkpoint: Checkpoint, where: Path | Repository) -> None:
+        self.checkpoint, self.where = checkpoint, where
+
+    def read(self, name: str) -> bytes | None:
+        """A small file; None where there is none, or where it cannot be read."""
+        with suppress(CheckpointError):
+            path = self.path(name)
+            return None if path is None else read_small(path, MAX_BYTES)
+        return None
+
+    def path(self, name: str) -> Path | None:
+        """Where a small file is on this machine, fetched if need be."""
+        if isinstance(self.where, Path):
+            path = self.where / name
+            return path if path.is_file() else None
+        return self.where.cached(name) or self.where.file(name, MAX_BYTES)
+
+    def json(self, name: str) -> dict[str, Any] | None:
+        """A small JSON object; None where there is none."""
+        text = self.read(name)
+        with suppress(CheckpointError):
+            return None if text is None else parse_json(text, file=name)
+        return None
+
+    @property
+    def modules(self) -> tuple[_Module, ...]:
+        """The modules of sentence-transformers, in order; empty where the place has none."""
+        if isinstance(self.where, Repository) and MODULES not in self.checkpoint.weight_files.names:
+            return ()
+        text = self.read(MODULES)
+        listed: Any = []
+        with suppress(CheckpointError):
+            listed = parse_json(b'{"modules":' + text + b"}", file=MODULES)["modules"] if text else []
+        listed = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+        return tuple(
+            _Module(str(each.get("type")).rpartition(".")[2], str(each.get("path") or ""))
+            for each in listed[:MOST_MODULES]
+        )
+
+    def inner(self) -> Iterator[tuple[str, str]]:
+        """The modules but the transformer: what each is called here (as 1_Pooling), and its folder."""
+        for index, (kind, path) in enumerate(self.modules):
+            parts = PurePosixPath(path).parts
+            is_inner = ".." not in parts and not PurePosixPath(path).is_absolute() and len(path) <= LONGEST_PATH
+            if kind != "Transformer" and path and is_inner:
+                yield f"{index}_{kind}", path
+
+    @property
+    def tensors(self) -> TensorsOnly:
+        """The tensors of all modules but the transformer, those in safetensors on this machine."""
+        tensors: dict[str, StoredTensor] = {}
+        files = []
+        for called, path in self.inner():
+            if not isinstance(self.where, Path) or not (self.where / path / LONE).is_file():
+                continue
+            file = LocalFile(self.where / path / LONE)
+            files.append(file)
+            named = {f"{called}/{name}": entry for name, entry in file.tensors.items()}
+            tensors |= {name: StoredTensor(name, entry, file) for name, entry in named.items()}
+        folder = self.where if isinstance(self.where, Path) else Path()
+        return TensorsOnly(Checkpoint(folder, files, tensors, Config({}, SETTINGS), str(self.where)), "")
+
+
+def _place_of(checkpoint: Checkpoint) -> _Place | None:
+    """Where a checkpoint's other files are; None of one that stands alone."""
+    given, is_adapted = resolved(checkpoint.given), bool(checkpoint.note)
+    if is_adapted or not checkpoint.files or isinstance(checkpoint.files[0], GgufFile):
+        return None
+    path = existing(given) if given else checkpoint.folder
+    if path is None and given:
+        where = locate(given)
+        if isinstance(where, Repository) and COMMIT.fullmatch(checkpoint.folder.name):
+            where = replace(where, revision=checkpoint.folder.name)
+        return _Place(checkpoint, where)
+    if path is None or not path.is_dir():
+        path = checkpoint.folder
+    return _Place(checkpoint, path)
+
+
+# Code
+
+
+def _code(x: _Place, y: _Place) -> Iterator[FileDifference]:
+    """What differs of the code that config.json names."""
+    maps = [place.checkpoint.config.get(CODE) for place in (x, y)]
+    if not any(maps):
+        return
+    if maps[0] != maps[1]:
+        how = "differs" if all(maps) else f"is only in {'A' if maps[0] else 'B'}"
+        yield FileDifference(f"{CODE} in config.json", f"{how}, and the code that it names was not read")
+        return
+    sides = [_code_of(place, maps[0]) for place in (x, y)]
+    for name in sorted({*sides[0], *sides[1]}):
+        if sides[0].get(name) != sides[1].get(name):
+            yield FileDifference(name, f"differs{_only(sides[0].get(name), sides[1].get(name))}: code behind {CODE}")
+
+
+def _code_of(place: _Place, classes: object) -> dict[str, bytes]:
+    """The text of each file of code that the classes of `auto_map` lie in, or that one of these imports."""
+    named = classes.values() if isinstance(classes, Mapping) else ()
+    flat = [name for each in named for name in (each if isinstance(each, list) else [each])]
+    left = [name.rpartition("--")[2].partition(".")[0] for name in flat if isinstance(name, str)]
+    texts: dict[str, bytes] = {}
+    while left and len(texts) < MOST_CODE:
+        name = f"{left.pop()}.py"
+        if name in texts or not re.fullmatch(r"\w{1,200}\.py", name, re.ASCII) or (text := place.read(name)) is None:
+            continue
+        texts[name] = text
+        left += [each for pair in IMPORTED.findall(text.decode(errors="replace")) for each in pair if each]
+    return texts
+
+
+# Modules of sentence-transformers
+
+
+def _settings(x: _Place, y: _Place) -> Iterator[FileDifference]:
+    """What differs of the settings of modules, as pooling."""
+    for (_, path_a), (_, path_b) in zip(x.inner(), y.inner(), strict=True):
+        sides = [place.json(f"{path}/{SETTINGS}") for place, path in ((x, path_a), (y, path_b))]
+        stated = [None if each is None else _stated(each) for each in sides]
+        if stated[0] != stated[1]:
+            detail = _only(*sides) or f" ({_first_key(stated[0] or {}, stated[1] or {})})"
+            yield FileDifference(f"{path_b}/{SETTINGS}", f"differs{detail}")
+
+
+def _stated(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that say something: newer versions write out what older ones leave to the default."""
+    return {
+        key: value for key, value in settings.items() if value not in (None, False) and ADDED.get(key, ...) is not value
+    }
+
+
+def _first_key(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
+    """The first key in which two objects differ, with both values."""
+    key = next(key for key in (*a, *b) if a.get(key) != b.get(key))
+    values = (json.dumps(each.get(key, False))[:40] for each in (a, b))
+    return "{}: {} in A, {} in B".format(key, *values)
+
+
+def _others(x: _Place, y: _Place) -> Iterator[FileDifference]:
+    """Modules whose weights are not all in safetensors on this machine, and are not the same file."""
+    for (_, path_a), (_, path_b) in zip(x.inner(), y.inner(), strict=True):
+        sides = [_digest(x, path_a), _digest(y, path_b)]
+        if not all(name == LONE and is_here for name, is_here, _ in sides) and sides[0][2] != sides[1][2]:
+            yield FileDifference(f"weights of {path_b}", "are not the same file, and were not compared")
+
+
+def _digest(place: _Place, path: str) -> tuple[str, bool, str]:
+    """The name of the file of a module's weights, whether it is on this machine, and its digest."""
+    for name in (LONE, PICKLED_LONE):
+        file = f"{path}/{name}"
+        if isinstance(place.where, Repository):
+            if file in place.checkpoint.weight_files.names and (found := place.where.on_server(file)) is not None:
+                return name, False, found.etag
+        elif (place.where / file).is_file():
+            stored = OpenFile(place.where / file)
+            stored.read_digest()
+            return name, True, stored.sha256
+    return "", False, ""
+
+
+# What is only named
+
+
+def _named(x: _Place, y: _Place) -> Iterator[FileDifference]:
+    """The files that decide how a model is used, and differ; of the Hub, only what is in its list is read."""
+    for name in NAMED:
+        sides = [place.read(name) if _may_have(place, name) else None for place in (x, y)]
+        if sides[0] == sides[1]:
+            continue
+        objects = [place.json(name) if text else None for place, text in zip((x, y), sides, strict=True)]
+        if all(each is not None for each in objects):
+            kept = [{key: each[key] for key in each if key not in WRITERS} for each in objects if each is not None]
+            if kept[0] == kept[1]:
+                continue
+        yield FileDifference(name, f"differs{_only(*sides)}")
+
+
+def _may_have(place: _Place, name: str) -> bool:
+    return isinstance(place.where, Path) or name in place.checkpoint.weight_files.names
+
+
+def _only(a: object, b: object) -> str:
+    """In which of two checkpoints a file is, where one lacks it."""
+    return " (only in A)" if b is None and a is not None else " (only in B)" if a is None and b is not None else ""

@@ -1,0 +1,511 @@
+"""Is this still the same model? One verdict for two checkpoints, and the evidence for it."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from weightscope.checkpoint.checkpoint import Checkpoint, WeightFiles
+from weightscope.checkpoint.packings.packed import scales_activations
+from weightscope.checkpoint.provenance import Provenance
+from weightscope.core.compute.cores import hand_back, in_threads, keep_freed
+from weightscope.core.errors import CheckpointError, counted, printable
+from weightscope.core.files import REPORT
+from weightscope.core.progress import bar, progress_shown
+from weightscope.core.results import Result
+from weightscope.core.tables import Column, Table, as_json
+from weightscope.heads.tensors.tied_head import TIED, overwritten_head, says_tied
+from weightscope.model.config.computed import Difference
+from weightscope.model.layers.read_layer import NO_WEIGHTS
+from weightscope.model.model import Model, TensorsOnly, open_tensors
+from weightscope.model.rows.effects import UNKNOWN
+from weightscope.model.rows.names import NamedTensor
+from weightscope.model.rows.own_names import names_sentence
+from weightscope.pairs.changes.counterparts import Counterparts, counterparts
+from weightscope.pairs.changes.head import Basis
+from weightscope.pairs.same import (
+    DIFFERENT,
+    QUANTISED,
+    ROUNDED,
+    SAME_BYTES,
+    SAME_FUNCTION,
+    SAME_VALUES,
+    UNDECIDED,
+    UP_TO,
+    VERDICTS,
+)
+from weightscope.pairs.same.beside import Beside, compare_beside
+from weightscope.pairs.same.catalogue import Sizes
+from weightscope.pairs.same.config_and_tokens import Settings, Tokens, compare_settings, compare_tokenizers
+from weightscope.pairs.same.elsewhere import UNEXPLAINED, find_elsewhere, name_shards, name_unread, reordered_experts
+from weightscope.pairs.same.function import (
+    apart,
+    basis_of,
+    called,
+    is_shown,
+    is_turned,
+    is_unknown,
+    last_apart,
+    where_equal,
+)
+from weightscope.pairs.same.judge import (
+    Compared,
+    Judged,
+    alone,
+    few_compensated,
+    judge,
+    rounded_alone,
+    shown_ways,
+    tolerance_of,
+)
+from weightscope.pairs.same.sentences import (
+    NAMED,
+    coarser_lead,
+    differing_part,
+    digests_of,
+    function_lead,
+    is_one,
+    joined,
+    short_names,
+)
+from weightscope.pairs.same.stored import read_known_digests, same_files
+from weightscope.report.findings import listed
+
+Readable = Model | TensorsOnly  # of a checkpoint whose heads are not read, the tensors are compared all the same
+
+ANY_ORDER = ("rows in another order", "heads in another order")  # which fits what was done to a part of the rows too
+NOT_RUN = "whether other tensors of the layer make up for it is not known: it is not run, or not in full"
+LAST = ("norm.outputs", "norm.outputs.bias", "unembedding", "unembedding.bias", "outputs.projection")
+
+
+class ConfigKey(NamedTuple):
+    """A key of the config that decides what is computed, or may, and differs."""
+
+    config: str
+    a: Any
+    b: Any
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Same(Result):
+    """Whether two checkpoints hold the same model.
+
+    `verdict` is "same bytes", "same values", "rounded", "quantised", "same function", "undecided" or "different";
+    `tensors` has one entry for each tensor, `differences` those that differ, the worst first.
+    """
+
+    name_a: str
+    name_b: str
+    verdict: str
+    tensors: Sequence[Judged]
+    settings: Settings
+    tokens: Tokens
+    not_compared: Sequence[str]  # names of tensors that were not compared, and why
+    unread_files: Sequence[str]  # a sentence for each checkpoint with a head or with files that are not read by all
+    sample: float
+    provenance: Provenance
+    beside: Beside  # files next to weights and config.json that differ
+    unloaded: Sequence[str]  # names in B's file that the class of its config would not load
+    names: str  # a sentence on these; empty where there are none
+    where: str = ""  # on which inputs what computes the same was compared
+    digests: Sequence[str] = ()  # a line for each checkpoint whose files have known digests
+
+    FIGURE: ClassVar[str] = "pairs.same.figures:same_figure"
+    PAGE: ClassVar[str] = "pairs.same.page:write_same_page"
+    TABLES: ClassVar[dict[str, Callable[["Same"], Any]]] = {
+        "same.json": lambda same: same.as_json(),
+        "tensors.csv": lambda same: same.table,
+    }
+    FILES: ClassVar[tuple[str, ...]] = (*TABLES, *REPORT, "same.png", "same.svg", "same.figure.csv")
+
+    @property
+    def about(self) -> str:
+        """The two checkpoints and the verdict."""
+        return f"{self.name_a} and {self.name_b}: {self.verdict}"
+
+    @cached_property
+    def differing(self) -> list[Judged]:
+        """The tensors that are not the same, the worst first."""
+        different = [each for each in self.tensors if each.verdict in (DIFFERENT, UNDECIDED)]
+        return sorted(different, key=_severity)
+
+    @cached_property
+    def counts(self) -> Counter[str]:
+        """How many tensors have each verdict."""
+        return Counter(each.verdict for each in self.tensors)
+
+    @property
+    def lead(self) -> str:
+        """The verdict in a sentence, the evidence for it, and what B's own class would not load."""
+        return f"{self._verdict} {self.names}".rstrip()
+
+    @property
+    def _verdict(self) -> str:
+        a, b = printable(self.name_a), printable(self.name_b)
+        total = counted(len(self.tensors), "tensor")
+        looked = "" if self.sample == 1 else f" A first look at {self.sample:.0%} of the values; the rest was not read."
+        rest = self._rest
+        if self.verdict == SAME_BYTES:
+            return f"{is_one(self.name_a, self.name_b)}: the weights and config.json hold the same bytes."
+        if self.verdict == SAME_VALUES:
+            every = f"all {total} have" if len(self.tensors) > 1 else "the one tensor has"
+            return f"{is_one(self.name_a, self.name_b)}: {every} the same values.{rest}{looked}"
+        if self.verdict in (ROUNDED, QUANTISED):
+            same = self.counts[SAME_VALUES]
+            return f"{coarser_lead(self.name_a, self.name_b, self.verdict, self.tensors, same)}{rest}{looked}"
+        if self.verdict == SAME_FUNCTION:
+            changed = [each.deed for each in self.tensors if each.verdict == SAME_FUNCTION]
+            return f"{function_lead(self.name_a, self.name_b, self.tensors, changed, self.where)}{rest}{looked}"
+        keys = [*self.settings.deciding, *self.settings.unknown]
+        if self.verdict == UNDECIDED:
+            unknown = [f"{key.key} in config.json differs, and its effect {_effect(key)}" for key in keys]
+            unknown += map(str, self.beside.deciding)
+            why = joined([f"{each.name} ({each.deed})" for each in self.differing] + unknown)
+            return f"Whether {b} is {a} is undecided: {printable(why)}.{rest}{looked}"
+        parts = []
+        if self.differing:
+            parts.append(differing_part(self.differing, len(self.tensors)))
+        if self.settings.deciding:
+            parts.append(
+                f"config.json computes something else ({listed([str(key) for key in self.settings.deciding], NAMED)})"
+            )
+        parts += map(str, self.beside.deciding[:NAMED])
+        return f"{b} is not {a}: {printable('; '.join(parts))}.{rest}{looked}"
+
+    @property
+    def _rest(self) -> str:
+        """What the verdict does not rest on."""
+        return f" Not compared: {listed([*map(printable, self.not_compared)], NAMED)}." if self.not_compared else ""
+
+    def holds(self, up_to: str = "function") -> bool:
+        """Whether the verdict is at least as strong as this."""
+        return VERDICTS.index(self.verdict) <= VERDICTS.index(UP_TO[up_to])
+
+    def findings_beyond(self, up_to: str = "function") -> list[dict[str, Any]]:
+        """What this verdict does not cover, as an audit lists findings: tensors, the worst first, and config keys."""
+        passing, look_next = VERDICTS.index(UP_TO[up_to]), "`weightscope same A B --out DIR` shows every tensor."
+        worst = sorted(self.tensors, key=_severity)
+        rows = [
+            (each.verdict, "tensor", each.name, each.layer, each.deed, each.size, f"{each.name}: {each.deed}")
+            for each in worst
+            if VERDICTS.index(each.verdict) > passing
+        ]
+        for verdict, keys in ((DIFFERENT, self.settings.deciding), (UNDECIDED, self.settings.unknown)):
+            rows += [(verdict, "config", key.key, None, "config.json", np.nan, f"config.json: {key}") for key in keys]
+        rows += [(UNDECIDED, "file", each.file, None, each.detail, np.nan, str(each)) for each in self.beside.deciding]
+        return [
+            dict(as_json({
+                "kind": f"{verdict.replace(' ', '_')}_{what}", "title": f"{verdict} {what}", "look_next": look_next,
+                "severity": "warning" if verdict == UNDECIDED else "error", "text": printable(text), "known": "",
+                "layer": layer, "head": None, "map": "", "measure": deed, "number": size, "usual": None,
+                "members": [{"what": what, "index": None, "layer": layer, "name": name}],
+            }))
+            for verdict, what, name, layer, deed, size, text in rows
+        ]  # fmt: skip
+
+    @property
+    def config(self) -> list[ConfigKey]:
+        """The keys that differ and decide what is computed, or may."""
+        return [ConfigKey(each.key, each.a, each.b) for each in (*self.settings.deciding, *self.settings.unknown)]
+
+    @cached_property
+    def table(self) -> Table:
+        """One row per tensor; its csv() is tensors.csv."""
+        rows = [(each.name_b, each.name_a, each.role, each.layer if each.layer is not None else np.nan, each.verdict,
+                 each.deed, each.size, each.detail) for each in self.tensors]  # fmt: skip
+        return Table.of_rows(COLUMNS, rows)
+
+    def printed(self) -> list[str | Table]:
+        """What the terminal shows, from top to bottom."""
+        parts: list[str | Table] = [self.lead, *self.unread_files, self.tokens.lead, *self.digests]
+        if self.settings.idle:
+            keys = listed([printable(each.named) for each in self.settings.idle], NAMED)
+            parts.append(f"Config keys without effect on what is computed also differ: {keys}.")
+        if self.beside.named:
+            files = listed([*map(str, self.beside.named)], NAMED)
+            parts.append(f"Next to the weights, and without effect on what they compute: {printable(files)}.")
+        return [*parts, self.worst(20)] if self.differing else parts
+
+    def worst(self, most: int) -> Table:
+        """The tensors that differ, the worst first."""
+        rows = [(each.name, each.role, np.nan if each.layer is None else each.layer, each.deed, each.size, each.detail)
+                for each in self.differing[:most]]  # fmt: skip
+        return Table.of_rows([column for column in COLUMNS if column.name in SHOWN], rows)
+
+    def shown(self) -> list[Table]:
+        """The tensors that differ."""
+        return [self.worst(20)]
+
+    def as_json(self) -> dict[str, Any]:
+        """What `weightscope same --json` prints and same.json holds."""
+        differences = [each.as_json() for each in self.differing] + [key._asdict() for key in self.config]
+        return dict(as_json(self.provenance.envelope(self.lead) | {
+            "verdict": self.verdict, "a": self.name_a, "b": self.name_b, "sample": self.sample,
+            "differences": differences,
+            "compared": {"count": len(self.tensors), "verdicts": dict(self.counts)},
+            "not_compared": {"count": len(self.not_compared), "names": list(self.not_compared)},
+            "tokenizer": {"verdict": self.tokens.verdict, "lead": self.tokens.lead},
+            "idle_config": [each.key for each in self.settings.idle],
+            "names": list(self.unloaded) or "as loaded",
+            "files": [{"file": each.file, "detail": each.detail, "decides": each in self.beside.deciding}
+                      for each in (*self.beside.deciding, *self.beside.named)],
+            "tensors": [each.as_json() for each in self.tensors],
+        }))  # fmt: skip
+
+
+def _severity(judged: Judged) -> tuple[int, float]:
+    """A key that sorts the worst first."""
+    return -VERDICTS.index(judged.verdict), -float(np.nan_to_num(judged.size, nan=np.inf))
+
+
+COLUMNS = (
+    Column("tensor", meaning="Its name in B's file."), Column("name_a", symbol="in A"), Column("role"),
+    Column("layer", format=".0f"), Column("verdict"), Column("deed", meaning="What was done to it."),
+    Column("size", symbol="$‖ΔW‖/‖W‖$", meaning="Frobenius norm of B - A, relative to A.", format=".3g"),
+    Column("detail"),
+)  # fmt: skip
+SHOWN = ("tensor", "role", "layer", "deed", "size", "detail")
+
+
+def same(a: Readable | str | Path, b: Readable | str | Path, *, sample: float = 1.0, progress: bool = False) -> Same:
+    """Find out whether two checkpoints hold the same model, and what was done to each tensor that differs.
+
+    Every tensor of both is compared under its role, whatever the container, and the keys of config.json that decide
+    what is computed; the tokenizers have a verdict of their own. Memory: one tensor of each.
+
+    Parameters
+    ----------
+    a, b : Model, str or Path
+        The original and the copy: models, or what `open_model` opens.
+    sample : float
+        Share of the values to read, for a first look; 1 reads all.
+    progress : bool
+        Show a progress bar.
+
+    Raises
+    ------
+    CheckpointError
+        One of them cannot be read, or `sample` is not above 0 and at most 1.
+
+    Examples
+    --------
+    >>> import weightscope as ws
+    >>> result = ws.same("embedded", "embedded")
+    >>> result.verdict
+    'same bytes'
+    """
+    if not 0 < sample <= 1:
+        raise CheckpointError(f"`sample` is {sample}; it has to be above 0 and at most 1")
+    a, b = (open_tensors(each) if isinstance(each, str | Path) else each for each in (a, b))
+    keep_freed()
+    with progress_shown(progress), np.errstate(all="ignore"):  # values that overflow are different
+        read_known_digests(a.checkpoint, b.checkpoint)
+        beside = compare_beside(a, b)
+        judged, left = _judged(a, b, sample, beside)
+        tokens = compare_tokenizers(a, b)
+    hand_back()
+    head = [each for each in judged if each.role == "unembedding"]
+    same_head = all(each.verdict != DIFFERENT for each in head) if head else not _needs_head(b)
+    settings = compare_settings(a, b, same_head=same_head)
+    ties = {letter: overwritten_head(each) for letter, each in (("A", a), ("B", b)) if isinstance(each, Model)}
+    if len({*map(bool, ties.values())}) > 1:  # readers that overwrite it run another model
+        settings.unknown.append(Difference(TIED, _tie(a), _tie(b), UNKNOWN))
+    verdict = max((each.verdict for each in judged), key=VERDICTS.index, default=UNDECIDED)
+    if (
+        verdict == SAME_VALUES
+        and sample == 1
+        and not any(each.deed for each in judged)
+        and same_files(a.checkpoint, b.checkpoint)
+    ):
+        verdict = SAME_BYTES
+    if settings.unknown or beside.deciding:
+        verdict = max(verdict, UNDECIDED, key=VERDICTS.index)
+    if settings.deciding:
+        verdict = DIFFERENT
+    provenance = Provenance.of(a.checkpoint, b.checkpoint)
+    unread_files = {letter: _unread(each.checkpoint, beside) for letter, each in (("A", a), ("B", b))}
+    unread = [f"{letter}: {tie}" for letter, tie in ties.items() if tie]
+    unread += [f"{letter}: {files.sentence}" for letter, files in unread_files.items() if files.telling]
+    computed = [each for each in judged if each.verdict == SAME_FUNCTION]
+    where = where_equal(a, b, computed) if computed and isinstance(a, Model) and isinstance(b, Model) else ""
+    judged = [_as_stored(each, a.checkpoint, b.checkpoint) for each in judged]
+    digests = [*filter(None, (digests_of(a.checkpoint, "A"), digests_of(b.checkpoint, "B")))]
+    return Same(
+        *short_names(a, b), verdict, judged, settings, tokens, left, unread, sample, provenance, beside,
+        b.unloaded, names_sentence(b.unloaded, len(b.checkpoint), f"{printable(b.name)}'s"), where, digests,
+    )  # fmt: skip
+
+
+def _as_stored(judged: Judged, a: Checkpoint, b: Checkpoint) -> Judged:
+    """A verdict under the names that the files have."""
+    names = (checkpoint.stored_names.get(name, name) for checkpoint, name in ((a, judged.name_a), (b, judged.name_b)))
+    name_a, name_b = names
+    return replace(judged, name_a=name_a, name_b=name_b)
+
+
+def _tie(model: Readable) -> bool:
+    return isinstance(model, Model) and says_tied(model)
+
+
+def _effect(key: Difference) -> str:
+    return "depends on the reader" if key.key.rpartition(".")[2] == TIED else "is not known"
+
+
+def _unread(checkpoint: Checkpoint, beside: Beside) -> WeightFiles:
+    """The files next to a checkpoint's weights, without those of modules that were compared."""
+    compared = {file.path for each in beside.modules or () for file in each.checkpoint.files}
+    files = checkpoint.weight_files
+    return replace(files, names=[name for name in files.names if checkpoint.folder / name not in compared])
+
+
+def _needs_head(model: Readable) -> bool:
+    """Whether config.json names a language model, which draws a head at random where it is neither stored nor tied."""
+    names = model.checkpoint.config.get("architectures")
+    return isinstance(names, list) and any("LM" in str(name) for name in names)
+
+
+def _judged(a: Readable, b: Readable, sample: float, beside: Beside) -> tuple[list[Judged], list[str]]:
+    """Every tensor of both with its verdict, and the names of those that were not compared."""
+    tensors = [*counterparts(a, b), *(counterparts(*beside.modules) if beside.modules else ())]
+    parts = [compared(a, b, each, sample) for each in tensors if each.a and each.b]
+    only_a = [(each.a, each.label) for each in tensors if each.a and not each.b]
+    only_b = [(each.b, each.label) for each in tensors if each.b and not each.a]
+    judged, notes = [], []
+    with bar(what="tensors", total=len(parts), unit="tensor") as shown:
+        for each in in_threads(judge, parts):
+            judged.append(each)
+            shown.update()
+    for i in few_compensated(judged):
+        judged[i] = judge(parts[i], may_compensate=False)
+    ways = shown_ways(judged)
+    for i in rounded_alone(judged):
+        judged[i] = judge(parts[i], ways=ways)
+    judged = [_by_part(a, b, *each) for each in zip(judged, parts, strict=True)]
+    judged = name_shards(find_elsewhere(judged, parts), parts)
+    judged = reordered_experts(a, judged, parts)
+    heads = [_tied_head(a, b, *each) for each in ((only_a, True), (only_b, False))]
+    for lost, in_a, tied in ((only_a, True, heads[0]), (only_b, False, heads[1])):
+        packed = (a if in_a else b).checkpoint
+        for tensor, label in lost:
+            if NO_WEIGHTS.fullmatch(tensor.role):
+                continue
+            if scales_activations(tensor.name, packed) and _is_scale(tensor):
+                notes.append(f"{tensor.name} (the scale of activations, a part of {'A' if in_a else 'B'}'s packing)")
+                continue
+            judged.append(
+                tied if tied is not None and tensor.role == "unembedding" else alone(tensor, label, in_a=in_a)
+            )
+    judged = name_unread(judged, a.checkpoint, b.checkpoint)
+    left = [f"{each.name} ({each.detail or each.deed})" for each in judged if each.verdict == UNDECIDED]
+    return _same_function(a, b, judged), left + notes
+
+
+def _is_scale(tensor: NamedTensor) -> bool:
+    """Whether all values are positive numbers."""
+    values = tensor.array()
+    return bool(np.isfinite(values).all() and (values > 0).all())
+
+
+def _by_part(a: Readable, b: Readable, judged: Judged, fused: Compared) -> Judged:
+    """The same verdict; what was done to parts of a fused tensor, where nothing that was done to it all explains it."""
+    if judged.verdict != DIFFERENT or not judged.deed.startswith((*UNEXPLAINED, *ANY_ORDER)):
+        return judged
+    pairs = [*zip(a.tensors.parts(fused.a), b.tensors.parts(fused.b), strict=False)]
+    if not pairs or any(x.role != y.role for x, y in pairs):
+        return judged
+    parts = [compared(a, b, Counterparts(a.tensors.label(x), x, y, "role"), fused.share) for x, y in pairs]
+    deeds = find_elsewhere([judge(each) for each in parts], parts)
+    rounding = tolerance_of(fused.tensors)  # a part in one convention has no cells of its own
+    done = {each.deed: each.role for each in deeds if each.verdict == DIFFERENT and not each.size <= rounding}
+    if not done or any(deed.startswith(UNEXPLAINED) for deed in done):
+        return judged
+    return replace(judged, deed="; ".join(f"{deed}, of {role}" for deed, role in done.items()))
+
+
+def compared(a: Readable, b: Readable, paired: Counterparts, sample: float) -> Compared:
+    """Two counterparts, and what a deed has to know of the row that they belong to."""
+    x, y = paired.a, paired.b
+    pair = paired.pair()
+    assert x is not None
+    assert y is not None
+    assert pair is not None
+    sizes = Sizes(y.role)
+    if isinstance(b, Model):
+        rotation, config = b.rotations.get(y.layer) if y.layer is not None else None, b.config
+        turned = 0 if rotation is None else 2 * len(rotation.frequencies)
+        sizes = Sizes(y.role, config.n_heads, config.n_kv_heads, config.head_dim, turned)
+    return Compared(paired.label, x, y, pair, sizes, sample)
+
+
+def _tied_head(a: Readable, b: Readable, lost: Sequence[tuple[NamedTensor, str]], in_a: bool) -> Judged | None:
+    """The head of one file against the other's token embedding, where the other ties them."""
+    head = next((tensor for tensor, _ in lost if tensor.role == "unembedding"), None)
+    tying = b if in_a else a
+    if head is None or not isinstance(tying, Model) or "tokens" not in tying.tensors:
+        return None
+    ties = tying.tied or "unembedding" in tying.family.also  # encoders' heads have more than a norm and a matrix
+    if not ties or tying.config.get("tie_word_embeddings", True) is not True:
+        return None
+    tokens = tying.tensors["tokens"]
+    x, y = (head, tokens) if in_a else (tokens, head)
+    judged = judge(compared(a, b, Counterparts("unembedding", x, y, "role"), 1.0), ways=())
+    judged = replace(judged, role="unembedding", name_b=judged.name_b if not in_a else "", label="unembedding")
+    if judged.verdict == DIFFERENT:
+        return replace(judged, deed="head tied in config and not in file", detail=judged.deed)
+    return replace(judged, detail="tied to the token embedding in the other file")
+
+
+def _same_function(a: Readable, b: Readable, judged: Sequence[Judged]) -> list[Judged]:
+    """The verdicts, where tensors that differ belong to layers that compute what they did."""
+    if not isinstance(a, Model) or not isinstance(b, Model):
+        return list(judged)
+    mine = [i for i, each in enumerate(judged) if each.verdict == DIFFERENT and each.name_a and each.name_b]
+    comparable = (a.config.d_model, a.config.n_layers) == (b.config.d_model, b.config.n_layers)
+    if not mine or not comparable or len(mine) != sum(each.verdict == DIFFERENT for each in judged):
+        return list(judged)
+    basis = basis_of(a, b) if any(judged[i].role == "tokens" for i in mine) else Basis()
+    if basis is None:
+        return list(judged)
+    turned, own = basis.rotation is not None, b.tensors.own
+    coordinates = f"the stream's coordinates {'permuted' if basis.permuted else 'rotated'}"
+    why = coordinates if turned else "the layer gives the same on random inputs"
+    deeds: dict[tuple[str | None, int], list[tuple[str, str]]] = {}
+    for each in judged if turned else (judged[i] for i in mine):
+        if each.layer is not None:
+            deeds.setdefault((each.stack or own, each.layer), []).append((each.role, each.deed))
+    if not turned:  # one alone shows in what the layer gives
+        deeds = {place: changed for place, changed in deeds.items() if len(changed) > 1}
+    sizes = {
+        (stack, layer): apart(a, b, layer, basis, [role for role, _ in changed]) if stack == own else np.nan
+        for (stack, layer), changed in deeds.items()
+    }  # of another stack nothing is run
+    moved = {place: [judged[i] for i in mine if (judged[i].stack or own, judged[i].layer) == place] for place in sizes}
+    same_ones = [place for place, size in sizes.items() if is_shown(a, basis, size, moved[place])]
+    unknown = [place for place, size in sizes.items()
+               if place not in same_ones and is_unknown(a, b, place[1], basis, size, deeds[place])]  # fmt: skip
+    of_last = [judged[i] for i in mine if judged[i].role in LAST]
+    last = (turned or bool(of_last)) and is_shown(a, basis, last_apart(a, b, basis), of_last)
+    if turned:
+        outside = (each for each in judged if each.layer is None and not NO_WEIGHTS.fullmatch(each.role))
+        if (
+            not last
+            or not {(own, layer) for layer in range(a.config.n_layers)} <= {*same_ones}
+            or not all(each.role in LAST or is_turned(a, b, each, basis) for each in outside)
+        ):
+            return list(judged)
+    with_norms = {judged[i].layer for i in mine if judged[i].role.startswith("norm.")}
+    result = list(judged)
+    for i in mine:
+        each = judged[i]
+        place = (each.stack or own, each.layer)
+        if place in same_ones or (each.layer is None and (last if each.role in LAST else turned)):
+            deed = why if turned else called(each.role, each.deed, folded=each.layer in with_norms)
+            detail = "; ".join(filter(None, (each.detail, "" if turned else why)))
+            result[i] = replace(each, verdict=SAME_FUNCTION, deed=deed, detail=detail)
+        elif place in unknown:
+            result[i] = replace(each, verdict=UNDECIDED, detail=f"{NOT_RUN}; {each.detail}".removesuffix("; "))
+    return result

@@ -1,0 +1,109 @@
+"""What a comparison says, in sentences: what each checkpoint is called, and what was done to its tensors."""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from weightscope.checkpoint.checkpoint import Checkpoint
+from weightscope.core.errors import counted, printable
+from weightscope.model.model import Model, TensorsOnly
+from weightscope.pairs.same import QUANTISED, ROUNDED
+from weightscope.pairs.same.judge import Judged
+
+Readable = Model | TensorsOnly
+NAMED = 3  # tensors, keys or kinds that a sentence names
+DIGEST = 12  # hexadecimal digits of a digest that are shown
+
+
+def short_names(a: Readable, b: Readable) -> tuple[str, str]:
+    """What to call two checkpoints: a Hub id, or the end of a path as far as it takes for the two to differ."""
+    names, places = (a.name, b.name), [_place(each) for each in (a, b)]
+    if all(each is None for each in places):
+        return names
+    parts = [place.parts[1:] if place else (name,) for name, place in zip(names, places, strict=True)]
+    lengths = range(1, 1 + max(map(len, parts)))
+    pairs = (("/".join(parts[0][-length:]), "/".join(parts[1][-length:])) for length in lengths)
+    return next((pair for pair in pairs if pair[0] != pair[1]), (Path(a.name).name, Path(b.name).name))
+
+
+def _place(model: Readable) -> Path | None:
+    """Where a checkpoint is on this machine; None of one with a name of its own."""
+    called, given = (model.called, model.source) if isinstance(model, Model) else ("", model.checkpoint.given)
+    path = Path(given).expanduser() if given else None
+    return path.resolve() if path is not None and not called and path.exists() else None
+
+
+def is_one(a: str, b: str) -> str:
+    """How a sentence begins that says that B is A: `b is a`, or what both are called."""
+    return f"{printable(b)} is {printable(a)}" if a != b else f"A and B are both {printable(a)}"
+
+
+def joined(parts: Sequence[str], shown: int = NAMED) -> str:
+    """`a`, `a and b`, `a, b and c`, `a, b, c and 3 more`."""
+    named = list(parts[:shown])
+    last = f"{len(parts) - shown:,} more" if len(parts) > shown else named.pop() if len(named) > 1 else ""
+    return f"{', '.join(named)} and {last}" if last else ", ".join(named)
+
+
+def coarser_lead(a: str, b: str, verdict: str, tensors: Sequence[Judged], same: int) -> str:
+    """What was rounded or quantised, and in which of two checkpoints."""
+    deeds = Counter(each.deed for each in tensors if each.verdict in (ROUNDED, QUANTISED))
+    letters = {made(deed) for deed in deeds}
+    names = {"A": printable(a), "B": printable(b)} if a != b else {"A": "A", "B": "B"}
+    newer = next(iter(letters)) if len(letters) == 1 else ""
+    older = {"A": "B", "B": "A"}.get(newer, "A")
+    first = (
+        f"{names[newer]} is {names[older]}, {verdict}" if newer else f"{names['B']} is {names['A']}, {verdict} in part"
+    )
+    whose = {letter: "" if newer else f" of {names[letter]}" for letter in "AB"}
+    total = len(tensors)
+    if len(deeds) == 1 and sum(deeds.values()) == total:
+        (deed,) = deeds
+        every = "The one tensor was" if total == 1 else f"All {total:,} tensors were"
+        return f"{first}. {every} {done(deed)}."
+    parts = [
+        f"{number:,}{whose[made(deed)]} {'was' if number == 1 else 'were'} {done(deed)}"
+        for deed, number in deeds.most_common()
+    ]
+    rest = [f"{same:,} {'has' if same == 1 else 'have'} the same values"] if same else []
+    return f"{first}. Of {counted(total, 'tensor')}, {joined(parts + rest, NAMED + len(rest))}."
+
+
+def made(deed: str) -> str:
+    """The letter of the checkpoint that was made: `A to BF16 (to nearest even)` says what was done to A to make B."""
+    is_of_original = deed[2:].startswith("to -exp") or deed.endswith(("(to nearest even)", "(cut off)"))
+    return {"A": "B", "B": "A"}[deed[0]] if is_of_original else deed[0]
+
+
+def done(deed: str) -> str:
+    """What was done, after `was`: `A to BF16 (to nearest even)` gives `rounded to BF16 (to nearest even)`."""
+    what = deed[2:]
+    if what.startswith("to -exp"):
+        return f"stored as -exp(A_log){what.removeprefix('to -exp')}"
+    return f"rounded {what}" if what.startswith("to ") else what
+
+
+def function_lead(a: str, b: str, tensors: Sequence[Judged], changed: Sequence[str], where: str) -> str:
+    """What was changed without an effect: the deeds of tensors that make up for each other."""
+    what = joined([*dict.fromkeys(changed)])
+    begins = f"{printable(b)} computes what {printable(a)} does" if a != b else "B computes what A does"
+    return f"{begins}, with {what} in {len(changed):,} of {counted(len(tensors), 'tensor')}: {where}."
+
+
+def differing_part(differing: Sequence[Judged], total: int) -> str:
+    """How many tensors differ, by which deeds, and which is the worst."""
+    worst, kinds = differing[0], Counter(each.deed for each in differing)
+    if len(differing) == 1:
+        detail = f" ({worst.detail})" if worst.detail else ""
+        return f"1 of {counted(total, 'tensor')} differs: {worst.name} by '{worst.deed}'{detail}"
+    of = f"{len(differing):,} of {counted(total, 'tensor')} differ"
+    if len(kinds) == 1:
+        return f"{of}, all by '{worst.deed}'; the worst is {worst.name}"
+    named = joined([f"{number:,} by '{deed}'" for deed, number in kinds.most_common()])
+    return f"{of}, {named}; the worst is {worst.name}, by '{worst.deed}'"
+
+
+def digests_of(checkpoint: Checkpoint, letter: str) -> str:
+    """A line with the digests of a checkpoint's files of weights that are known; empty where none is."""
+    known = [f"{file.path.name} {file.sha256[:DIGEST]}" for file in checkpoint.files if file.sha256]
+    return f"SHA-256 of {letter}: {joined([*map(printable, known)])}." if known else ""

@@ -1,0 +1,334 @@
+"""What stands out in a checkpoint: the kinds of findings with their severity, one `Finding`, and a list of findings."""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib import import_module
+from itertools import groupby
+from math import inf, log
+from typing import Any, NamedTuple, TypeVar
+
+from weightscope.core.errors import CheckpointError, counted, nearest, printable
+from weightscope.core.results import notebook
+from weightscope.core.tables import Column, Table, as_json, templates
+
+SEVERITIES = ("error", "warning", "note")  # the most severe first
+SHOWN = 12  # findings on a terminal
+MOST_OPEN = 12  # findings of a kind that a page shows without a click
+
+
+class Tried(NamedTuple):
+    """How often a kind of finding was right: in real checkpoints, the fault planted in each, and as they are."""
+
+    planted: int  # checkpoints
+    found: int  # of the planted ones
+    healthy: int  # checkpoints without the fault; it was found in none
+
+    def __str__(self) -> str:
+        return (
+            f"Planted in {self.planted} real checkpoints it was found in {self.found}; in {self.healthy} healthy "
+            "ones never."
+        )
+
+
+class FindingKind(NamedTuple):
+    """A kind of finding, as `finding` registers it."""
+
+    name: str
+    title: str
+    look_next: str
+    severity: str
+    rank: int
+
+    @property
+    def place(self) -> tuple[int, int, str]:
+        """What kinds are sorted by, the most severe first."""
+        return SEVERITIES.index(self.severity), self.rank, self.name
+
+
+Reporter = TypeVar("Reporter", bound=Callable[..., Any])
+# They import every module that reports findings.
+ROOMS = ("weightscope.heads.audit.audit", "weightscope.pairs.compare.compare")
+LAST = 1000  # rank of a kind that has none of its own
+_registered: dict[str, FindingKind] = {}
+
+
+def finding(
+    name: str, title: str, *, look_next: str, severity: str = "note", rank: int = LAST, tried: Tried | None = None
+) -> Callable[[Reporter], Reporter]:
+    """Register a kind of finding above the function that reports it.
+
+    Parameters
+    ----------
+    name : str
+        As in findings.csv.
+    title : str
+        As a person calls it.
+    look_next : str
+        What to look at next.
+    severity : {"note", "warning", "error"}
+        An error is broken, a warning is rarely intended, a note is worth knowing and common in trained models.
+    rank : int
+        Place among the kinds of its severity: the lowest first; kinds of one rank by name.
+    tried : Tried, optional
+        How often it was right, which follows what to look at next.
+    """
+    kind = FindingKind(name, title, f"{look_next} {tried or ''}".rstrip(), severity, rank)
+    if severity not in SEVERITIES or _registered.setdefault(name, kind) != kind:
+        raise ValueError(f"{kind} is registered already, or has an unknown severity")
+    return lambda reporter: reporter
+
+
+def finding_kinds() -> dict[str, FindingKind]:
+    """Every kind of finding by its name, the most severe first."""
+    for room in ROOMS:
+        import_module(room)
+    return {kind.name: kind for kind in sorted(_registered.values(), key=lambda kind: kind.place)}
+
+
+def kind_of(name: str) -> FindingKind:
+    """The kind of this name; other rooms are imported only where it is not registered yet."""
+    return _registered.get(name) or finding_kinds()[name]
+
+
+@dataclass(frozen=True)
+class Member:
+    """One of the heads, layers, rows, dimensions or tensors that a finding is about."""
+
+    what: str  # "head", "layer", "dimension", "token", "position", "row", "tensor"
+    index: int | None  # of the head, layer, dimension or row; None for a tensor
+    layer: int | None = None  # where it differs from the finding's
+    name: str = ""  # what people call it: a token's text, a head's role, a tensor's name
+    number: float | None = None  # its own value of the finding's measure
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """Something in a checkpoint that a person should look at."""
+
+    kind: str  # the name that `finding` registers
+    layer: int | None = None  # None where it concerns several layers or the whole model
+    head: int | None = None  # None where it concerns several heads or a whole layer
+    map: str | None = None  # "qk" or "vo"
+    measure: str  # what `number` is
+    number: float  # the value that made it a finding; of several members, the most extreme
+    usual: float | None = None  # the same measure in the rest of the checkpoint
+    text: str  # the finding in a sentence
+    members: tuple[Member, ...] = ()  # everything that it is about
+    known: str = ""  # why it fails no gate: it is in a baseline, or somebody has accepted it
+
+    @property
+    def title(self) -> str:
+        """The title of its kind."""
+        return kind_of(self.kind).title
+
+    @property
+    def look_next(self) -> str:
+        """What to look at next."""
+        return kind_of(self.kind).look_next
+
+    @property
+    def severity(self) -> str:
+        """How severe its kind is, one of `SEVERITIES`."""
+        return kind_of(self.kind).severity
+
+    @property
+    def items(self) -> tuple[int, ...]:
+        """The indices of its members that have one."""
+        return tuple(member.index for member in self.members if member.index is not None)
+
+    @property
+    def heads(self) -> list[int]:
+        """The heads of its layer that it is about; empty for findings about a whole layer or something else."""
+        return [m.index for m in self.members if m.what == "head" and m.index is not None and m.layer is None]
+
+    @property
+    def where(self) -> str:
+        """`layer 3 head 7 (induction) qk`, or as much of it as is known."""
+        parts = [] if self.layer is None else [f"layer {self.layer}"]
+        heads = self.heads if self.head is None else [self.head]
+        if heads:
+            listed = [member for member in self.members if member.what == "head" and member.layer is None]
+            named = [member for member in listed if member.name and member.index in heads]
+            roles = [member.name if len(heads) == 1 else f"{member.index}: {member.name}" for member in named]
+            parts.append(indexed("head", heads) + (f" ({', '.join(roles)})" if roles else ""))
+        return " ".join([*parts, *([self.map] if self.map else [])]) or "model"
+
+    def __str__(self) -> str:
+        known = f" [{self.known}]" if self.known else ""
+        return printable(f"{self.severity:7s}  {self.title:30s} {self.where:22s} {self.text}{known}")
+
+    def as_json(self) -> dict[str, Any]:
+        """Its entry in findings.json; NaN as null, infinities as text."""
+        derived = ("severity", "title", "look_next", "items")
+        plain: dict[str, Any] = as_json(asdict(self) | {name: getattr(self, name) for name in derived})
+        return plain
+
+
+class Findings(list[Finding]):
+    """Findings, the most severe kind first, then by layer and head.
+
+    Parameters
+    ----------
+    findings : iterable of Finding
+        In any order.
+    """
+
+    def __init__(self, findings: Iterable[Finding] = ()) -> None:
+        def place(finding: Finding) -> tuple[Any, ...]:
+            layer, head = (inf if index is None else index for index in (finding.layer, finding.head))
+            return kind_of(finding.kind).place, layer, head
+
+        super().__init__(sorted(findings, key=place))
+
+    def __repr__(self) -> str:
+        more = [f"and {len(self) - SHOWN} more"] if len(self) > SHOWN else []
+        return "\n".join([*map(str, self[:SHOWN]), *more]) or "no findings"
+
+    def _repr_html_(self) -> str:
+        if not self:
+            return notebook("no findings")
+        rows = [(finding.severity, finding.title, finding.where, finding.text) for finding in self]
+        return Table.of_rows(("severity", "finding", "where", "what"), rows)._repr_html_()
+
+    def html(self, buttons: bool = False, percentile: Callable[[Finding], str] = lambda finding: "") -> str:
+        """The findings by kind, for a page; `buttons` where it has a panel for heads, `percentile` of their numbers."""
+        kinds = [list(findings) for _, findings in groupby(self, key=lambda finding: finding.kind)]
+        template = templates().get_template("findings.html")
+        return template.render(kinds=kinds, most_open=MOST_OPEN, buttons=buttons, percentile=percentile)
+
+    @property
+    def kinds(self) -> Counter[str]:
+        """How many findings there are of each kind."""
+        return Counter(finding.kind for finding in self)
+
+    @property
+    def severities(self) -> dict[str, int]:
+        """How many findings there are of each severity, zeros included."""
+        counts = Counter(finding.severity for finding in self)
+        return {severity: counts[severity] for severity in SEVERITIES}
+
+    @property
+    def headline(self) -> str:
+        """How many there are of each severity and kind, in a sentence."""
+        if not self:
+            return "No findings."
+        parts = []
+        for severity, count in self.severities.items():
+            counts = [(kind_of(name), n) for name, n in self.kinds.items()]
+            kinds = [f"{n} × {kind.title}" for kind, n in counts if kind.severity == severity]
+            if kinds:
+                parts.append(f"{counted(count, severity)} ({', '.join(kinds)})")
+        known = sum(bool(finding.known) for finding in self)
+        return f"Findings: {', '.join(parts)}{f'; {known} of them known' * bool(known)}."
+
+    @property
+    def table(self) -> Table:
+        """One row per member of each finding; its csv() is findings.csv."""
+        rows = []
+        for number, f in enumerate(self, 1):
+            for member in f.members or (Member("", None),):
+                layer = f.layer if member.layer is None else member.layer
+                head = member.index if member.what == "head" else f.head
+                value = f.number if member.number is None else member.number
+                cells = (number, f.severity, f.kind, layer, head, f.map, member.what, member.index, member.name,
+                         f.measure, value, f.usual, f.text, f.known)  # fmt: skip
+                rows.append(["" if cell is None else cell for cell in cells])
+        return Table.of_rows(COLUMNS, rows)
+
+    def as_json(self) -> list[dict[str, Any]]:
+        """The content of findings.json."""
+        return [finding.as_json() for finding in self]
+
+    def that_fail(self, limits: Collection[str]) -> "Findings":
+        """The findings of a kind in `limits`, or at least as severe as a severity in it; known ones do not count."""
+        return Findings(finding for finding in self if not finding.known and fails(finding.kind, limits))
+
+
+COLUMNS = (
+    Column("finding", meaning="Number of the finding; it has one row per member."),
+    Column("severity"),
+    Column("kind"),
+    Column("layer"),
+    Column("head"),
+    Column("map", meaning="qk or vo."),
+    Column("item", meaning="What this row is about: a head, a dimension, a token, a position, a tensor."),
+    Column("index", meaning="Of the head, the dimension or the row."),
+    Column("name", meaning="The token, the role or the tensor."),
+    Column("measure", meaning="What the number is."),
+    Column("number"),
+    Column("usual", meaning="What it is in the rest of the checkpoint."),
+    Column("text", meaning="The finding in a sentence."),
+    Column("known", meaning="Why it fails no gate: it is in the baseline, or accepted. Empty for any other."),
+)
+
+
+def fails(kind: str, limits: Collection[str]) -> bool:
+    """Whether `limits` name this kind, its severity or a milder one: a limit of warning includes errors."""
+    severity = kind_of(kind).severity
+    return kind in limits or any(limit in SEVERITIES[SEVERITIES.index(severity) :] for limit in limits)
+
+
+def checked_limits(limits: Iterable[str]) -> tuple[str, ...]:
+    """The limits that findings fail on; an error where one is neither a severity nor a kind."""
+    limits, kinds = tuple(limits), finding_kinds()
+    for limit in limits:
+        if limit not in {*SEVERITIES, *kinds}:
+            known = f"{', '.join(SEVERITIES)}, or a kind of finding: {', '.join(kinds)}"
+            near = nearest(limit, (*SEVERITIES, *kinds))
+            raise CheckpointError(f"`fail_on` is {limit!r}; it is {known}{near}")
+    return limits
+
+
+def of_head(layer: int, head: int, *, number: float, **about: Any) -> Finding:
+    """A finding about one head of a layer."""
+    return Finding(layer=layer, head=head, number=number, members=(Member("head", head, number=number),), **about)
+
+
+def heads_and_tensors(heads: Collection[int], tensors: Iterable[str] = ()) -> dict[str, Any]:
+    """The `head` and `members` of a finding about some heads of its layer and some tensors."""
+    members = (*(Member("head", head) for head in heads), *(Member("tensor", None, name=name) for name in tensors))
+    return {"head": next(iter(heads)) if len(heads) == 1 else None, "members": members}
+
+
+def aggregated(findings: Iterable[Finding], n_heads: int) -> Iterator[Finding]:
+    """Findings of single heads; heads of one layer with the same fault become one finding that lists them."""
+    faults: dict[tuple[Any, ...], list[Finding]] = {}
+    for finding in findings:
+        faults.setdefault((finding.kind, finding.layer, finding.map, finding.measure), []).append(finding)
+    for same_fault in faults.values():
+        farthest = max(same_fault, key=lambda finding: (_distance(finding), finding.number))
+        if len(same_fault) > 1:
+            members = tuple(member for finding in same_fault for member in finding.members)
+            heads = spans(member.index for member in members if member.index is not None)
+            which = f"{len(same_fault)} of {n_heads} heads ({heads}), the farthest head {farthest.head}"
+            farthest = replace(farthest, head=None, text=f"{which}: {farthest.text}", members=members)
+        yield farthest
+
+
+def _distance(finding: Finding) -> float:
+    """How far a number is from what is usual, as a factor."""
+    ratio = finding.number / finding.usual if finding.usual else 0.0
+    return abs(log(ratio)) if ratio > 0 else inf  # NaN is farthest too
+
+
+def indexed(noun: str, indices: Collection[int]) -> str:
+    """`head 7`, `heads 0-3, 7`."""
+    return f"{noun}{'' if len(indices) == 1 else 's'} {spans(indices)}"
+
+
+def spans(indices: Iterable[int]) -> str:
+    """`0-3, 7` for 0, 1, 2, 3, 7."""
+    runs: list[list[int]] = []
+    for index in sorted(set(indices)):
+        if runs and index == runs[-1][-1] + 1:
+            runs[-1][1:] = [index]
+        else:
+            runs.append([index])
+    return ", ".join("-".join(map(str, run)) for run in runs)
+
+
+def listed(names: Sequence[str], shown: int) -> str:
+    """The first few names, for a sentence: `a, b and 3 more`."""
+    more = f" and {len(names) - shown:,} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more
