@@ -40,7 +40,8 @@ NO_LIMITS = {
     "heads.outliers.figures.MOST_IN_LEGEND", "heads.outliers.figures.MOST_DRAWN", "heads.outliers.figures.MOST_NAMED",
     "report.pages.style.MOST_DESCRIBED", "report.pages.sarif.MOST_PLACED",
     "runner.runner.LARGEST_ERROR", "heads.tensors.findings.LARGEST_RMS", "heads.tensors.matrices.LARGEST_EXACT",
-    "model.text.sandbox.MOST_CHILDREN",
+    "model.text.sandbox.MOST_CHILDREN", "pairs.lineage.neurons.LARGEST", "pairs.same.catalogue.LARGEST_CODE",
+    "pairs.learned.structure.LARGEST", "heads.tensors.findings.MOST_USUAL", "pairs.same.function.MOST",
 }  # fmt: skip
 
 

@@ -749,6 +749,7 @@ def test_the_readme_says_how_many_architectures_are_read() -> None:
 
 # Numbers of these pages that no file under figures/ holds, and whose they are.
 ELSEWHERE = {
+    "4.56": "a version",
     "0.5": "chance, and the rule of a broadcast", "0.45": "untrained models of the shape", "0.55": "the same",
     "0.75": "a trial's best head",
     "29.2": "a head",

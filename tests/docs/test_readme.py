@@ -62,7 +62,7 @@ def test_what_contributing_names_is_there() -> None:
     named = re.findall(r"(?:`|\s)((?:weightscope|tests|docs|analyses|figures)/[\w./-]*|[a-z]+\.py)", CONTRIBUTING)
     assert len(named) > 15
     for path in named:
-        assert any((folder / path.rstrip(".")).exists() for folder in (ROOT, ROOT / "weightscope" / "norms")), path
+        assert any((folder / path.rstrip(".")).exists() for folder in (ROOT, ROOT / "weightscope" / "heads" / "norms")), path
 
 
 def test_a_row_is_all_that_a_measure_takes(monkeypatch: pytest.MonkeyPatch) -> None:

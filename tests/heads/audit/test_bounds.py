@@ -14,8 +14,9 @@ from tests.support.commands import is_one_line, run
 from tests.support.files import write_shards
 from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.tiny_models import fixture
-from weightscope.checkpoint import open_checkpoint, opening
+from weightscope.checkpoint import opening
 from weightscope.checkpoint.checkpoint import Checkpoint
+from weightscope.checkpoint.opening import open_checkpoint
 from weightscope.heads.audit import duplicates
 from weightscope.heads.audit.audit import LONGEST_WINDOW, MOST_DELTAS
 from weightscope.heads.audit.duplicates import UNLIKE_A_HEAD, Likeness, clusters, joined
