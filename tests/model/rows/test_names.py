@@ -181,10 +181,11 @@ def test_any_shape_is_read_as_listed_or_refused(name: str, tmp_path: Path) -> No
     for hostile in of_layer:
         for shape in ((), (3,), (16, 15), (2, 3, 5), (0,), (16, 0)):
             save_file(stored | {hostile: np.ones(shape, np.float32)}, tmp_path / "model.safetensors")
-            tensors = ws.open_model(tmp_path).tensors
-            for label in [label for label in tensors.labels if tensors[label].name == hostile]:
-                with suppress(CheckpointError):
-                    assert tensors[label].array().shape == tensors[label].shape, (label, shape)
+            with suppress(CheckpointError):  # an empty tensor is refused at once
+                tensors = ws.open_model(tmp_path).tensors
+                for label in [label for label in tensors.labels if tensors[label].name == hostile]:
+                    with suppress(CheckpointError):
+                        assert tensors[label].array().shape == tensors[label].shape, (label, shape)
 
 
 def test_opening_a_model_names_nothing() -> None:

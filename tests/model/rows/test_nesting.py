@@ -36,7 +36,7 @@ def same(opened: ws.Model, name: str = "llama") -> bool:
     return np.array_equal(opened.layer(1).scores(x), fixture(name).model.layer(1).scores(x))
 
 
-@pytest.mark.parametrize("prefix", ["model.brain.", "base_model.model.model.", "module.", "a.b.c.d.text_model.model."])
+@pytest.mark.parametrize("prefix", ["model.brain.", "base_model.model.model.", "net.", "a.b.c.d.text_model.model."])
 def test_unknown_wrapper_opens_by_its_tensor_names(prefix: str, tmp_path: Path) -> None:
     text = config_of("llama")
     for number, key in enumerate(("text_config", "llm_config", "thinker_config")):

@@ -141,7 +141,7 @@ def test_slow_pairs_that_are_exchanged_compute_something_else_far_on(slowly: Pat
         save_file(weights, tmp_path / name / "model.safetensors")
         same = ws.same(slowly, tmp_path / name)
         assert same.verdict == verdict
-    assert "heads in another basis, equal at 64 positions up to 4,096." in same.lead
+    assert "heads in another basis in 2 of 21 tensors: equal at 64 positions up to 4,096." in same.lead
 
 
 def test_neurons_in_another_order_compute_the_same(changed) -> None:
