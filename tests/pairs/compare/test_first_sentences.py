@@ -101,7 +101,7 @@ PAIRS = {
     "gains set to one": (
         lambda w: changed(w, np.ones_like, r"norm\.weight"), {}, r"Set to one value: 7 tensors, to 1;", 3),
     "tokens set to zero": (
-        lambda w: changed(w, np.zeros_like, "embed_tokens"), {}, r"Values set to zero: 1 tensor, 1 of the values", 3),
+        lambda w: changed(w, np.zeros_like, "embed_tokens"), {}, r"Values set to zero: 1 tensor, all values", 3),
     "gains trained": (
         lambda w: changed(w, noise(0.01), r"norm\.weight|_proj"), {}, r"Fine-tuned: 12 of 12 attention matrices", 3),
     "noise of float32": (

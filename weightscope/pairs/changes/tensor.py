@@ -23,6 +23,7 @@ from weightscope.pairs.changes.pair import AT_ONCE, SAMPLED_ROWS, Pair, Part, bl
 from weightscope.pairs.changes.rounding import (
     CASTS,
     FRACTION,
+    LEAST_WIDTH,
     SMALLEST,
     Grid,
     casts_between,
@@ -30,7 +31,7 @@ from weightscope.pairs.changes.rounding import (
     precision,
     shows_rounding,
 )
-from weightscope.pairs.changes.thresholds import FEW_ROWS, NEARLY_ONE_DIRECTION, QUANTISED, STORED, TUNED, UNMOVED
+from weightscope.pairs.changes.thresholds import FEW_ROWS, KEPT, NEARLY_ONE_DIRECTION, QUANTISED, STORED, TUNED, UNMOVED
 
 EVERY_CAST = frozenset((cast, rounded) for cast in CASTS for rounded in "AB")
 IN_A_SAMPLE = 0.8  # of a change's energy, in one direction of a sample, for the whole to be looked at: it may have 0.9
@@ -49,6 +50,7 @@ CALLED = {
     "scaled": "multiplied by one factor",
     "factors": "with rows or columns multiplied by factors",
     "quantised": "quantised",
+    "quantised in part": "quantised, with other values in some places",
     "one direction": "changed along one direction",
     "low rank": "changed by a matrix of low rank",
     "few rows": "changed in some rows or columns only",
@@ -326,7 +328,7 @@ def _kind(pair: Pair, change: Change) -> tuple[str, str, int | None]:
         return "few rows", f"{change.rows_changed:,} of {n_rows:,} rows", None
     ranked = _ranked(pair, change)  # first: an edit of low rank of dequantised weights leaves their grid too
     if ranked[0] != "low rank" and (grid := _grid(pair, change)):
-        return "quantised", grid, None
+        return "quantised in part" if _has_other_values(pair, grid) else "quantised", grid, None
     return ranked
 
 
@@ -355,8 +357,9 @@ def _one_value(pair: Pair, change: Change) -> tuple[str, str] | None:
             return None
         everywhere &= bool((y == value).all())
     if value == 0:
-        share = f"{change.values_changed / max(1, prod(pair.a.shape)):.2g}"
-        return "zeroed", f"{share} of the values{_where(pair, change)}"
+        share = change.values_changed / max(1, prod(pair.a.shape))
+        values = "all values" if share == 1 else f"{share:.2g} of the values"
+        return "zeroed", f"{values}{_where(pair, change)}"
     return ("constant", f"to {value:.3g}") if everywhere and value is not None else None
 
 
@@ -449,6 +452,29 @@ def _grid(pair: Pair, change: Change) -> str:
         if grid:
             return f"{which} to {grid.words}"
     return ""
+
+
+def _has_other_values(pair: Pair, grid: str) -> bool:
+    """Whether neighbours in a row differ as much as strangers and by more than a step of the row's grid, as if erased.
+
+    A code of zero stands for values below one step, which the least other values show: of several grids the coarsest.
+    """
+    without, coarsest = 0.0, 0.0  # the largest change in rows of zeros, and the coarsest step of any row
+    for values in pair.pairs():
+        x, y = values if grid.startswith("B") else values[::-1]
+        width = x.shape[1] if x.shape[1] % LEAST_WIDTH else LEAST_WIDTH
+        before, after = (v.astype(np.float64).reshape(len(v), -1, width) for v in (x, y))
+        moved = after - before
+        sizes = np.maximum(np.linalg.norm(before, axis=2), np.linalg.norm(after, axis=2))
+        strange = np.linalg.norm(moved, axis=2) > KEPT * sizes  # (rows, groups)
+        farthest = np.where(strange, np.abs(moved).max(axis=2), 0.0).max(axis=1)
+        least = np.where(after == 0, np.inf, np.abs(after)).min(axis=2)
+        steps = np.where(np.isinf(least), 0.0, least).max(axis=1)
+        if (farthest > steps)[steps > 0].any():
+            return True
+        without = max(without, farthest[steps == 0].max(initial=0.0))
+        coarsest = max(coarsest, steps.max(initial=0.0))
+    return without > coarsest
 
 
 def new_grid(before: Tensor, after: Tensor, xs: Sequence[np.ndarray], ys: Sequence[np.ndarray]) -> Grid | None:
