@@ -31,7 +31,16 @@ from weightscope.pairs.changes.rounding import (
     precision,
     shows_rounding,
 )
-from weightscope.pairs.changes.thresholds import FEW_ROWS, KEPT, NEARLY_ONE_DIRECTION, QUANTISED, STORED, TUNED, UNMOVED
+from weightscope.pairs.changes.thresholds import (
+    FEW_ROWS,
+    KEPT,
+    NEARLY_ONE_DIRECTION,
+    QUANTISED,
+    SAME_SIZE,
+    STORED,
+    TUNED,
+    UNMOVED,
+)
 
 EVERY_CAST = frozenset((cast, rounded) for cast in CASTS for rounded in "AB")
 IN_A_SAMPLE = 0.8  # of a change's energy, in one direction of a sample, for the whole to be looked at: it may have 0.9
@@ -49,6 +58,7 @@ CALLED = {
     "constant": "set to one value",
     "scaled": "multiplied by one factor",
     "factors": "with rows or columns multiplied by factors",
+    "reordered": "with rows or columns in another order",
     "quantised": "quantised",
     "quantised in part": "quantised, with other values in some places",
     "one direction": "changed along one direction",
@@ -326,6 +336,8 @@ def _kind(pair: Pair, change: Change) -> tuple[str, str, int | None]:
         return *simple, None
     if change.rows_changed <= FEW_ROWS * n_rows:
         return "few rows", f"{change.rows_changed:,} of {n_rows:,} rows", None
+    if order := _in_another_order(pair, change):
+        return "reordered", order, None
     ranked = _ranked(pair, change)  # first: an edit of low rank of dequantised weights leaves their grid too
     if ranked[0] != "low rank" and (grid := _grid(pair, change)):
         return "quantised in part" if _has_other_values(pair, grid) else "quantised", grid, None
@@ -396,6 +408,25 @@ def _factors(pair: Pair, change: Change) -> tuple[str, str] | None:
             if ends:
                 return "factors", f"{which} by {min(ends):.3g} to {max(ends):.3g}"
     return None
+
+
+def _in_another_order(pair: Pair, change: Change) -> str:
+    """`rows` or `columns` where B's are A's, bit for bit, in another order; empty where they are not."""
+    if pair.a.shape != pair.b.shape or abs(change.squares - change.squares_b) > SAME_SIZE * change.squares:
+        return ""
+    draw = partial(np.random.default_rng(0).integers, 1, 1 << 63, dtype=np.uint64)
+    width = pair.a.shape[-1]
+    of_columns = draw(width)
+    rows: tuple[list[np.ndarray], ...] = ([], [])
+    columns = np.zeros((2, width), np.uint64)  # of each row and column, a sum of its bits times random numbers
+    for values in pair.pairs():
+        of_rows = draw((len(values[0]), 1))
+        for side, x in enumerate(values):
+            bits = np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}").astype(np.uint64)
+            rows[side].append((bits * of_columns).sum(axis=1))
+            columns[side] += (bits * of_rows).sum(axis=0)
+    sums = {"rows": [np.concatenate(each) for each in rows], "columns": columns}
+    return next((side for side, (x, y) in sums.items() if np.array_equal(np.sort(x), np.sort(y))), "")
 
 
 def _fitted(x: np.ndarray, y: np.ndarray, axis: int) -> np.ndarray:
