@@ -425,8 +425,10 @@ def _in_another_order(pair: Pair, change: Change) -> str:
             bits = np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}").astype(np.uint64)
             rows[side].append((bits * of_columns).sum(axis=1))
             columns[side] += (bits * of_rows).sum(axis=0)
-    sums = {"rows": [np.concatenate(each) for each in rows], "columns": columns}
-    return next((side for side, (x, y) in sums.items() if np.array_equal(np.sort(x), np.sort(y))), "")
+    of_a, of_b = (np.sort(np.concatenate(each)) for each in rows)
+    if np.array_equal(of_a, of_b):
+        return "rows"
+    return "columns" if np.array_equal(np.sort(columns[0]), np.sort(columns[1])) else ""
 
 
 def _fitted(x: np.ndarray, y: np.ndarray, axis: int) -> np.ndarray:
