@@ -248,7 +248,7 @@ def test_a_spread_divides_each_part_by_its_own_sigma(tmp_path: Path) -> None:
     near = weights[:, -3:].sum(axis=1) / weights.sum(axis=1)
     np.testing.assert_allclose(terms.heads["near_mass"], near, rtol=1e-5)
     assert terms.nearest_head() == near.argmax()
-    assert f"head {near.argmax()} gives {near.max():.0%} of its attention to the nearest tenth" in result.stdout
+    assert f"none gives more than {near.max():.1%} of its attention to the nearest tenth" in result.stdout
     said = "s = 0.3 (0.15 and 0.6 shown beside it) stands in for token embeddings: it holds where these are"
     assert said in result.stderr and said in (tmp_path / "out" / "report.html").read_text()
     low, high = (terms.heads[f"near_mass_{end}"] for end in ("low", "high"))
@@ -263,6 +263,14 @@ def test_the_head_drawn_is_the_nearest_after_the_softmax_and_not_the_steadiest(e
     flat = replace(terms, p_numerator=np.stack([line, cliff]), pp_numerator=np.zeros((2, 256)))
     assert recency(flat.t_p[0]) > recency(flat.t_p[1])
     assert flat.nearest_head() == 1 and "head 1 gives 100% of its attention" in flat.headline
+
+
+def test_no_head_favours_near_tokens_by_next_to_nothing(embedded: ws.Model) -> None:
+    """Terms that rise by a thousandth leave attention even."""
+    terms = position_terms(ws.first_layer(embedded), unscaled=True)
+    even = replace(terms, p_numerator=np.stack([np.linspace(0, 1e-3, 256)] * 2), pp_numerator=np.zeros((2, 256)))
+    assert (even.heads["near_mass"] > 0.1).all()
+    assert even.headline.startswith("Position alone makes no head favour near tokens: none gives more than 10.")
 
 
 def test_the_spread_of_the_tokens_gives_nearly_what_the_tokens_give(embedded: ws.Model) -> None:

@@ -72,6 +72,16 @@ def quantise(w: Weights) -> None:
     w[MATRIX] = (np.rint(groups / scale) * scale).reshape(w[MATRIX].shape).astype(np.float32)
 
 
+def erase_a_head_and_quantise(w: Weights) -> None:
+    quantise(w)
+    w[MATRIX][:, 16:32] = 0  # a head of 16
+
+
+def replace_a_head_and_quantise(w: Weights) -> None:
+    w[MATRIX][:, 16:32] = RNG.permutation(w[MATRIX][:, 16:32], axis=0)
+    quantise(w)
+
+
 def merge_lora(w: Weights) -> None:
     w[MATRIX] = (w[MATRIX] + lora(w[MATRIX].shape, 4)).astype(np.float32)
     w[OTHER] = (w[OTHER] + lora(w[OTHER].shape, 8)).astype(np.float32)
@@ -114,6 +124,8 @@ CASES: list[tuple[Callable[[Weights], None], dict[str, int], str]] = [
     (round_all, {"rounded": 21}, "21 the same after rounding (A to BF16)"),
     (halve_precision, {"rounded": 21}, "21 the same after rounding (A to F16)"),
     (quantise, {"quantised": 1, "identical": 20}, "(B to 15 values in 32 neighbours)"),
+    (erase_a_head_and_quantise, {"quantised in part": 1, "identical": 20}, "1 quantised, with other values in some"),
+    (replace_a_head_and_quantise, {"quantised in part": 1, "identical": 20}, "1 quantised, with other values in some"),
     (merge_lora, {"low rank": 2, "identical": 19}, "by a matrix of low rank (rank 4, 8). They changed in 2 of 3"),
     (fine_tune, {"changed": 21}, "They changed in every layer and in 3 tensors outside the layers."),
     (fine_tune_a_layer, {"changed": 6, "identical": 15}, "They changed in 1 of 3 layers, 2."),

@@ -13,6 +13,7 @@ import weightscope as ws
 from tests.support.commands import run_undrawn
 from tests.support.figures import undrawn
 from tests.support.small_llama import write_small_llama
+from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 
 Weights = dict[str, np.ndarray]
 HEAD, TOKENS, FINAL = "lm_head.weight", "model.embed_tokens.weight", "model.norm.weight"
@@ -46,6 +47,12 @@ def head_times(factor: float, columns: bool = False) -> Callable[[np.ndarray], n
     scale = np.ones(64)
     scale[16:32] = factor
     return lambda w: w * (scale if columns else scale[:, None])
+
+
+def with_pairs_exchanged(w: np.ndarray) -> np.ndarray:
+    """Heads of 16 dimensions, with two of their eight rotary pairs in each other's place."""
+    order = [0, 1, 2, 3, 4, 6, 5, 7]
+    return w.reshape(-1, 2, 8, w.shape[1])[:, :, order].reshape(w.shape)
 
 
 def with_nan(w: np.ndarray) -> np.ndarray:
@@ -101,7 +108,7 @@ PAIRS = {
     "gains set to one": (
         lambda w: changed(w, np.ones_like, r"norm\.weight"), {}, r"Set to one value: 7 tensors, to 1;", 3),
     "tokens set to zero": (
-        lambda w: changed(w, np.zeros_like, "embed_tokens"), {}, r"Values set to zero: 1 tensor, 1 of the values", 3),
+        lambda w: changed(w, np.zeros_like, "embed_tokens"), {}, r"Values set to zero: 1 tensor, all values", 3),
     "gains trained": (
         lambda w: changed(w, noise(0.01), r"norm\.weight|_proj"), {}, r"Fine-tuned: 12 of 12 attention matrices", 3),
     "noise of float32": (
@@ -115,6 +122,12 @@ PAIRS = {
     "tuned, then pruned in one layer": (
         lambda w: changed(changed(w, noise(0.05), "0.*_proj"), pruned, "1.*_proj"), {},
         r"Changed in several ways: 8 of 12 attention matrices, 4 fine-tuned, 4 with values set to zero", 3),
+    "rotary pairs exchanged": (
+        lambda w: changed(w, with_pairs_exchanged, "[qk]_proj"), {},
+        r"Rows or columns in another order: 6 of 12 attention matrices, and heads moved\. W_QK moved between", 3),
+    "rotary pairs of queries exchanged": (
+        lambda w: changed(w, with_pairs_exchanged, "q_proj"), {},
+        r"Rows or columns in another order: 3 of 12 attention matrices, and heads moved\.", 3),
     "head redrawn": (lambda w: w | {HEAD: drawn_like(w[HEAD])}, {}, r"No head moved\.", 3),
 }  # fmt: skip
 
@@ -228,3 +241,26 @@ def test_page_without_findings_does_not_say_that_nothing_stands_out(base: Path, 
         comparison.write(tmp_path / "out")
     page = (tmp_path / "out" / "report.html").read_text()
     assert "Nothing in these weights" not in page and "None besides what the first sentence says." in page
+
+
+def test_bias_that_moved_alone_is_said(tmp_path: Path) -> None:
+    """No matrix moved, and the gate fails: the sentence says why."""
+    weights = gpt2_weights(n_layers=2)
+    biased = {name: w + 0.5 if name.endswith("attn.c_attn.bias") else w for name, w in weights.items()}
+    a, b = write_checkpoint(tmp_path / "a", weights), write_checkpoint(tmp_path / "b", biased)
+    comparison = ws.compare(a, b)
+    assert comparison.largest_change() > 0.01
+    assert "W_QK did not move, but its bias did, by up to " in comparison.lead
+    assert "W_VO did not move, but its bias did, by up to " in comparison.lead
+
+
+@pytest.mark.parametrize(("axis", "detail"), [(0, "rows"), (1, "columns")])
+def test_rows_in_another_order_are_no_tuning(axis: int, detail: str, base: Path, tmp_path: Path) -> None:
+    """Nor are the values of a norm's gains."""
+    weights = load_file(base / "model.safetensors")
+    order = np.random.default_rng(6)
+    moved = changed(weights, lambda w: order.permutation(w, axis=axis), "up_proj")
+    moved = changed(moved, order.permutation, "post_attention_layernorm")
+    changes = ws.compare(base, write(tmp_path / "b", moved, config_of(base)), all_tensors=True).everything
+    assert changes is not None and changes.kinds == {"reordered": 6, "identical": 24}
+    assert {c.detail for c in changes.changes if "up_proj" in c.name and c.kind == "reordered"} == {detail}

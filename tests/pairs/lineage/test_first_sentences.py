@@ -58,3 +58,30 @@ def test_broken_value_leaves_a_verdict(name: str, value: float, is_base: bool, b
     lineage = ws.lineage(*pair)
     assert lineage.verdict in ("derived", "related")
     assert lineage.parts["attention"].is_shared
+
+
+def exchanged(w: np.ndarray) -> np.ndarray:
+    """Heads of 16 dimensions, with two of their eight rotary pairs in each other's place."""
+    return w.reshape(-1, 2, 8, w.shape[1])[:, :, [0, 1, 2, 3, 4, 6, 5, 7]].reshape(w.shape)
+
+
+def first_head(factor: float, w: np.ndarray) -> np.ndarray:
+    return np.vstack([factor * w[:16], w[16:]])
+
+
+NO_TRAINING = {  # the parts that change, how, and the name
+    "rotary pairs exchanged": (("q.w", "k.w"), exchanged, "rows or columns in another order"),
+    "queries of a head times 1.5": (("q.w",), lambda w: first_head(1.5, w), "multiplied by factors"),
+    "queries of a head erased": (("q.w",), lambda w: first_head(0.0, w), "values set to zero"),
+    "all times 1.001": (("q.w", "k.w", "v.w", "o.w"), lambda w: 1.001 * w, "multiplied by factors"),
+    "queries transposed": (("q.w",), lambda w: w.T, "attention matrices unlike the base's"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NO_TRAINING)
+def test_what_is_no_training_is_not_named_so(name: str, base: Path, tmp_path: Path) -> None:
+    parts, change, kind = NO_TRAINING[name]
+    weights = read_weights(base)
+    changed = {part: np.ascontiguousarray(change(w)) for part, w in weights.parts.items() if part[1] in parts}
+    assert len(changed) == 2 * len(parts)
+    assert [each.kind for each in ws.lineage(written(weights.but(changed), tmp_path / "b"), base).kinds] == [kind]

@@ -22,6 +22,8 @@ CLIFF = 2 / 3  # of T^p at the position before: the last position has less where
 SPREAD = 0.14  # standard deviation of a token's embedding over its dimensions, GPT-2's
 SPREADS = (0.5, 1.0, 2.0)  # times the spread that is given: the range that is shown beside it
 
+FAVOURED = 1.1  # times an even share of attention, from which a head favours near tokens
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Spread(ShowsShapes):
@@ -181,8 +183,13 @@ class PositionTerms(ShowsShapes, Result):
     def headline(self) -> str:
         """What position alone does, in a sentence."""
         even = near_mass(np.full(self.query + 1, 1 / (self.query + 1)))
-        near, most = np.count_nonzero(self.heads["near_mass"] > even), self.nearest_head()
+        near, most = np.count_nonzero(self.heads["near_mass"] > FAVOURED * even), self.nearest_head()
         mass = self.heads["near_mass"][most]
+        if not near:
+            return (
+                f"Position alone makes no head favour near tokens: none gives more than {mass:.1%} of its attention to "
+                f"the nearest tenth of them (chance: {even:.1%})."
+            )
         by_spread = ""
         if self.spread is not None:
             low, high = (self.heads[f"near_mass_{end}"][most] for end in ("low", "high"))

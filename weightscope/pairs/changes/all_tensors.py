@@ -198,7 +198,7 @@ def _in_common(changes: Sequence[Change]) -> str:
     if ranks:
         return f" (rank {spans(ranks)})"
     details = Counter(change.detail for change in changes if change.detail)
-    few = len(details) == 1 or changes[0].kind in ("rounded", "quantised")
+    few = len(details) == 1 or changes[0].kind in ("rounded", "quantised", "quantised in part")
     return f" ({details.most_common(1)[0][0]})" if details and few else ""
 
 

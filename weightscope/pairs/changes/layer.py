@@ -172,6 +172,8 @@ def _cosine(x: np.ndarray, y: np.ndarray) -> float:
 
 def _reordered(change: Change) -> bool:
     """Whether a changed matrix has the rows of A in another order."""
+    if change.kind == "reordered" and change.is_matrix:
+        return True
     if change.pair is None or change.kind != "changed" or change.change < REORDERED or len(change.shapes[0]) != 2:
         return False
     ordered, norms = [], []

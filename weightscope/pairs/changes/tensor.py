@@ -23,6 +23,7 @@ from weightscope.pairs.changes.pair import AT_ONCE, SAMPLED_ROWS, Pair, Part, bl
 from weightscope.pairs.changes.rounding import (
     CASTS,
     FRACTION,
+    LEAST_WIDTH,
     SMALLEST,
     Grid,
     casts_between,
@@ -30,7 +31,16 @@ from weightscope.pairs.changes.rounding import (
     precision,
     shows_rounding,
 )
-from weightscope.pairs.changes.thresholds import FEW_ROWS, NEARLY_ONE_DIRECTION, QUANTISED, STORED, TUNED, UNMOVED
+from weightscope.pairs.changes.thresholds import (
+    FEW_ROWS,
+    KEPT,
+    NEARLY_ONE_DIRECTION,
+    QUANTISED,
+    SAME_SIZE,
+    STORED,
+    TUNED,
+    UNMOVED,
+)
 
 EVERY_CAST = frozenset((cast, rounded) for cast in CASTS for rounded in "AB")
 IN_A_SAMPLE = 0.8  # of a change's energy, in one direction of a sample, for the whole to be looked at: it may have 0.9
@@ -48,7 +58,9 @@ CALLED = {
     "constant": "set to one value",
     "scaled": "multiplied by one factor",
     "factors": "with rows or columns multiplied by factors",
+    "reordered": "with rows or columns in another order",
     "quantised": "quantised",
+    "quantised in part": "quantised, with other values in some places",
     "one direction": "changed along one direction",
     "low rank": "changed by a matrix of low rank",
     "few rows": "changed in some rows or columns only",
@@ -324,9 +336,11 @@ def _kind(pair: Pair, change: Change) -> tuple[str, str, int | None]:
         return *simple, None
     if change.rows_changed <= FEW_ROWS * n_rows:
         return "few rows", f"{change.rows_changed:,} of {n_rows:,} rows", None
+    if order := _in_another_order(pair, change):
+        return "reordered", order, None
     ranked = _ranked(pair, change)  # first: an edit of low rank of dequantised weights leaves their grid too
     if ranked[0] != "low rank" and (grid := _grid(pair, change)):
-        return "quantised", grid, None
+        return "quantised in part" if _has_other_values(pair, grid) else "quantised", grid, None
     return ranked
 
 
@@ -355,8 +369,9 @@ def _one_value(pair: Pair, change: Change) -> tuple[str, str] | None:
             return None
         everywhere &= bool((y == value).all())
     if value == 0:
-        share = f"{change.values_changed / max(1, prod(pair.a.shape)):.2g}"
-        return "zeroed", f"{share} of the values{_where(pair, change)}"
+        share = change.values_changed / max(1, prod(pair.a.shape))
+        values = "all values" if share == 1 else f"{share:.2g} of the values"
+        return "zeroed", f"{values}{_where(pair, change)}"
     return ("constant", f"to {value:.3g}") if everywhere and value is not None else None
 
 
@@ -393,6 +408,27 @@ def _factors(pair: Pair, change: Change) -> tuple[str, str] | None:
             if ends:
                 return "factors", f"{which} by {min(ends):.3g} to {max(ends):.3g}"
     return None
+
+
+def _in_another_order(pair: Pair, change: Change) -> str:
+    """`rows` or `columns` where B's are A's, bit for bit, in another order; empty where they are not."""
+    if pair.a.shape != pair.b.shape or abs(change.squares - change.squares_b) > SAME_SIZE * change.squares:
+        return ""
+    draw = partial(np.random.default_rng(0).integers, 1, 1 << 63, dtype=np.uint64)
+    width = pair.a.shape[-1]
+    of_columns = draw(width)
+    rows: tuple[list[np.ndarray], ...] = ([], [])
+    columns = np.zeros((2, width), np.uint64)  # of each row and column, a sum of its bits times random numbers
+    for values in pair.pairs():
+        of_rows = draw((len(values[0]), 1))
+        for side, x in enumerate(values):
+            bits = np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}").astype(np.uint64)
+            rows[side].append((bits * of_columns).sum(axis=1))
+            columns[side] += (bits * of_rows).sum(axis=0)
+    of_a, of_b = (np.sort(np.concatenate(each)) for each in rows)
+    if np.array_equal(of_a, of_b):
+        return "rows"
+    return "columns" if np.array_equal(np.sort(columns[0]), np.sort(columns[1])) else ""
 
 
 def _fitted(x: np.ndarray, y: np.ndarray, axis: int) -> np.ndarray:
@@ -449,6 +485,29 @@ def _grid(pair: Pair, change: Change) -> str:
         if grid:
             return f"{which} to {grid.words}"
     return ""
+
+
+def _has_other_values(pair: Pair, grid: str) -> bool:
+    """Whether neighbours in a row differ as much as strangers and by more than a step of the row's grid, as if erased.
+
+    A code of zero stands for values below one step, which the least other values show: of several grids the coarsest.
+    """
+    without, coarsest = 0.0, 0.0  # the largest change in rows of zeros, and the coarsest step of any row
+    for values in pair.pairs():
+        x, y = values if grid.startswith("B") else values[::-1]
+        width = x.shape[1] if x.shape[1] % LEAST_WIDTH else LEAST_WIDTH
+        before, after = (v.astype(np.float64).reshape(len(v), -1, width) for v in (x, y))
+        moved = after - before
+        sizes = np.maximum(np.linalg.norm(before, axis=2), np.linalg.norm(after, axis=2))
+        strange = np.linalg.norm(moved, axis=2) > KEPT * sizes  # (rows, groups)
+        farthest = np.where(strange, np.abs(moved).max(axis=2), 0.0).max(axis=1)
+        least = np.where(after == 0, np.inf, np.abs(after)).min(axis=2)
+        steps = np.where(np.isinf(least), 0.0, least).max(axis=1)
+        if (farthest > steps)[steps > 0].any():
+            return True
+        without = max(without, farthest[steps == 0].max(initial=0.0))
+        coarsest = max(coarsest, steps.max(initial=0.0))
+    return without > coarsest
 
 
 def new_grid(before: Tensor, after: Tensor, xs: Sequence[np.ndarray], ys: Sequence[np.ndarray]) -> Grid | None:

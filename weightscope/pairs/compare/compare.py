@@ -360,15 +360,23 @@ class Comparison(Result):
             if n_unknown == change.size:
                 continue
             if not (change > UNMOVED).any():
-                far = np.nanmax(self.from_first["qk_change_far"][-1]) if f"{name}_change_far" in self.from_first else 0
-                moved = f"moved at long distances alone, by up to {far:.3g}" if far > UNMOVED else "did not move"
                 which = f"{w} of the others" if n_unknown else w
-                sentences.append(f"{which} {moved}.")
+                sentences.append(f"{which} {self._of_the_rest(name)}.")
                 continue
             i, h = np.unravel_index(int(np.nanargmax(change)), change.shape)
             most = f"most in layer {self.measured[0].layers[i]} head {h}: {change[i, h]:.3g}"
             sentences.append(f"{w} changed by {known_median(change):.3g} in the median head, {most}.")
         return " ".join(sentences)
+
+    def _of_the_rest(self, name: str) -> str:
+        """How far a map moved that did not at distance 0: at others, or by its bias alone."""
+        parts = (f"{name}_change_delta1", f"{name}_change_far", f"{name}_bias_effect")
+        near, far, bias = (float(np.nanmax(self.from_first.get(part, np.zeros((1, 1)))[-1])) for part in parts)
+        if near > UNMOVED:
+            return f"moved between tokens that are apart, by up to {max(near, far):.3g}"
+        if far > UNMOVED:
+            return f"moved at long distances alone, by up to {far:.3g}"
+        return f"did not move, but its bias did, by up to {bias:.3g}" if bias > UNMOVED else "did not move"
 
     @cached_property
     def by_change(self) -> np.ndarray:

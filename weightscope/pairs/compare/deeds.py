@@ -176,6 +176,8 @@ def _of_matrices(now: Sequence[Change], total: int, farthest: float) -> str:
         where = f"{len(now) - kinds['rounded']} of {total} attention matrices"
         rounded = f"; {kinds['rounded']} only rounded" if kinds["rounded"] else ""
         return f"Changed by matrices of low rank{lora}: {where}, rank {between(sorted(ranks))}{rounded}."
+    if kinds.keys() == {"reordered"}:
+        return f"Rows or columns in another order: {where}, and heads moved."
     if kinds.keys() == {"few rows"}:
         return f"Changed in some rows or columns of {where}."
     unlike = [change for change in now if change.called == UNLIKE]

@@ -65,7 +65,7 @@ HOW = {
     "mixed": "{name} changed in several ways: {evidence}",
     "same function": "{name} computes what the base does, the same function, with {evidence}: nothing was trained",
     "deed": "{name} was changed by what is no training: {evidence}",
-    "unrelated": "{name} holds other weights: {evidence}, as if drawn again or trained apart",
+    "unrelated": "{name} holds other weights: {evidence}, as if drawn again, trained apart or in another basis",
     "merge": "{name} holds {evidence}, as a merge leaves",
     "noise": "{name} differs by what independent noise would leave: {evidence}; no training shows",
 }  # fmt: skip

@@ -49,6 +49,12 @@ OF_LAYERS = {  # kinds that layers show, each with the field of `LayerChange` an
         "base_copies", "At least {least} experts of a layer of the base copy the suspect's network."),
     "neurons permuted": ("neurons", "Feed-forward matrices have the base's rows in another order."),
 }  # fmt: skip
+PLAIN = {  # kinds of change of a layer's attention that are proved on every value, each as it is called
+    "zeroed": "values set to zero", "constant": "set to one value", "scaled": "multiplied by factors",
+    "factors": "multiplied by factors", "reordered": "rows or columns in another order",
+    "few rows": "changed in some rows",
+}  # fmt: skip
+UNLIKE = "attention matrices unlike the base's"
 QUIET = 0.05  # of the largest layer's median |W_VO|: matched layers that all write less may have been added to be found
 RESIZED = {"heads grouped", "heads grouped: the base", "width cut", "width extended"}  # what changes every head anyway
 
@@ -251,13 +257,15 @@ def weight_kinds(weights: WeightChanges, structure: set[str], suspect: Model, ba
     if not structure and _untouched(weights):
         return [_same_values(weights, same_files(base.checkpoint, suspect.checkpoint))]
     moved_gains = {layer.layer: gains_moved(layer) for layer in weights.layers} if weights.basis.same else {}
+    plain = {} if structure else plain_layers(weights, {layer for layer, names in moved_gains.items() if names})
     kinds = [
         *_basis(weights),
         *_of_layers(weights),
         *_gains(moved_gains),
         *_casts(weights),
         *_grids(weights),
-        *_training(weights, structure, {name for names in moved_gains.values() for name in names}),
+        *_plain(weights, plain),
+        *_training(weights, structure, {name for names in moved_gains.values() for name in names}, plain),
     ]
     return kinds or list(_same_but_for_rounding(weights, structure))
 
@@ -390,19 +398,44 @@ def _is_quantised(layers: Sequence[LayerChange], side: str) -> bool:
     return on_grid > ON_GRIDS * sum(layer.values.matrices for layer in layers)
 
 
-def _training(weights: WeightChanges, structure: set[str], explained_names: Collection[str] = ()) -> Iterator[Kind]:
-    """Low-rank updates, and training that moved weights in other ways."""
-    layers = weights.layers
+def plain_layers(weights: WeightChanges, explained: Collection[int]) -> dict[int, list[str]]:
+    """What was done to each changed tensor of attention, by layer, where none of that is as training leaves it."""
+    named: dict[int, list[str]] = {}
+    for layer in weights.layers:
+        of_heads = [change for change in layer.tensors.changes if change.name_a in weights.attention]
+        changed = [change for change in of_heads if change.kind not in ("identical", "rounded")]
+        ways = [PLAIN.get(change.kind, "" if change.is_tuned or change.rank else UNLIKE) for change in changed]
+        is_other = layer.gauge or layer.folded or layer.base_folded or layer.layer in explained
+        if ways and all(ways) and not is_other:
+            named[layer.layer] = ways
+    return named
+
+
+def _plain(weights: WeightChanges, plain: Mapping[int, Sequence[str]]) -> Iterator[Kind]:
+    """What was done to attention that is no training."""
+    for name in dict.fromkeys((*PLAIN.values(), UNLIKE)):
+        layers = [layer for layer, ways in plain.items() if name in ways]
+        count = sum(list(plain[layer]).count(name) for layer in layers)
+        if layers:
+            text = f"{counted(count, 'tensor')} of attention in {indexed('layer', layers)}: {name}."
+            yield Kind(name, layers, text, len(layers) / len(weights.layers))
+
+
+def _training(
+    weights: WeightChanges, structure: set[str], explained_names: Collection[str], plain: Collection[int]
+) -> Iterator[Kind]:
+    """Low-rank updates, and training that moved weights in other ways; not in layers with `plain` changes."""
+    layers, n_layers = [layer for layer in weights.layers if layer.layer not in plain], max(1, len(weights.layers))
     outside = [(i, change) for i, change in weights.every if change.name_a not in weights.attention]
     low = [(i, change) for i, change in outside if change.kind in ("low rank", "one direction")]
     ranks = [change.rank for _, change in low if change.rank] + [rank for layer in layers for rank in layer.ranks]
     where = sorted({i for i, _ in low if i is not None} | {layer.layer for layer in layers if layer.ranks})
     if ranks:
         text = f"{counted(len(ranks), 'matrix change')} of rank {spans(ranks)}."
-        yield Kind("low-rank update", where, text, len(where) / max(1, len(layers)))
+        yield Kind("low-rank update", where, text, len(where) / n_layers)
     for shared, finding in zip(weights.along.shared, weights.along.along_directions, strict=True):
         along = sorted({i for i in (weights.every[number][0] for number in shared.members) if i is not None})
-        yield Kind(f"{shared.kind} (low-rank update)", along, finding.text, len(along) / max(1, len(layers)))
+        yield Kind(f"{shared.kind} (low-rank update)", along, finding.text, len(along) / n_layers)
     least = UNMOVED if weights.basis.same else UNMOVED_IN_ANOTHER_BASIS
     emptied = {i for i, change in weights.every if change.is_matrix and not change.squares_b}  # not by training
     moved = {
@@ -424,7 +457,7 @@ def _training(weights: WeightChanges, structure: set[str], explained_names: Coll
         if kept:
             text += f" {kept:.0%} of the values of the changed matrices are equal bit for bit, as DARE leaves."
         name = "fine-tuned in part" if kept else "fine-tuned"
-        yield Kind(name, sorted(moved), text, len(moved) / len(layers))
+        yield Kind(name, sorted(moved), text, len(moved) / n_layers)
 
 
 def _unchanged_share(weights: WeightChanges) -> float:

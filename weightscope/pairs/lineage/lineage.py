@@ -181,7 +181,7 @@ def _said_of(parts: Mapping[str, Part], *verdicts: str) -> list[str]:
 TURNED = "stream rotated or permuted"  # where weights do not tell which
 NOT_ALL = "fine-tuned or merged with more"  # a merge of two models minus a third one leaves as much as training does
 LEFT_OVER = "The merge leaves {left:.2g} of the suspect's norm unexplained: by training, or by bases not given."
-TRAINED = ("fine-tuned", "low-rank update")
+TRAINED = ("fine-tuned", "low-rank update", "values set to zero")
 OF_A_MERGE = (*TRAINED, "norms folded", "norms folded: the base")  # what a merge looks like next to one of its bases
 SMALLER = {"B": {"layers removed", "vocabulary cut"}, "A": {"layers replaced or added", "layers repeated",
            "vocabulary extended"}}  # fmt: skip  # what the newer one lacks, by whether that is the suspect
