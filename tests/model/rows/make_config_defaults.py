@@ -25,7 +25,7 @@ import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from weightscope.model.config.config import KEYS, class_says
-from weightscope.model.rows.effects import FILE, HEAD, NO_EFFECT
+from weightscope.model.config.effects import FILE, HEAD, NO_EFFECT
 from weightscope.model.rows.table import FAMILIES
 
 LARGER = {"n_layers": 2, "d_model": 4, "n_heads": 2}  # times the default

@@ -19,9 +19,9 @@ from weightscope.checkpoint.gguf import GRIDS
 from weightscope.checkpoint.opening import open_checkpoint
 from weightscope.core.errors import CheckpointError
 from weightscope.model.config.computed import differences, stated
+from weightscope.model.config.effects import NONE
 from weightscope.model.config.reading import as_published, decide
 from weightscope.model.model import Model
-from weightscope.model.rows.effects import NONE
 from weightscope.model.rows.gguf import (
     RestoredTensor,
     Undo,

@@ -15,7 +15,7 @@ import weightscope as ws
 from tests.support.tiny_models import FIXTURES, fixture
 from weightscope.model.config.computed import differences, stated
 from weightscope.model.config.config import KEYS
-from weightscope.model.rows.effects import NONE
+from weightscope.model.config.effects import NONE
 from weightscope.model.rows.table import FAMILIES
 from weightscope.pairs.changes.all_tensors import compare_tensors
 

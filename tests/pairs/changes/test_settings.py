@@ -19,8 +19,8 @@ from tests.support.tiny_gpt2 import gpt2_weights, write_checkpoint
 from tests.support.tiny_models import FIXTURES, NAMES, fixture
 from weightscope.core.errors import CheckpointError
 from weightscope.model.config.computed import BY_SIGMOID, Difference, Stated, differences, stated
+from weightscope.model.config.effects import COMPUTATION, NONE
 from weightscope.model.model import Model
-from weightscope.model.rows.effects import COMPUTATION, NONE
 
 MATTERS = [
     ("granite", "attention_multiplier", 0.3), ("granite", "residual_multiplier", 0.3),

@@ -13,8 +13,8 @@ import pytest
 
 from tests.support.cases import LLAMA, TEXT, Case, case_of
 from weightscope.core.errors import CheckpointError
+from weightscope.model.config.effects import COMPUTATION, NONE
 from weightscope.model.model import open_tensors
-from weightscope.model.rows.effects import COMPUTATION, NONE
 from weightscope.pairs.same.config_and_tokens import compare_settings
 
 SEQ2SEQ = {

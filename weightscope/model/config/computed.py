@@ -16,7 +16,9 @@ from weightscope.checkpoint.checkpoint import Checkpoint
 from weightscope.checkpoint.config import Config
 from weightscope.checkpoint.gguf import GgufFile
 from weightscope.core.errors import CheckpointError
+from weightscope.model.config.alike import computed_by
 from weightscope.model.config.config import Every, ModelConfig, all_full, class_says, values_of
+from weightscope.model.config.effects import COMPUTATION, EFFECTS, HEAD, NONE, UNKNOWN, Reader, effect_of, tables
 from weightscope.model.config.numbers import GIVEN, SCALING, TRAINED, completed_part, read_config, renamed, standardised
 from weightscope.model.config.reading import part_of, parts
 from weightscope.model.config.rope import GridRope, Rope
@@ -28,8 +30,6 @@ from weightscope.model.config.rules import (
     windowed_or_leading,
     windows_without_rotation,
 )
-from weightscope.model.rows.alike import computed_by
-from weightscope.model.rows.effects import COMPUTATION, EFFECTS, HEAD, NONE, UNKNOWN, Reader, effect_of, tables
 from weightscope.model.rows.family import Family
 from weightscope.model.rows.gguf import KEYS as OF_GGUF
 from weightscope.model.rows.gguf import shortest

@@ -11,8 +11,8 @@ from weightscope.checkpoint.storage import LocalFile
 from weightscope.core.errors import CheckpointError, counted, printable
 from weightscope.heads.tensors.findings import ROWS
 from weightscope.model.config.computed import Difference, differences, stated
+from weightscope.model.config.effects import NONE, UNKNOWN
 from weightscope.model.model import Model
-from weightscope.model.rows.effects import NONE, UNKNOWN
 from weightscope.pairs.changes.pair import Pair
 from weightscope.pairs.changes.tensor import differs
 from weightscope.report.findings import Finding, finding, listed

@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 from weightscope.core.errors import CheckpointError, counted, printable
 from weightscope.model.config.computed import Difference, as_written, differences, stated
+from weightscope.model.config.effects import COMPUTATION, UNKNOWN
 from weightscope.model.model import Model, TensorsOnly
-from weightscope.model.rows.effects import COMPUTATION, UNKNOWN
 from weightscope.model.text.tokenizer import Tokenizer
 
 TIED = "tie_word_embeddings"

@@ -20,9 +20,9 @@ from weightscope.core.results import Result
 from weightscope.core.tables import Column, Table, as_json
 from weightscope.heads.tensors.tied_head import TIED, overwritten_head, says_tied
 from weightscope.model.config.computed import Difference
+from weightscope.model.config.effects import UNKNOWN
 from weightscope.model.layers.read_layer import NO_WEIGHTS
 from weightscope.model.model import Model, TensorsOnly, open_tensors
-from weightscope.model.rows.effects import UNKNOWN
 from weightscope.model.rows.names import NamedTensor
 from weightscope.model.rows.own_names import names_sentence
 from weightscope.pairs.changes.counterparts import Counterparts, counterparts
