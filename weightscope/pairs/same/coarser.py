@@ -45,6 +45,10 @@ CODEBOOKS = {"IQ1_S": 0.55, "IQ1_M": 0.52, "IQ2_XXS": 0.49, "IQ2_XS": 0.37, "IQ2
              "IQ3_S": 0.16}  # fmt: skip
 USUAL = 1.25  # times this error, at most
 FLUSHED = 2.0**-22  # values that scales in float16 are too coarse for
+# Cosines of columns that have nothing in common are about 1 / sqrt(rows); ggml's coarsest codebooks leave 0.3.
+BY_CHANCE, FEWEST_ROWS = 3.0, 256
+SHARED, OF_LARGEST = 32, 1 / 4  # columns that share a scale, and how large one is that this is made for, at least
+TELLING = 1 / 4  # of a column's values, at least, that are nearer another level than zero
 SUMMED = ("BF16", "F16")  # floats besides float32 that an adapter is merged in
 ROUNDED_BEFORE = {"F16": ("BF16",), "F8_E4M3": ("BF16", "F16"), "F8_E5M2": ("BF16", "F16")}
 
@@ -183,7 +187,7 @@ def _by_error(letter: str, older: Tensor, newer: Tensor, change: Change) -> Proo
     usual = USUAL * CODEBOOKS.get(newer.dtype, 0.0)
     if usual:
         detail = f"error {change.change:.2f} |W|; ggml's own on normal weights {usual / USUAL:.2f}"
-        is_near = change.change <= usual and all(_resembles(*rows).all() for rows in Pair(older, newer).pairs())
+        is_near = change.change <= usual and _resembles_both_ways(older, newer)
         return Proof(f"{letter} quantised by search ({newer.dtype})", detail) if is_near else None
     return _proof_within(letter, older, newer, SEARCHED) if newer.ends() is not None else None
 
@@ -192,6 +196,42 @@ def _resembles(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Which rows are nearer to the original's than zeros would be: x, y (n, width)."""
     moved, size = (np.square(each, dtype=np.float64).sum(axis=1) for each in (x - y, x))
     return moved <= KEPT**2 * size + x.shape[1] * FLUSHED**2
+
+
+def _resembles_both_ways(older: Tensor, newer: Tensor) -> bool:
+    """Whether all rows are, and no column has nothing in common with the original's."""
+    columns = Columns()
+    for x, y in Pair(older, newer).pairs():
+        if not _resembles(x, y).all():
+            return False
+        columns.add(x, y)
+    return not columns.are_lost
+
+
+class Columns:
+    """How much the columns of two matrices have in common: a few erased ones hardly move a row."""
+
+    def __init__(self) -> None:
+        self.rows, self.sums = 0, np.zeros((3, 1))  # of squares, and of products: (3, width)
+        self._telling = np.zeros(1)  # values of each that no cell of zero holds
+
+    def add(self, x: np.ndarray, y: np.ndarray, half: np.ndarray | float = 0.0) -> None:
+        """Look at rows (n, width); half of their grids' steps."""
+        x, y = x.astype(np.float64), y.astype(np.float64)
+        self.rows += len(x)
+        self.sums = self.sums + np.stack([(p * q).sum(axis=0) for p, q in ((x, x), (y, y), (x, y))])
+        self._telling = self._telling + (np.abs(x) > half).sum(axis=0)
+
+    @property
+    def are_lost(self) -> bool:
+        """Whether a column resembles its original no more than chance would have it."""
+        if self.rows < FEWEST_ROWS:
+            return False
+        of_x, of_y, both = self.sums
+        groups = of_x.reshape(-1, SHARED) if len(of_x) % SHARED == 0 else of_x[None]
+        is_large = (groups >= OF_LARGEST**2 * groups.max(axis=1, keepdims=True)).ravel()
+        is_large &= (of_x > self.rows * FLUSHED**2) & (self._telling >= TELLING * self.rows)
+        return bool((is_large & (both <= BY_CHANCE / np.sqrt(self.rows) * np.sqrt(of_x * of_y))).any())
 
 
 def _by_compensation(letter: str, older: Tensor, newer: Tensor, _: Change) -> Proof | None:
@@ -208,7 +248,7 @@ def _proof_within(letter: str, older: Tensor, newer: Tensor, bounds: Bounds) -> 
 def _within(older: Tensor, newer: Tensor, bounds: Bounds) -> str:
     """How near values are to what they were rounded from; empty where they are not near enough."""
     worst, farthest, clipped, in_cells, width, used = 0.0, 0.0, 0.0, 0, newer.shape[-1], Used()
-    group = bounds.group or width
+    group, columns = bounds.group or width, Columns()
     for stored in stored_cells(older, newer):
         if stored.off.size % width or width % group:
             return ""
@@ -229,10 +269,12 @@ def _within(older: Tensor, newer: Tensor, bounds: Bounds) -> str:
                 and is_far <= OUTLIERS and _resembles(x, y).all()):  # fmt: skip
             return ""
         used.add(stored.placed)
+        x, y, size = (each.reshape(-1, width) for each in (*stored.placed[:2], half))
+        columns.add(x, y, size)
         in_cells += int(np.count_nonzero(inside))
         worst, farthest, clipped = max(worst, ratio), max(farthest, step), max(clipped, ends.max(initial=0.0))
     share = in_cells / prod(newer.shape)
-    if share < bounds.in_cells or used.hardly:
+    if share < bounds.in_cells or used.hardly or columns.are_lost:
         return ""
     where = f"{group} values" if bounds.group else "row"
     return (f"{share:.1%} of values in their cells; error {worst:.2f} times that of rounding to the nearest in the "
