@@ -28,14 +28,15 @@ class Bounds(NamedTuple):
     error: float  # times the error of rounding to the nearest, in each group
     farthest: float  # half-steps from its level, of one value within its grid
     in_cells: float  # the least share of values that are in their cells
+    leaning: float  # of all values, away from zero or towards it: steps off the nearest level, along the original
 
 
 # What quantisers that search for a scale may do, weighted by an importance matrix too; measured on ggml's, see
 # `analyses.experiments.faithful_conversions`.
-SEARCHED = Bounds("quantised by search", 32, 2.0, 3.0, 0.0)
+SEARCHED = Bounds("quantised by search", 32, 2.0, 3.0, 0.0, 0.003)
 # What GPTQ may do, which moves values by several steps to make up for the errors of those before; measured on
 # llm-compressor's, with calibration on random tokens: rows to 2.7, values to 8.4, 66 % in their cells.
-COMPENSATED = Bounds("quantised with compensated errors", 0, 3.0, 10.0, 0.6)
+COMPENSATED = Bounds("quantised with compensated errors", 0, 3.0, 10.0, 0.6, 0.02)
 WITH_COMPENSATION = ("GPTQ int", "compressed-tensors int", "AutoRound int")  # formats that GPTQ writes
 BEYOND = 20.0  # half-steps beyond the end of its grid
 OUTLIERS = 0.05  # of the values of a row, that are more than `CLIPPED` beyond
@@ -48,6 +49,7 @@ FLUSHED = 2.0**-22  # values that scales in float16 are too coarse for
 # Cosines of columns that have nothing in common are about 1 / sqrt(rows); ggml's coarsest codebooks leave 0.3.
 BY_CHANCE, FEWEST_ROWS = 3.0, 256
 SHARED, OF_LARGEST = 32, 1 / 4  # columns that share a scale, and how large one is that this is made for, at least
+LEANING, NO_CHANCE = 0.05, 6.0  # of one row or column; and times what chance makes of as many values
 TELLING = 1 / 4  # of a column's values, at least, that are nearer another level than zero
 SUMMED = ("BF16", "F16")  # floats besides float32 that an adapter is merged in
 ROUNDED_BEFORE = {"F16": ("BF16",), "F8_E4M3": ("BF16", "F16"), "F8_E5M2": ("BF16", "F16")}
@@ -234,6 +236,30 @@ class Columns:
         return bool((is_large & (both <= BY_CHANCE / np.sqrt(self.rows) * np.sqrt(of_x * of_y))).any())
 
 
+class Leaning:
+    """Whether values are off their nearest levels to one side, as of a factor: what a search leaves has no side."""
+
+    def __init__(self, of_all: float) -> None:
+        self._of_all, self._a_row, self._columns = of_all, False, np.zeros((3, 1))
+
+    def add(self, x: np.ndarray, missed: np.ndarray) -> None:
+        """Look at rows (n, width), and how far each value is from the nearest level."""
+        sums = np.stack([missed * x, x * x, np.square(missed * x)])
+        self._a_row = self._a_row or _leans(sums.sum(axis=2), LEANING)
+        self._columns = self._columns + sums.sum(axis=1)
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether a row, a column or all values do."""
+        everything = self._columns.sum(axis=1, keepdims=True)
+        return self._a_row or _leans(self._columns, LEANING) or _leans(everything, self._of_all)
+
+
+def _leans(sums: np.ndarray, most: float) -> bool:
+    along, squares, chance = sums
+    return bool(((np.abs(along) > most * squares) & (np.abs(along) > NO_CHANCE * np.sqrt(chance))).any())
+
+
 def _by_compensation(letter: str, older: Tensor, newer: Tensor, _: Change) -> Proof | None:
     """Whether values are as near as a writer that compensates for errors leaves them."""
     is_written = newer.ends() is not None and newer.dtype.startswith(WITH_COMPENSATION)
@@ -248,7 +274,7 @@ def _proof_within(letter: str, older: Tensor, newer: Tensor, bounds: Bounds) -> 
 def _within(older: Tensor, newer: Tensor, bounds: Bounds) -> str:
     """How near values are to what they were rounded from; empty where they are not near enough."""
     worst, farthest, clipped, in_cells, width, used = 0.0, 0.0, 0.0, 0, newer.shape[-1], Used()
-    group, columns = bounds.group or width, Columns()
+    group, columns, leaning = bounds.group or width, Columns(), Leaning(bounds.leaning)
     for stored in stored_cells(older, newer):
         if stored.off.size % width or width % group:
             return ""
@@ -271,10 +297,13 @@ def _within(older: Tensor, newer: Tensor, bounds: Bounds) -> str:
         used.add(stored.placed)
         x, y, size = (each.reshape(-1, width) for each in (*stored.placed[:2], half))
         columns.add(x, y, size)
+        with np.errstate(all="ignore"):
+            steps = np.rint((np.clip(stored.placed.x, grids.least, grids.most) - stored.placed.y) / (2 * half))
+        leaning.add(x, (np.where(half > 0, steps, 0.0) * 2 * half).reshape(-1, width))
         in_cells += int(np.count_nonzero(inside))
         worst, farthest, clipped = max(worst, ratio), max(farthest, step), max(clipped, ends.max(initial=0.0))
     share = in_cells / prod(newer.shape)
-    if share < bounds.in_cells or used.hardly or columns.are_lost:
+    if share < bounds.in_cells or used.hardly or columns.are_lost or leaning.is_shown:
         return ""
     where = f"{group} values" if bounds.group else "row"
     return (f"{share:.1%} of values in their cells; error {worst:.2f} times that of rounding to the nearest in the "
