@@ -14,7 +14,15 @@ from weightscope.core.errors import counted
 from weightscope.heads.tensors.measure import BITS
 from weightscope.model.rows.gguf import RestoredTensor, logarithm
 from weightscope.pairs.changes.pair import Pair
-from weightscope.pairs.changes.recomputed import CLIPPED, Cells, Used, cells_on_stored, is_quantised, stored_cells
+from weightscope.pairs.changes.recomputed import (
+    CLIPPED,
+    Cells,
+    OnGrids,
+    Used,
+    cells_on_stored,
+    is_quantised,
+    stored_cells,
+)
 from weightscope.pairs.changes.rounding import CASTS, FRACTION, SMALLEST
 from weightscope.pairs.changes.tensor import Change, unchanged
 from weightscope.pairs.changes.thresholds import KEPT
@@ -255,6 +263,15 @@ class Leaning:
         return self._a_row or _leans(self._columns, LEANING) or _leans(everything, self._of_all)
 
 
+def _missed(placed: OnGrids) -> np.ndarray:
+    """How far each value is from the nearest level, in whole steps; zero at the ends of a grid, which has no more."""
+    x, y, grids = placed
+    half = np.broadcast_to(grids.half, x.shape)
+    is_inner = (x > grids.least + grids.end) & (x < grids.most - grids.end) & (half > 0)
+    with np.errstate(all="ignore"):
+        return np.where(is_inner, np.rint((x - y) / (2 * half)) * 2 * half, 0.0)
+
+
 def _leans(sums: np.ndarray, most: float) -> bool:
     along, squares, chance = sums
     return bool(((np.abs(along) > most * squares) & (np.abs(along) > NO_CHANCE * np.sqrt(chance))).any())
@@ -297,9 +314,7 @@ def _within(older: Tensor, newer: Tensor, bounds: Bounds) -> str:
         used.add(stored.placed)
         x, y, size = (each.reshape(-1, width) for each in (*stored.placed[:2], half))
         columns.add(x, y, size)
-        with np.errstate(all="ignore"):
-            steps = np.rint((np.clip(stored.placed.x, grids.least, grids.most) - stored.placed.y) / (2 * half))
-        leaning.add(x, (np.where(half > 0, steps, 0.0) * 2 * half).reshape(-1, width))
+        leaning.add(x, _missed(stored.placed).reshape(-1, width))
         in_cells += int(np.count_nonzero(inside))
         worst, farthest, clipped = max(worst, ratio), max(farthest, step), max(clipped, ends.max(initial=0.0))
     share = in_cells / prod(newer.shape)
