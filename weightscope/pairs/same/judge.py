@@ -152,9 +152,9 @@ def few_quantised(judged: Sequence[Judged], parts: Sequence[Compared]) -> list[i
     """
     kinds: dict[tuple[str, str], list[int]] = defaultdict(list)
     for i, each in enumerate(parts):
-        pair = each.tensors
-        if (pair.a.ends() is None) != (pair.b.ends() is None):
-            kinds[pair.a.dtype, pair.b.dtype].append(i)
+        kind = each.tensors.a.dtype, each.tensors.b.dtype
+        if len({*kind} & {*BITS}) == len({*kind} - {*BITS}) == 1:
+            kinds[kind].append(i)
     result = []
     for places in kinds.values():
         few = [i for i in places if judged[i].verdict == QUANTISED]
