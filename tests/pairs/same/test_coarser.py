@@ -101,7 +101,7 @@ def test_compiled_cells_are_those_of_numpy(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("fault", ["outlier", "block", "row scaled", "rows exchanged", "code"])
+@pytest.mark.parametrize("fault", ["outlier", "block", "row scaled", "rows exchanged", "code", "all x 1.02"])
 def test_a_fault_is_not_quantisation(kind, fault, tmp_path):
     """The original is changed after the copy was made, or the copy has a block of zeros."""
     changed = WEIGHTS.copy()
@@ -114,6 +114,8 @@ def test_a_fault_is_not_quantisation(kind, fault, tmp_path):
         return
     if fault == "row scaled":
         changed[7] *= 1.5
+    if fault == "all x 1.02":  # each value is near its level, and all of them lean outwards
+        changed *= np.float32(1.02)
     if fault == "rows exchanged":
         changed[[1, 2]] = changed[[2, 1]]
     if fault == "code":  # in the middle of the block's grid, where nothing is clipped
@@ -195,3 +197,24 @@ def test_state_space_stored_as_minus_exp(shape, tmp_path):
         forwards = exponentiated(Pair(file["a"], newer))
         assert (forwards and forwards.deed) == proof
         assert (backwards := exponentiated(Pair(newer, file["a"]))) is None or backwards.deed == "B to -exp in F32"
+
+
+@pytest.mark.parametrize("lost", [0, 16])
+def test_columns_that_have_nothing_of_the_original_are_not_quantised(lost, tmp_path):
+    """Sixteen of 256 in a type of codebooks: rows alone hardly move."""
+    gguf = pytest.importorskip("gguf")
+    number, rng = gguf.GGMLQuantizationType["IQ1_S"], np.random.default_rng(3)
+    blocks = rng.integers(0, 256, (256, 50), np.uint8)
+    blocks[:, :2] = np.float16([0.01]).view(np.uint8)
+    blocks[:, 35:50:2] |= 0x70  # scales
+    writer = gguf.GGUFWriter(tmp_path / "b.gguf", "llama")
+    writer.add_tensor("w.weight", blocks, raw_dtype=number)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    copy = open_checkpoint(tmp_path / "b.gguf")["w.weight"]
+    original = copy.read() + 0.5 * copy.read().std() * rng.standard_normal(copy.shape)
+    original[:, 64 : 64 + lost] = original.std() * rng.standard_normal((256, lost))
+    a = stored(tmp_path, original.astype(np.float32))
+    assert (judged(a, copy) is None) == bool(lost)

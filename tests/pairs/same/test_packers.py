@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 import weightscope as ws
+from analyses.experiments.planted_deeds import ALL_CONTAINERS
 from tests.support.files import write
+from tests.support.planted import random_llama
 
 torch = pytest.importorskip("torch", reason="the originals are built by PyTorch")
 transformers = pytest.importorskip("transformers", reason="the originals are built by transformers")
@@ -124,3 +126,23 @@ def test_a_few_tensors_are_not_compensated(tmp_path: Path) -> None:
     same = ws.same(a, copy)
     assert same.verdict == "different", same.lead
     assert [each.name for each in same.differing] == [f"{damaged(copy)}.weight"]
+
+
+def test_one_scale_that_differs_among_unpacked_values_is_no_quantisation(tmp_path):
+    """A matrix of four bits, times 1.02, where the others have the very values of the copy."""
+    gguf = pytest.importorskip("gguf")
+    llama, number = random_llama(), gguf.GGMLQuantizationType.Q4_0
+    name = "model.layers.1.mlp.up_proj.weight"
+    for each, w in llama.tensors.items():
+        if w.ndim == 2 and ".layers." in each:
+            llama.tensors[each] = gguf.quants.dequantize(gguf.quants.quantize(w, number), number)
+    copy = tmp_path / "copy"
+    ALL_CONTAINERS["GGUF, Q4_0"].write(llama, copy)
+    llama.tensors[name] = llama.tensors[name] * np.float32(1.02)
+    a = tmp_path / "a"
+    a.mkdir()
+    write(a / "model.safetensors", dict(llama.tensors))
+    (a / "config.json").write_text(json.dumps(llama.config))
+    for pair in ((a, copy / "model.gguf"), (copy / "model.gguf", a)):
+        same = ws.same(*pair)
+        assert same.verdict == "different" and [each.layer for each in same.differing] == [1]

@@ -14,7 +14,15 @@ from weightscope.core.errors import counted
 from weightscope.heads.tensors.measure import BITS
 from weightscope.model.rows.gguf import RestoredTensor, logarithm
 from weightscope.pairs.changes.pair import Pair
-from weightscope.pairs.changes.recomputed import CLIPPED, Cells, Used, cells_on_stored, is_quantised, stored_cells
+from weightscope.pairs.changes.recomputed import (
+    CLIPPED,
+    Cells,
+    OnGrids,
+    Used,
+    cells_on_stored,
+    is_quantised,
+    stored_cells,
+)
 from weightscope.pairs.changes.rounding import CASTS, FRACTION, SMALLEST
 from weightscope.pairs.changes.tensor import Change, unchanged
 from weightscope.pairs.changes.thresholds import KEPT
@@ -28,14 +36,15 @@ class Bounds(NamedTuple):
     error: float  # times the error of rounding to the nearest, in each group
     farthest: float  # half-steps from its level, of one value within its grid
     in_cells: float  # the least share of values that are in their cells
+    leaning: float  # of all values, away from zero or towards it: steps off the nearest level, along the original
 
 
 # What quantisers that search for a scale may do, weighted by an importance matrix too; measured on ggml's, see
 # `analyses.experiments.faithful_conversions`.
-SEARCHED = Bounds("quantised by search", 32, 2.0, 3.0, 0.0)
+SEARCHED = Bounds("quantised by search", 32, 2.0, 3.0, 0.0, 0.003)
 # What GPTQ may do, which moves values by several steps to make up for the errors of those before; measured on
 # llm-compressor's, with calibration on random tokens: rows to 2.7, values to 8.4, 66 % in their cells.
-COMPENSATED = Bounds("quantised with compensated errors", 0, 3.0, 10.0, 0.6)
+COMPENSATED = Bounds("quantised with compensated errors", 0, 3.0, 10.0, 0.6, 0.02)
 WITH_COMPENSATION = ("GPTQ int", "compressed-tensors int", "AutoRound int")  # formats that GPTQ writes
 BEYOND = 20.0  # half-steps beyond the end of its grid
 OUTLIERS = 0.05  # of the values of a row, that are more than `CLIPPED` beyond
@@ -45,6 +54,11 @@ CODEBOOKS = {"IQ1_S": 0.55, "IQ1_M": 0.52, "IQ2_XXS": 0.49, "IQ2_XS": 0.37, "IQ2
              "IQ3_S": 0.16}  # fmt: skip
 USUAL = 1.25  # times this error, at most
 FLUSHED = 2.0**-22  # values that scales in float16 are too coarse for
+# Cosines of columns that have nothing in common are about 1 / sqrt(rows); ggml's coarsest codebooks leave 0.3.
+BY_CHANCE, FEWEST_ROWS = 3.0, 256
+SHARED, OF_LARGEST = 32, 1 / 4  # columns that share a scale, and how large one is that this is made for, at least
+LEANING, NO_CHANCE = 0.05, 6.0  # of one row or column; and times what chance makes of as many values
+TELLING = 1 / 4  # of a column's values, at least, that are nearer another level than zero
 SUMMED = ("BF16", "F16")  # floats besides float32 that an adapter is merged in
 ROUNDED_BEFORE = {"F16": ("BF16",), "F8_E4M3": ("BF16", "F16"), "F8_E5M2": ("BF16", "F16")}
 
@@ -183,7 +197,7 @@ def _by_error(letter: str, older: Tensor, newer: Tensor, change: Change) -> Proo
     usual = USUAL * CODEBOOKS.get(newer.dtype, 0.0)
     if usual:
         detail = f"error {change.change:.2f} |W|; ggml's own on normal weights {usual / USUAL:.2f}"
-        is_near = change.change <= usual and all(_resembles(*rows).all() for rows in Pair(older, newer).pairs())
+        is_near = change.change <= usual and _resembles_both_ways(older, newer)
         return Proof(f"{letter} quantised by search ({newer.dtype})", detail) if is_near else None
     return _proof_within(letter, older, newer, SEARCHED) if newer.ends() is not None else None
 
@@ -192,6 +206,75 @@ def _resembles(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Which rows are nearer to the original's than zeros would be: x, y (n, width)."""
     moved, size = (np.square(each, dtype=np.float64).sum(axis=1) for each in (x - y, x))
     return moved <= KEPT**2 * size + x.shape[1] * FLUSHED**2
+
+
+def _resembles_both_ways(older: Tensor, newer: Tensor) -> bool:
+    """Whether all rows are, and no column has nothing in common with the original's."""
+    columns = Columns()
+    for x, y in Pair(older, newer).pairs():
+        if not _resembles(x, y).all():
+            return False
+        columns.add(x, y)
+    return not columns.are_lost
+
+
+class Columns:
+    """How much the columns of two matrices have in common: a few erased ones hardly move a row."""
+
+    def __init__(self) -> None:
+        self.rows, self.sums = 0, np.zeros((3, 1))  # of squares, and of products: (3, width)
+        self._telling = np.zeros(1)  # values of each that no cell of zero holds
+
+    def add(self, x: np.ndarray, y: np.ndarray, half: np.ndarray | float = 0.0) -> None:
+        """Look at rows (n, width); half of their grids' steps."""
+        x, y = x.astype(np.float64), y.astype(np.float64)
+        self.rows += len(x)
+        self.sums = self.sums + np.stack([(p * q).sum(axis=0) for p, q in ((x, x), (y, y), (x, y))])
+        self._telling = self._telling + (np.abs(x) > half).sum(axis=0)
+
+    @property
+    def are_lost(self) -> bool:
+        """Whether a column resembles its original no more than chance would have it."""
+        if self.rows < FEWEST_ROWS:
+            return False
+        of_x, of_y, both = self.sums
+        groups = of_x.reshape(-1, SHARED) if len(of_x) % SHARED == 0 else of_x[None]
+        is_large = (groups >= OF_LARGEST**2 * groups.max(axis=1, keepdims=True)).ravel()
+        is_large &= (of_x > self.rows * FLUSHED**2) & (self._telling >= TELLING * self.rows)
+        return bool((is_large & (both <= BY_CHANCE / np.sqrt(self.rows) * np.sqrt(of_x * of_y))).any())
+
+
+class Leaning:
+    """Whether values are off their nearest levels to one side, as of a factor: what a search leaves has no side."""
+
+    def __init__(self, of_all: float) -> None:
+        self._of_all, self._a_row, self._columns = of_all, False, np.zeros((3, 1))
+
+    def add(self, x: np.ndarray, missed: np.ndarray) -> None:
+        """Look at rows (n, width), and how far each value is from the nearest level."""
+        sums = np.stack([missed * x, x * x, np.square(missed * x)])
+        self._a_row = self._a_row or _leans(sums.sum(axis=2), LEANING)
+        self._columns = self._columns + sums.sum(axis=1)
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether a row, a column or all values do."""
+        everything = self._columns.sum(axis=1, keepdims=True)
+        return self._a_row or _leans(self._columns, LEANING) or _leans(everything, self._of_all)
+
+
+def _missed(placed: OnGrids) -> np.ndarray:
+    """How far each value is from the nearest level, in whole steps; zero at the ends of a grid, which has no more."""
+    x, y, grids = placed
+    half = np.broadcast_to(grids.half, x.shape)
+    is_inner = (x > grids.least + grids.end) & (x < grids.most - grids.end) & (half > 0)
+    with np.errstate(all="ignore"):
+        return np.where(is_inner, np.rint((x - y) / (2 * half)) * 2 * half, 0.0)
+
+
+def _leans(sums: np.ndarray, most: float) -> bool:
+    along, squares, chance = sums
+    return bool(((np.abs(along) > most * squares) & (np.abs(along) > NO_CHANCE * np.sqrt(chance))).any())
 
 
 def _by_compensation(letter: str, older: Tensor, newer: Tensor, _: Change) -> Proof | None:
@@ -208,7 +291,7 @@ def _proof_within(letter: str, older: Tensor, newer: Tensor, bounds: Bounds) -> 
 def _within(older: Tensor, newer: Tensor, bounds: Bounds) -> str:
     """How near values are to what they were rounded from; empty where they are not near enough."""
     worst, farthest, clipped, in_cells, width, used = 0.0, 0.0, 0.0, 0, newer.shape[-1], Used()
-    group = bounds.group or width
+    group, columns, leaning = bounds.group or width, Columns(), Leaning(bounds.leaning)
     for stored in stored_cells(older, newer):
         if stored.off.size % width or width % group:
             return ""
@@ -229,10 +312,13 @@ def _within(older: Tensor, newer: Tensor, bounds: Bounds) -> str:
                 and is_far <= OUTLIERS and _resembles(x, y).all()):  # fmt: skip
             return ""
         used.add(stored.placed)
+        x, y, size = (each.reshape(-1, width) for each in (*stored.placed[:2], half))
+        columns.add(x, y, size)
+        leaning.add(x, _missed(stored.placed).reshape(-1, width))
         in_cells += int(np.count_nonzero(inside))
         worst, farthest, clipped = max(worst, ratio), max(farthest, step), max(clipped, ends.max(initial=0.0))
     share = in_cells / prod(newer.shape)
-    if share < bounds.in_cells or used.hardly:
+    if share < bounds.in_cells or used.hardly or columns.are_lost or leaning.is_shown:
         return ""
     where = f"{group} values" if bounds.group else "row"
     return (f"{share:.1%} of values in their cells; error {worst:.2f} times that of rounding to the nearest in the "

@@ -1,5 +1,6 @@
 """One tensor of A and its counterpart in B: the strongest verdict that can be proved, or what was done to it."""
 
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -100,7 +101,9 @@ class Compared(NamedTuple):
 
 
 @np.errstate(all="ignore")  # of values that are not finite, or overflow where they are squared
-def judge(parts: Compared, *, may_compensate: bool = True, ways: Collection[str] | None = None) -> Judged:
+def judge(
+    parts: Compared, *, may_compensate: bool = True, may_quantise: bool = True, ways: Collection[str] | None = None
+) -> Judged:
     """Compare one tensor: values, roundings, cells of a quantisation, and then the catalogue of deeds.
 
     ways: the roundings that too few different values, stored in more bits, pass for; None: any.
@@ -114,7 +117,7 @@ def judge(parts: Compared, *, may_compensate: bool = True, ways: Collection[str]
         return _judged(parts, SAME_VALUES)
     blocks, change = _sampled_blocks(parts), unchanged(pair.a, pair.b)
     look = change_of(first_rows_of(blocks[0]))
-    if look.values_changed and not look.casts and parts.share == 1 and (quick := in_cells(pair)):
+    if look.values_changed and not look.casts and may_quantise and parts.share == 1 and (quick := in_cells(pair)):
         return _judged(parts, QUANTISED, quick[0].deed, quick[1], quick[0].detail)
     if not look.values_changed and not any(map(differs, blocks)):
         is_copy = parts.share == 1 and equal_bytes(pair.a, pair.b)  # of a packed tensor
@@ -129,7 +132,7 @@ def judge(parts: Compared, *, may_compensate: bool = True, ways: Collection[str]
             return _judged(parts, ROUNDED, passing[0], change.change, "" if shown else FEW_VALUES)
     if parts.share < 1:
         return _judged(parts, UNDECIDED, "differs in the sample", change.change)
-    return _coarser(parts, change, may_compensate) or _done(parts, change)
+    return (may_quantise and _coarser(parts, change, may_compensate)) or _done(parts, change)
 
 
 def few_compensated(judged: Sequence[Judged]) -> list[int]:
@@ -140,6 +143,24 @@ def few_compensated(judged: Sequence[Judged]) -> list[int]:
     packed = [i for i, each in enumerate(judged) if each.verdict == QUANTISED]
     compensated = [i for i in packed if COMPENSATED.how in judged[i].deed]
     return compensated if 2 * len(compensated) < len(packed) else []
+
+
+def few_quantised(judged: Sequence[Judged], parts: Sequence[Compared]) -> list[int]:
+    """The tensors that pass for quantised where floats have the very values of most tensors that are packed alike.
+
+    Who unpacked these had nothing left to round: the others were changed.
+    """
+    kinds: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for i, each in enumerate(parts):
+        kind = each.tensors.a.dtype, each.tensors.b.dtype
+        if len({*kind} & {*BITS}) == len({*kind} - {*BITS}) == 1:
+            kinds[kind].append(i)
+    result = []
+    for places in kinds.values():
+        few = [i for i in places if judged[i].verdict == QUANTISED]
+        equal = sum(judged[i].verdict == SAME_VALUES for i in places)
+        result += few if 2 * equal > len(places) else []
+    return result
 
 
 def shown_ways(judged: Sequence[Judged]) -> set[str]:

@@ -57,6 +57,7 @@ from weightscope.pairs.same.judge import (
     Judged,
     alone,
     few_compensated,
+    few_quantised,
     judge,
     rounded_alone,
     shown_ways,
@@ -381,6 +382,8 @@ def _judged(a: Readable, b: Readable, sample: float, beside: Beside) -> tuple[li
             shown.update()
     for i in few_compensated(judged):
         judged[i] = judge(parts[i], may_compensate=False)
+    for i in few_quantised(judged, parts):
+        judged[i] = judge(parts[i], may_quantise=False)
     ways = shown_ways(judged)
     for i in rounded_alone(judged):
         judged[i] = judge(parts[i], ways=ways)
