@@ -209,7 +209,7 @@ def test_memory_of_the_costliest(tmp_path: Path) -> None:
     script = textwrap.dedent("""
         import sys
         from pathlib import Path
-        from weightscope.checkpoint import open_checkpoint
+        from weightscope.checkpoint.opening import open_checkpoint
         from weightscope.core.errors import CheckpointError
         refused = 0
         for folder in Path(sys.argv[1]).iterdir():

@@ -519,7 +519,7 @@ SECONDS = 60  # an interpreter's start on a starved machine included; the client
 
 def ask(code: str, **environment: str) -> tuple[str, float]:
     """What a fresh interpreter prints, and how long it took; the client reads its environment when it is imported."""
-    lines = ("from weightscope.checkpoint import open_checkpoint, resolve_folder", f"try: print({code})")
+    lines = ("from weightscope.checkpoint.opening import open_checkpoint, resolve_folder", f"try: print({code})")
     code = "\n".join([*lines, "except Exception as e: print(type(e).__name__, e)"])
     started = time.monotonic()
     run = subprocess.run(

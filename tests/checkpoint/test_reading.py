@@ -291,7 +291,7 @@ def test_fifty_gigabytes_open_at_once_and_cost_no_memory(tmp_path: Path) -> None
     script = textwrap.dedent("""
         import sys, time
         from pathlib import Path
-        from weightscope.checkpoint import open_checkpoint
+        from weightscope.checkpoint.opening import open_checkpoint
         status = lambda key: int(Path("/proc/self/status").read_text().split(key)[1].split()[0])
         before = status("VmRSS:")
         started = time.process_time()
@@ -316,7 +316,7 @@ def test_blocks_of_a_large_tensor_take_the_memory_of_one(tmp_path: Path) -> None
     script = textwrap.dedent("""
         import sys
         from pathlib import Path
-        from weightscope.checkpoint import open_checkpoint
+        from weightscope.checkpoint.opening import open_checkpoint
         status = lambda key: int(Path("/proc/self/status").read_text().split(key)[1].split()[0])
         tensor = open_checkpoint(sys.argv[1])["w"]
         before = status("VmRSS:")
