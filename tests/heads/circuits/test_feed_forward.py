@@ -38,6 +38,7 @@ FOLLOWED = {row.name for row in FAMILIES if row.mlp is not None} - REMOTE
 MORE = (
     Case("cohere2", "cohere2", LLAMA | {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]}),
     Case("exaone4", "exaone4", LLAMA | {"sliding_window": 64, "sliding_window_pattern": 2}),
+    Case("ministral", "ministral", LLAMA | {"head_dim": 8}),
     Case("ministral3", "ministral3", LLAMA | {"head_dim": 8}),
     Case("vaultgemma", "vaultgemma", LLAMA | {"head_dim": 8, "sliding_window": 64}),
     Case("seed_oss", "seed_oss", LLAMA | {"head_dim": 8, "mlp_bias": True}),

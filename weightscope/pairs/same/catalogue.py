@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weightscope.core.errors import counted
+from weightscope.core.results import ShowsShapes
 from weightscope.model.metrics.spectra import evenly_spread
 
 MOST_SHIFTED = 16  # rows by which a vocabulary is looked for in another place
@@ -56,8 +57,8 @@ class Deed(NamedTuple):
     detail: str = ""
 
 
-@dataclass(frozen=True)
-class Side:
+@dataclass(frozen=True, eq=False, repr=False)
+class Side(ShowsShapes):
     """Values of one tensor, (n, c), and what rounding to their dtype or to a stored grid may have cost each."""
 
     values: np.ndarray
