@@ -327,7 +327,9 @@ def offset_of_norm(view: View, sizes: Sizes) -> Deed | None:
     """One number added to the gains of a norm, once or twice."""
     if "norm" in sizes.role and not sizes.role.endswith(".bias"):
         for number in (1, -1, 2, -2):
-            if view.gives(replace(view.x, values=view.x.values.astype(np.float64) + number)):
+            made = view.x.values.astype(np.float64) + number
+            stored = max(view.x.least, 1.0 + abs(number))  # gains may be stored with 1 more than they are read with
+            if view.gives(replace(view.x, values=made, least=stored)):
                 return Deed(f"norm: 1 {'added' if number > 0 else 'subtracted'}{' twice' * (abs(number) == 2)}")
     return None
 
