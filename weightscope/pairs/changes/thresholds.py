@@ -54,9 +54,7 @@ EXPLAINED = 2.0  # maps of two rounded factors
 EXPLAINED_IN_ANOTHER_BASIS = 5.0  # the same if heads' bases changed: rounding weighs more along weak directions
 
 # What proves a copy. Cells that any original would lie in show nothing.
-USED = (
-    1 / 4
-)  # of a stored grid, by its values and zero: one sign leaves half, a scale that is a power of two half of it
+USED = 1 / 4  # of a stored grid, by its values and zero: one sign leaves half, a power of two as scale half of it
 STEPS_USED = 8  # steps of an even grid, which are enough: a byte may hold codes of five bits
 FLOAT_STEPS_USED = 64  # of a float's finest steps: matrices that share a scale have them, numbers below the normal not
 TWO_LEVELS_SPARED = 0.1  # of the grids of two levels: HQQ shifts them so that all values of a group may have one
