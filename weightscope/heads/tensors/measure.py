@@ -300,7 +300,7 @@ def by_role(facts: Iterable[TensorFacts]) -> dict[str, list[TensorFacts]]:
 def read_everything(checkpoint: Checkpoint, roles: Mapping[str, str] | None = None) -> Everything:
     """Read every value of a checkpoint once, and once more the values of tensors that may be equal.
 
-    `roles` are those that are known, by name; see `Tensors.roles`.
+    `roles` are those that are known, by name; see `Tensors.roles`. Facts have the names of the file, wrappers' included.
 
     Memory is a few blocks of a million values per core, however large tensors are, and a kilobyte per tensor; where a
     quantised format scatters rows (GPTQ, AWQ, bitsandbytes, FP8 with scales), one whole weight per core.
@@ -308,7 +308,10 @@ def read_everything(checkpoint: Checkpoint, roles: Mapping[str, str] | None = No
     unread = unreadable(checkpoint)
     facts = read_facts(checkpoint, [name for name in checkpoint if name not in unread])
     known = {name: replace(fact, known_as=(roles or {}).get(name, "")) for name, fact in facts.items()}
-    return Everything(list(with_twins(checkpoint, known.values())), unread)
+    stored = {name: checkpoint.stored_names.get(name, name) for name in ("", *checkpoint)}
+    facts_in_order = with_twins(checkpoint, known.values())
+    renamed = [replace(fact, name=stored[fact.name], same_as=stored[fact.same_as]) for fact in facts_in_order]
+    return Everything(renamed, {stored[name]: why for name, why in unread.items()})
 
 
 def unreadable(checkpoint: Checkpoint) -> dict[str, str]:
